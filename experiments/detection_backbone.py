@@ -158,7 +158,7 @@ class Backbones:
                 is_lambda = name in (OURS, "lambda-networks")
                 expected = self.expected[path] if is_lambda else compute_expected(reference_copy(layer), x, grad_output)
                 prepared = prepare_module(layer, x, grad_output, functools.partial(lambda result: result, expected))
-                prepared.work()
+                prepared.run()
                 for tensor, error in prepared.errors().items():
                     worst[tensor] = max(worst.get(tensor, error), error)
                 prepared.release()

@@ -13,11 +13,11 @@ from lambdanets.errors import InputError, nearest
 Options = TypeVar("Options")
 
 
-def parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **more: Any) -> Options:
+def parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **tyro_options: Any) -> Options:
     """Parse arguments into a dataclass of options. Raises InputError for unknown options and invalid values.
 
-    prog: the command; a part in brackets at its end is for the usage line only. more: further arguments of tyro.cli,
-    such as default.
+    prog: the command, to which a part in brackets may be appended for the usage line. tyro_options: arguments of
+    tyro.cli, such as default.
     """
     command = prog.partition(" [")[0]
     with _tyro_errors(command):
@@ -29,7 +29,7 @@ def parse(options: type[Options], arguments: list[str], *, description: str, pro
             return_unknown_args=True,
             registry=RULES,
             config=(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.OmitArgPrefixes),
-            **more,
+            **tyro_options,
         )
     if unknown:
         if not unknown[0].startswith("-"):
@@ -62,7 +62,7 @@ def _tyro_errors(command: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _message(event: Any) -> str:
-    """The error message for an event of `tyro._errors`. Raises AttributeError for an unknown kind of event."""
+    """Make the error message for an event of `tyro._errors`. Raises AttributeError for an unknown event."""
     kind = type(event).__name__
     if kind == "MissingArgs":
         missing = [_name(entry.arg) for entry in event.missing_arguments]
@@ -76,19 +76,19 @@ def _message(event: Any) -> str:
         close = nearest(event.value, event.choices)
         return f"{_name(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}{close}"
     if kind == "InstantiationFailure" and event.argument is None:
-        return str(event.message)  # from a recipe's own checks
+        return str(event.message)  # from the checks of a recipe
     if kind == "InstantiationFailure":
         return f"{_name(event.argument)} must be {event.message}"
     raise AttributeError(kind)
 
 
 def _name(argument: Any) -> str:
-    """An option such as --data, or a positional argument's name in the help."""
+    """Return an option such as --data, or the name of a positional argument in the help."""
     return argument.lowered.metavar.strip("[]") if argument.is_positional() else argument.display_name()
 
 
 def _names(options: Any) -> list[str]:
-    """Names of the fields of a dataclass and of nested dataclasses."""
+    """List the fields of a dataclass, including those of nested dataclasses."""
     names = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

@@ -115,24 +115,24 @@ def _train(arguments: list[str]) -> int:
     """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
     from lambdanets.recipes import find_recipe, list_recipes
 
-    named = bool(arguments) and not arguments[0].startswith("-")
-    name = arguments[0] if named else "digits"
+    has_recipe = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments[0] if has_recipe else "digits"
     recipe = find_recipe(name, DetectionRecipe)
     recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes(DetectionRecipe).items())
     options = parse_with_recipe(
         Train,
         recipe,
-        arguments[1:] if named else arguments,
-        prog=f"lambdanets detect train {name if named else '[RECIPE]'}",
+        arguments[1:] if has_recipe else arguments,
+        prog=f"lambdanets detect train {name if has_recipe else '[RECIPE]'}",
         description=f"Train Mask R-CNN. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
     from lambdanets.training.detection.quicktest import small
 
-    changed = named or options.recipe != recipe
-    done = train(options, ["detect", "train"], arguments, name=name, changed=changed, small=small)
-    if isinstance(done, int):
-        return done
-    result, folder = done
+    changed = has_recipe or options.recipe != recipe
+    outcome = train(options, ["detect", "train"], arguments, name=name, changed=changed, small=small)
+    if isinstance(outcome, int):
+        return outcome
+    result, folder = outcome
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         speed = f"{result['images_per_second']:.1f} images/s"
@@ -154,7 +154,7 @@ def _evaluate(arguments: list[str]) -> int:
         Evaluate,
         arguments,
         prog="lambdanets detect evaluate",
-        description="Average precision (AP) of a trained detector.",
+        description="Evaluate the average precision (AP) of a trained detector.",
     )
     from lambdanets.data.coco.sets import report_findings
     from lambdanets.folders import WorkFolder
@@ -207,7 +207,7 @@ def _predict(arguments: list[str]) -> int:
 
 
 def _detect(options: Predict, paths: list[Path]) -> None:
-    """Detect objects, draw them and write the results; if interrupted, those so far."""
+    """Detect objects, draw them and write the results; after an interruption, the results so far."""
     from lambdanets.files import atomic_open
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files
@@ -232,7 +232,7 @@ def _detect(options: Predict, paths: list[Path]) -> None:
                 entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
                 results = coco_results(detections, number, detector.card.category_ids)
                 figure = draw_predicted(image, detections, detector.classes, options.score) if options.figures else None
-                with deferred():  # so that a figure and its journal entry are written both or not at all
+                with deferred():  # so that either both figure and journal entry are written, or neither
                     if figure is not None:
                         with atomic_open(options.out / f"{number:05}-{path.stem[:MAX_STEM]}.png") as file:
                             figure.save(file, "PNG")
@@ -257,7 +257,7 @@ def _report(arguments: list[str]) -> int:
         Report,
         arguments,
         prog="lambdanets detect report",
-        description="Box and mask AP of finished runs, in percent, and gains over the first run.",
+        description="Print box and mask AP of finished runs in percent, with gains over the first run.",
     )
     from lambdanets.evidence.detection_report import report
 
@@ -268,7 +268,7 @@ def _report(arguments: list[str]) -> int:
 
 
 JOURNAL = "detections.partial"  # in the folder of an interrupted detect predict
-MAX_STEM = 50  # characters of the image's name in a figure's name, which must be at most 255 bytes
+MAX_STEM = 50  # characters of an image's name in the name of its figure, since file names are limited to 255 bytes
 ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,

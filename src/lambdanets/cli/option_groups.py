@@ -1,6 +1,6 @@
-"""Groups of options in the help, and the help text of each option.
+"""Group options by purpose in the help, and show defaults only where the help text does not explain them.
 
-These rules replace tyro's own for dataclasses, which show the options of a dataclass in one group, in field order.
+This replaces tyro's rule for dataclasses, which shows all options of a dataclass in one group, in field order.
 """
 
 import ast
@@ -17,9 +17,9 @@ from tyro.constructors import MISSING_NONPROP, StructConstructorSpec, StructFiel
 from lambdanets.cli.option_types import NONE, RULES
 from lambdanets.training.recipe import TrainingRecipe
 
-Groups = dict[str, tuple[str, ...]]  # name of a group -> fields, in the order of the help
+Groups = dict[str, tuple[str, ...]]  # name of a group -> its fields, in the order of the help
 
-# Of all recipes; a group has those of its fields that the recipe has. Other options name theirs in GROUPS.
+# Groups for the fields of all recipes; other options have a class variable GROUPS. Names that are no fields are ignored.
 RECIPE_GROUPS: Groups = {
     "data": (
         *("data", "data_root", "images", "validation_data", "validation_images", "validation_share", "hold_out"),
@@ -44,7 +44,7 @@ RECIPE_GROUPS: Groups = {
 
 
 class _Group:
-    """Base of the types of groups."""
+    """Base class of the types that tyro gets for groups."""
 
     fields: tuple[StructFieldSpec, ...]
 
@@ -76,11 +76,11 @@ def _rule(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 
 def _key(group: str) -> str:
-    return f"{group} options"  # not the name of a field
+    return f"{group} options"  # cannot be the name of a field
 
 
 def _field_specs(options: Any, default: Any) -> dict[str, StructFieldSpec]:
-    """Field name -> specification. default: an instance with the default values, or a marker of tyro."""
+    """Map field names to specifications. default: an instance with the default values, or a marker of tyro."""
     types, texts = get_type_hints(options, include_extras=True), _help_texts(options)
     specs = {}
     for field in dataclasses.fields(options):
@@ -101,7 +101,7 @@ def _field_specs(options: Any, default: Any) -> dict[str, StructFieldSpec]:
 
 
 def _default_hint(text: str, default: str) -> str:
-    """The default value for the help; nothing where it is none and the help text says what that means."""
+    """Format the default value for the help; empty if it is none and the help text explains that."""
     if default in ("", *NONE):
         return "" if "default" in text or "if none" in text else "(default: none)"
     return f"(default: {default})"
@@ -109,7 +109,7 @@ def _default_hint(text: str, default: str) -> str:
 
 @functools.cache
 def _help_texts(options: type) -> dict[str, str]:
-    """Field name -> its docstring, which is the string below the field in the source code."""
+    """Map field names to their docstrings, which are the strings below the fields in the source code."""
     texts = {}
     for base in reversed(options.__mro__):
         if dataclasses.is_dataclass(base):

@@ -75,7 +75,7 @@ def _check_new(out: Path) -> None:
 
 
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
-    """Classify, print and write; predictions are in a journal until the file is written. Returns their number."""
+    """Classify images, print and write predictions, and return their number. A journal has them until all are done."""
     from lambdanets.files import atomic_write, printable_bytes
     from lambdanets.inference.classifier import predict_files
     from lambdanets.inference.weights import file_identity

@@ -35,7 +35,7 @@ class Label:
     """cpu, cuda, or one GPU such as cuda:1; by default the GPU, if there is one, or one per torchrun process."""
 
 
-MAX_NAMES = 10  # of classes, in a message
+MAX_NAMES = 10  # maximum number of classes in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +111,8 @@ def _select(arguments: list[str]) -> int:
     echo(f"{report.kept:,} kept{copies}")
     for count, classes in ((f"fewer than {options.per_class}", report.short), ("none", report.without)):
         if classes:
-            more = f" and {len(classes) - MAX_NAMES} more" if len(classes) > MAX_NAMES else ""
-            echo(f"classes with {count} ({len(classes)}): {', '.join(classes[:MAX_NAMES])}{more}")
+            others = f" and {len(classes) - MAX_NAMES} more" if len(classes) > MAX_NAMES else ""
+            echo(f"classes with {count} ({len(classes)}): {', '.join(classes[:MAX_NAMES])}{others}")
     echo(
         f"{seconds:.1f} s, {report.rows / max(seconds, 1e-9):,.0f} rows/s, peak memory {peak_memory() / 2**20:.0f} MiB"
     )
@@ -121,7 +121,7 @@ def _select(arguments: list[str]) -> int:
 
 
 def peak_memory() -> int:
-    """Peak resident memory of this process, bytes; 0 if unknown."""
+    """Return the peak resident memory of this process in bytes; 0 if unknown."""
     status = Path("/proc/self/status")
     if status.is_file():  # getrusage would include the parent process
         lines = status.read_text().splitlines()

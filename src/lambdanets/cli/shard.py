@@ -52,7 +52,7 @@ class Shard:
     """Maximum number of unreadable images, which are skipped."""
 
 
-_WRITING = {"out", "verify", "images_per_shard", "processes", "seed", "check_images", "max_unreadable"}
+_WRITING_OPTIONS = {"out", "verify", "images_per_shard", "processes", "seed", "check_images", "max_unreadable"}
 
 
 def main(arguments: list[str]) -> int:
@@ -75,14 +75,14 @@ def main(arguments: list[str]) -> int:
     if options.index:
         raise InputError("OUT must not be given with --index, which writes shards.json into DATA")
     if options.unlabeled:
-        _check_unused(options, "writing images without classes", _WRITING | {"unlabeled"})
+        _check_unused(options, "writing images without classes", _WRITING_OPTIONS | {"unlabeled"})
     else:
-        _check_unused(options, "writing shards", _WRITING | {"data_root", "validation_share"})
+        _check_unused(options, "writing shards", _WRITING_OPTIONS | {"data_root", "validation_share"})
     return _write(options, options.out, processes)
 
 
 def _check_unused(options: Shard, action: str, used: set[str]) -> None:
-    """Raise InputError for an option that is given and has no effect."""
+    """Raise InputError for an option that is set but has no effect."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name not in used | {"data"} and value != field.default:

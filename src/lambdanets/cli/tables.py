@@ -1,4 +1,4 @@
-"""`lambdanets tables`: the paper's tables next to this package's numbers, with measurements and figures."""
+"""`lambdanets tables`: compare the paper's tables with this package's numbers, measurements and figures."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ class Tables:
     figures: Path | None = None
     """Folder for frontier.png (Figure 4) and scope.png (Table 10); no figures by default."""
     measured: tuple[Path, ...] = ()
-    """Files written by --measure, to show with the paper's speeds, and, for Table 4, results.json of layer benchmarks."""
+    """Files of --measure to show with the paper's speeds; for Table 4, also results.json of layer benchmarks."""
     measure: bool = False
     """Measure speed and peak memory of TABLES, by default 4, 5, 10, 12, 13 and 18; takes hours on a CPU."""
     batch_size: int = 4
@@ -50,11 +50,11 @@ class Tables:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets tables` and return its exit code: 1 for a failed check, else 0."""
-    description = "Show the paper's tables with this package's number next to each of the paper's."
+    description = "Show the paper's tables, with this package's numbers next to the paper's."
     options = parse(Tables, arguments, prog="lambdanets tables", description=description)
     from lambdanets.evidence.tables.paper import select_numbers
 
-    figures = select_numbers(options.tables)
+    numbers = select_numbers(options.tables)
     from lambdanets.evidence.tables.measured import read
     from lambdanets.evidence.tables.plots import draw
     from lambdanets.evidence.tables.rendering import FORMATTERS
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
         measure(Plan(names, options.batch_size, options.repeats, options.image_size), source)
         sources = (source,)
     measured = read(sources)
-    lines = compare(track(figures, "counting", len(figures), "figures"), measured.values)
+    lines = compare(track(numbers, "counting", len(numbers), "numbers"), measured.values)
     if options.figures is not None:
         for table, path in draw(options.figures, measured.values, measured.machine).items():
             echo(f"written to {path}", file=sys.stderr)

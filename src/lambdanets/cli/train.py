@@ -33,27 +33,28 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     from lambdanets.recipes import find_recipe, list_recipes
 
-    named = bool(arguments) and not arguments[0].startswith("-")
-    name = arguments[0] if named else "digits"
+    has_recipe = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments[0] if has_recipe else "digits"
     recipe = find_recipe(name)
     recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes().items())
     options = parse_with_recipe(
         Train,
         recipe,
-        arguments[1:] if named else arguments,
-        prog=f"lambdanets train {name if named else '[RECIPE]'}",
+        arguments[1:] if has_recipe else arguments,
+        prog=f"lambdanets train {name if has_recipe else '[RECIPE]'}",
         description=f"Train a classifier. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
     if options.plan:
         return _plan(options)
     from lambdanets.training.classification.quicktest import small
 
-    changed = named or options.recipe != recipe
-    done = train(options, ["train"], arguments, name=name, changed=changed, small=small)
-    if isinstance(done, int):
-        return done
-    if done[0]:  # on rank 0
-        _report(*done)
+    changed = has_recipe or options.recipe != recipe
+    outcome = train(options, ["train"], arguments, name=name, changed=changed, small=small)
+    if isinstance(outcome, int):
+        return outcome
+    result, folder = outcome
+    if result:  # on rank 0
+        _report(result, folder)
     return 0
 
 

@@ -5,6 +5,7 @@ from typing import Any
 _RENAMED = {
     "contestant": "candidate",
     "left_out": "skip_reason",
+    "work": "phase",
     "deviation_top1": "std_top1",
     "deviation_gain": "std_gain",
     "least_top1": "min_top1",

@@ -53,12 +53,12 @@ def test_case_table_lists_every_candidate_or_its_reason():
     assert table[1] == "shape b, scope 7, pass inference"
     assert [line.split()[0] for line in table[2:]] == ["candidate", "lambdanets", "convolution", "timm"]
     assert "8000.00" in table[4]
-    assert table[5].endswith("left out: not installed; pip install timm")
+    assert table[5].endswith("skipped: not installed; pip install timm")
 
 
 def test_case_table_without_measurements_lists_reasons():
     table = report.case_table("memory", LAYERS[-1:], batch_size=8)
-    assert "left out: not installed" in table
+    assert "skipped: not installed" in table
 
 
 def test_results_file_has_every_sample(tmp_path):

@@ -17,15 +17,15 @@ def written(path, content):
     return path
 
 
-def sample(table, row, seconds, work="inference", **more):
+def sample(table, row, seconds, phase="inference", **fields):
     return {
         "table": table,
         "row": row,
-        "work": work,
+        "phase": phase,
         "batch_size": 2,
         "image_size": 224,
         "seconds": [seconds] if seconds else [],
-    } | more
+    } | fields
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Single layers: ours, those of other packages, attention over the same context, and the 3x3 convolution."""
+"""Benchmark of single layers: our lambda layer, other packages' lambda layers, attention and the 3x3 convolution."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ NAMES = [OURS, *PEERS, *attention.NAMES, CONVOLUTION]
 
 
 def cases(options: Shapes, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
-    """One case per shape, scope and pass."""
+    """Make one case per shape, scope and pass."""
     return [
         _case(options, device, shape, scope, phase)
         for shape in options.shapes
@@ -82,21 +82,21 @@ def _case(options: Shapes, device: torch.device, shape: str, scope: int, phase: 
         module = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(device, dtype).train(training)
         return prepare_module(module, *inputs(), lambda: compute_expected(reference_copy(module), *inputs()))
 
-    prepared: dict[str, Callable[[], Prepared]] = {OURS: ours}
-    prepared |= {name: functools.partial(peer, name) for name in PEERS}
-    prepared |= {name: functools.partial(attend, name) for name in attention.NAMES}
-    prepared[CONVOLUTION] = convolution
+    builders: dict[str, Callable[[], Prepared]] = {OURS: ours}
+    builders |= {name: functools.partial(peer, name) for name in PEERS}
+    builders |= {name: functools.partial(attend, name) for name in attention.NAMES}
+    builders[CONVOLUTION] = convolution
     sizes = {"shape": shape, "scope": scope, "pass": phase}
-    return Case(sizes, select_candidates(prepared, options.candidates))
+    return Case(sizes, select_candidates(builders, options.candidates))
 
 
-def select_candidates(prepared: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:
-    """The named candidates, or all if None, in the order of `prepared`."""
-    return [Candidate(name, prepare) for name, prepare in prepared.items() if not names or name in names]
+def select_candidates(builders: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:
+    """Select candidates by name, all if None, in the order of `builders`."""
+    return [Candidate(name, prepare) for name, prepare in builders.items() if not names or name in names]
 
 
 def check_memory_limit(needed: float, limit: float) -> None:
-    """Raise Skipped if a candidate would need more bytes than the limit."""
+    """Raise Skipped if a candidate needs more bytes than the limit."""
     if needed > limit:
         raise Skipped(f"would need about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
 

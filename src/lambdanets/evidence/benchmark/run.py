@@ -42,8 +42,8 @@ _CASES: dict[str, tuple[Cases, list[str]]] = {
 def run(kind: str, options: Common) -> Path:
     """Check the options, measure all cases, and return the folder with results.json and plots.
 
-    On an interruption it writes the results so far and raises KeyboardInterrupt; with the same options and folder it
-    resumes after the last finished case. Raises InputError for invalid options, before the folder is created.
+    An interrupted benchmark writes its results so far and raises KeyboardInterrupt; another call with the same options
+    and folder resumes after the last finished case. Raises InputError for invalid options before creating the folder.
     """
     assert isinstance(options, KINDS[kind])
     make_cases, names = _CASES[kind]
@@ -61,10 +61,10 @@ def run(kind: str, options: Common) -> Path:
                 _measure_all(make_cases(options, device, report.rows), report, device, folder)
             report.finished = True
         finally:
-            with deferred():  # so that a finished benchmark always has its plots
+            with deferred():  # otherwise a finished benchmark could lack its plots
                 _write_results(report, folder)
     if all(row.skip_reason for row in report.rows):
-        raise InputError(f"nothing was measured: {report.rows[0].skip_reason}; {folder / RESULTS} has every reason")
+        raise InputError(f"nothing was measured: {report.rows[0].skip_reason}; {folder / RESULTS} has the reasons")
     return folder
 
 
@@ -86,7 +86,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
     cases = [case for case in cases if case.sizes not in done]
     with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
         while cases:
-            case = cases.pop(0)  # so that its inputs are freed after it
+            case = cases.pop(0)  # releases the inputs of each case after measuring it
             progress.set_note("", label=str(case))
             rows = measure_case(
                 case, report.rows, _measure_options(report.kind, report.options, device, progress.set_note)
@@ -97,7 +97,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
 
 
 def _check(options: Common, names: list[str]) -> torch.device:
-    """The device to measure on. Raises InputError for invalid options."""
+    """Return the device to measure on. Raises InputError for invalid options."""
     check_candidates(options, names)
     algorithm = getattr(options, "algorithm", "auto")
     try:
@@ -114,7 +114,7 @@ def _check(options: Common, names: list[str]) -> torch.device:
 
 
 def _check_memory(options: Common, device: torch.device) -> None:
-    """Raise InputError for maps whose input and output alone do not fit into memory."""
+    """Raise InputError if not even the input and output of a layer fit into memory."""
     if not isinstance(options, Shapes):
         return
     free = free_memory(device)
@@ -147,5 +147,5 @@ def _heading(device: torch.device, options: Common) -> list[str]:
     threads = options.threads or machine["threads"]
     cpu = f"{machine['processor']}, {threads} of {machine['cores']} cores"
     lines = [f"{options.dtype} on {machine['gpu'] if device.type == 'cuda' else cpu}, PyTorch {torch.__version__}"]
-    lines += [f"left out: {name} ({reason})" for name, reason in KNOWN_INCORRECT.items() if installed(name)]
+    lines += [f"skipped: {name} ({reason})" for name, reason in KNOWN_INCORRECT.items() if installed(name)]
     return lines

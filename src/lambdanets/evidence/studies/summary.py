@@ -1,4 +1,4 @@
-"""Mean and std over seeds of a comparison: as JSON, Markdown tables and figures."""
+"""The results of a comparison, as mean and std over seeds: JSON, Markdown tables and figures."""
 
 import json
 import statistics
@@ -20,14 +20,14 @@ from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 
 RESULTS, TABLE = "results.json", "comparison.md"
-# Fields of results.json that are stored per run, per machine, and once.
+# Fields of a run's result that results.json has once per run, once per machine, and once.
 _RUN_FIELDS = ("variant", "seed", "top1", "parameters", "commit")
 _MACHINE_FIELDS = ("versions", "hardware")
 _COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", "epochs")
 
 
 def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Write results.json, comparison.md and one figure per study into the folder; return results.json's content."""
+    """Write results.json, comparison.md and one figure per study; return the content of results.json."""
     summary = summarize(plan, results)
     write_json(folder / RESULTS, summary)
     atomic_write(folder / TABLE, printable_bytes(markdown(summary)))
@@ -36,13 +36,13 @@ def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -
 
 
 def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The recipe, every run, and for each variant of each study mean and std over seeds, best mean first.
+    """Return the content of results.json: the recipe, the runs, and mean and std of each variant, best mean first.
 
-    A gain is the paired difference to the baseline with the same seed, which removes the common effect of the seed.
+    A gain is the difference to the baseline with the same seed, so that the effect of the seed cancels.
     """
     last = results[-1]
     recipe = asdict(plan.recipe)
-    for field in ("data", "data_root"):  # no paths of this machine
+    for field in ("data", "data_root"):  # without local paths
         recipe[field] = Path(recipe[field]).name if recipe[field] else recipe[field]
     common = {name: last[name] for name in _COMMON_FIELDS}
     data = common["data"].replace(plan.recipe.data, recipe["data"])
@@ -106,7 +106,7 @@ def _std(values: Sequence[float]) -> float | None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The content of a results.json. Raises InputError for any other file."""
+    """Read results.json of a comparison. Raises InputError for any other file."""
     try:
         with open_regular(path) as file:
             summary = with_current_keys(json.loads(file.read()))
@@ -119,14 +119,14 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """A sentence on the setup, then one table per study."""
+    """Format the setup as a sentence and each study as a table."""
     parts = [describe_setup(summary)]
     parts += [f"## {study['question']}\n\n{table(study)}" for study in summary["studies"].values()]
     return "\n\n".join(parts) + "\n"
 
 
 def describe_setup(summary: dict[str, Any]) -> str:
-    """The common setup of all runs, as a sentence."""
+    """Describe in one sentence the model, data, seeds and machines of all runs."""
     machines = [machine["hardware"]["gpu"] or machine["hardware"]["processor"] for machine in summary["machines"]]
     return (
         f"{summary['model_name']} on {summary['data']}; {summary['training_images']:,} training images, epochs: "
@@ -137,7 +137,7 @@ def describe_setup(summary: dict[str, Any]) -> str:
 
 
 def table(study: dict[str, Any]) -> str:
-    """The variants of a study as a Markdown table, the best mean first."""
+    """Format the variants of a study as a Markdown table, the best mean first."""
     header = ["variant", "top-1, mean ± std", "min to max", "seeds"]
     header += [f"paired difference to {study['baseline']}", "parameters", "paper, ImageNet"]
     rows = []
@@ -158,7 +158,7 @@ def table(study: dict[str, Any]) -> str:
 
 
 def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
-    """Write STUDY.png for each study that has runs, and return the paths."""
+    """Draw STUDY.png for each study that has runs; return the paths."""
     paths = []
     for name, study in summary["studies"].items():
         if study["variants"]:
@@ -168,7 +168,7 @@ def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _draw(study: dict[str, Any], summary: dict[str, Any]) -> Figure:
-    """One row per variant: every run as a dot, the mean with an error bar of one std."""
+    """Draw one line per variant: a dot for each run, and the mean with an error bar of one std."""
     rows = list(reversed(study["variants"]))
     figure, (axis,) = plot_style.subplots(1, height=1.2 + 0.4 * len(rows))
     for y, row in enumerate(rows):

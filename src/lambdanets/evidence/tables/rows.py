@@ -14,7 +14,7 @@ from lambdanets.models.lambda_resnet import LAMBDA_RESNETS
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Arguments of `lambdanets.create_model` for a row, and the side of its images."""
+    """Arguments of `lambdanets.create_model` for a row, and the image size, pixels."""
 
     name: str
     overrides: dict[str, Any] = field(default_factory=dict, hash=False)  # unhashable, but compared by ==
@@ -24,7 +24,7 @@ class ModelSpec:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.overrides.items())})"
 
     def create(self, device: str = "meta") -> nn.Module:
-        """The model, by default on the meta device."""
+        """Create the model, by default on the meta device."""
         with torch.device(device):
             return create_model(self.name, **self.overrides)
 
@@ -38,7 +38,7 @@ def _mixer(mixer: str, **overrides: Any) -> ModelSpec:
 
 
 def _with_c3(depth: int, image_size: int, **overrides: Any) -> ModelSpec:
-    """A LambdaResNet-C4 with lambda layers in c3 as well, as the FLOPs of Table 16 imply."""
+    """A LambdaResNet-C4 that has lambda layers in c3 as well, as the FLOPs of Table 16 imply."""
     blocks = ((), *(tuple(range(1, count + 1)) for count in LAMBDA_RESNETS[depth][0][1:]))
     return ModelSpec(f"lambda_resnet{depth}_c4", {"lambda_blocks": blocks} | overrides, image_size)
 
@@ -93,7 +93,7 @@ ROWS: dict[str, dict[str, ModelSpec]] = {
         "content and position": _lambda(),
     },
     "10": {f"{scope}x{scope}": _lambda(pattern="CLLL", scope=scope) for scope in (3, 7, 15, 23, 31)}
-    # offsets of up to 55 in each direction: all pairs of positions of c3's 56x56 maps
+    # offsets of up to 55 in each direction, which are all pairs of positions in c3's 56x56 maps
     | {"global": _lambda(pattern="CLLL", scope=111)},
     "11": {
         "softmax on keys (default)": _lambda(),
@@ -155,13 +155,13 @@ OTHER_NETWORKS = {
 
 
 def find_model(table: str, row: str) -> ModelSpec | None:
-    """The model of a row, or None if this package has none."""
+    """Find the model of a row; None if this package has none."""
     return ROWS.get(table, {}).get(row)
 
 
 @functools.cache
 def _structure(name: str) -> tuple[str, str]:
-    """The number of blocks in c2 to c5, and the indices of c4's blocks with a lambda layer, of the built model."""
+    """Count the blocks in c2 to c5, and list the indices of c4's blocks with a lambda layer."""
     model: Any = ModelSpec(name).create()
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     in_c4 = [i for i, block in enumerate(model.layer3, 1) if isinstance(block.conv2, LambdaLayer2d)]
@@ -169,5 +169,5 @@ def _structure(name: str) -> tuple[str, str]:
 
 
 def structure(build: ModelSpec, column: str) -> str:
-    """A column of Table 19, computed from the built model."""
+    """Compute a column of Table 19 from the model."""
     return _structure(build.name)[("blocks", "lambda layers in c4").index(column)]

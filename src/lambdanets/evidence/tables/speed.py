@@ -1,4 +1,4 @@
-"""Measures throughput, latency and peak memory of the tables' models on this machine."""
+"""Measure throughput, latency and peak memory of the tables' models on this machine."""
 
 import dataclasses
 import json
@@ -37,13 +37,13 @@ TABLES = {
     "18": ("training",),
 }
 LATENCY = "train step latency"
-_FORWARD_AND_BACKWARD = 3  # relative cost of a forward and backward pass
+_FORWARD_AND_BACKWARD = 3  # cost of forward and backward, relative to forward
 _WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. image_size: one size for all rows in place of their own."""
+    """What to measure. image_size: size for all rows; if None, each row has its own as in the paper."""
 
     tables: tuple[str, ...]
     batch_size: int
@@ -54,11 +54,11 @@ class Plan:
 
 @dataclass
 class Sample:
-    """Seconds per batch and peak bytes of a row in a pass, or why it was left out."""
+    """Seconds per batch and peak bytes of a row in a pass, inference or training; or why it was skipped."""
 
     table: str
     row: str
-    work: str
+    phase: str
     batch_size: int
     image_size: int
     seconds: list[float] = field(default_factory=list)
@@ -67,10 +67,10 @@ class Sample:
 
 
 def measure(plan: Plan, out: Path) -> None:
-    """Measure one table after another, its rows interleaved, and write JSON to out after each pass.
+    """Measure the tables one after another, each with its rows interleaved; write JSON to out after each pass.
 
-    On an interruption it writes the results so far and raises KeyboardInterrupt; with the same plan and file it resumes
-    after the last finished pass. Raises InputError if out has other content or a table has no speeds.
+    An interrupted measurement writes the results so far and raises KeyboardInterrupt; another call with the same plan
+    and file resumes after the last finished pass. Raises InputError if out has other content or a table has no speeds.
     """
     unknown = [name for name in plan.tables if name not in TABLES]
     if unknown:
@@ -89,7 +89,7 @@ def measure(plan: Plan, out: Path) -> None:
         if out.exists():
             content = with_current_keys(read_unfinished(out, settings))
             _log(f"resuming: {len(content['passes'])} passes are done")
-        samples = [Sample(**row) for row in content["rows"] if [row["table"], row["work"]] in content["passes"]]
+        samples = [Sample(**row) for row in content["rows"] if [row["table"], row["phase"]] in content["passes"]]
         content |= settings | {"finished": False}
 
         def save() -> None:
@@ -97,14 +97,14 @@ def measure(plan: Plan, out: Path) -> None:
             atomic_write(out, printable_bytes(json.dumps(content, indent=1, default=str) + "\n"))
 
         save()
-        passes = [[name, work] for name in plan.tables for work in TABLES[name]]
+        passes = [[name, phase] for name in plan.tables for phase in TABLES[name]]
         try:
             with interruptible():
                 _log(f"about {estimate_seconds(plan, device) / 60:.1f} minutes on {machine(hardware())}")
-                for name, work in passes:
-                    if [name, work] not in content["passes"]:
-                        _measure_pass(name, work, plan, device, samples)
-                        content["passes"].append([name, work])
+                for name, phase in passes:
+                    if [name, phase] not in content["passes"]:
+                        _measure_pass(name, phase, plan, device, samples)
+                        content["passes"].append([name, phase])
                         save()
         except InputError:  # a row cannot be measured with these options
             if not content["passes"]:
@@ -125,12 +125,12 @@ def _log(message: str) -> None:
 
 
 def estimate_seconds(plan: Plan, device: torch.device) -> float:
-    """The predicted time of all measurements: their FLOPs at the rate of plain ResNet-50, timed now."""
+    """Predict the time of all measurements from their FLOPs, at the FLOP/s of ResNet-50, which is timed."""
     resnet = ModelSpec("resnet50", image_size=plan.image_size or 224)
-    work = _work(resnet.create(str(device)).eval(), plan.batch_size, resnet.image_size, False, device)
-    work()
+    run = _make_run(resnet.create(str(device)).eval(), plan.batch_size, resnet.image_size, False, device)
+    run()
     start = time.perf_counter()
-    work()
+    run()
     rate = _operations(resnet, plan, training=False) / (time.perf_counter() - start)
     total = sum(
         _operations(build, plan, training=training) * (plan.repeats + _WARM_UP + 1)
@@ -140,51 +140,51 @@ def estimate_seconds(plan: Plan, device: torch.device) -> float:
 
 
 def machine(properties: dict[str, Any]) -> str:
-    """A short description of a machine, from the result of `provenance.hardware`."""
+    """Format a short description of a machine from the result of `provenance.hardware`."""
     return properties["gpu"] or f"{properties['processor']}, {properties['threads']} of {properties['cores']} cores"
 
 
 def _passes(plan: Plan) -> Iterator[tuple[Sample, ModelSpec, bool]]:
     for name in plan.tables:
-        for work in TABLES[name]:
+        for phase in TABLES[name]:
             for row, build in ROWS[name].items():
-                sample = Sample(name, row, work, plan.batch_size, plan.image_size or build.image_size)
-                yield sample, build, work == "training"
+                sample = Sample(name, row, phase, plan.batch_size, plan.image_size or build.image_size)
+                yield sample, build, phase == "training"
 
 
 def _operations(build: ModelSpec, plan: Plan, *, training: bool) -> float:
-    times = _FORWARD_AND_BACKWARD if training else 1
-    return times * plan.batch_size * count_flops(_resized(build, plan).create(), plan.image_size or build.image_size)
+    factor = _FORWARD_AND_BACKWARD if training else 1
+    return factor * plan.batch_size * count_flops(_resized(build, plan).create(), plan.image_size or build.image_size)
 
 
 def _resized(build: ModelSpec, plan: Plan) -> ModelSpec:
-    """The model for the plan's image size, which a vision transformer needs at construction."""
+    """Return the model for the plan's image size, which a vision transformer must have as an argument."""
     if plan.image_size is None or not build.name.startswith("vit_"):
         return build
     return dataclasses.replace(build, overrides=build.overrides | {"img_size": plan.image_size})
 
 
-def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
-    passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].work == work]
+def _measure_pass(name: str, phase: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
+    passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].phase == phase]
     new_samples = {sample.row: sample for sample, _, _ in passes}
     samples += new_samples.values()
     models: dict[str, nn.Module] = {}
     runs: dict[str, Callable[[], Any]] = {}
-    with Progress(f"table {name}, {work}", len(passes), "rows") as progress:
+    with Progress(f"table {name}, {phase}", len(passes), "rows") as progress:
         for sample, build, training in passes:
             progress.set_note(f"{sample.row}, building and memory")
             key = str(_resized(build, plan))
             try:
                 if key not in models:
                     models[key] = _resized(build, plan).create(str(device)).train(training)
-                run = _work(models[key], plan.batch_size, sample.image_size, training, device)
+                run = _make_run(models[key], plan.batch_size, sample.image_size, training, device)
                 sample.peak_bytes = peak_bytes(run, device)
             except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
                 if not is_out_of_memory(error):
                     side = sample.image_size
                     raise InputError(
                         f"{sample.row} of table {name} failed with {plan.batch_size} images of {side} x {side} in "
-                        f"{work}: {one_line(error)}; choose another --batch-size or --image-size"
+                        f"{phase}: {one_line(error)}; choose another --batch-size or --image-size"
                     ) from error
                 sample.skip_reason = "out of memory"
                 continue
@@ -201,15 +201,15 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
         )
 
 
-def _work(model: nn.Module, batch_size: int, side: int, training: bool, device: torch.device) -> Callable[[], Any]:
-    """A function that runs forward, or forward and backward, in the model's mode, and releases the gradients."""
+def _make_run(model: nn.Module, batch_size: int, side: int, training: bool, device: torch.device) -> Callable[[], Any]:
+    """Make a function that runs forward, or forward and backward, and frees the gradients."""
     images = torch.randn(batch_size, 3, side, side, device=device)
 
-    def work() -> None:
+    def run() -> None:
         with torch.set_grad_enabled(training):
             output = model(images)
         if training:
             output.sum().backward()
             model.zero_grad(set_to_none=True)
 
-    return work
+    return run

@@ -1,4 +1,4 @@
-"""Compares each number of the paper with ours."""
+"""Compare each number of the paper with ours."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MEASURED, NOT_REPRODUCED, NOT_FITTED, OTHER_NETWORK, SETTING, NOT_MEASURED = (
 SPEEDS = ("throughput", "train throughput", "inference throughput", "train step latency")
 _MILLION, _BILLION = 1e6, 1e9
 _SIZES = {("params", "M"): _MILLION, ("FLOPs", "M"): _MILLION, ("FLOPs", "B"): _BILLION, ("FLOPs", "G"): _BILLION}
-# Table 17's FLOPs match only if lambdas are summed and applied once, Table 16's only if each is applied separately.
+# Tables whose FLOPs match if content and position lambdas are summed and applied once; in others, each is applied.
 _APPLIED_TOGETHER = ("17",)
 _STRUCTURE = ("blocks", "lambda layers in c4")
 _SETTINGS = ("image size", "RandAugment magnitude", "dropout", "stochastic depth rate", "space complexity")
@@ -33,7 +33,7 @@ Measurements = Mapping[tuple[str, str, str], tuple[float, str]]
 
 @dataclass(frozen=True)
 class Line:
-    """A number of the paper, ours in the same unit (or as text), the verdict, a note, and the model."""
+    """The comparison of one number of the paper with ours, in the same unit or as text."""
 
     paper: PaperNumber
     ours: float | str | None
@@ -43,28 +43,28 @@ class Line:
 
     @property
     def countable(self) -> bool:
-        """Whether the number was counted and compared."""
+        """Whether the number is one that can be counted, and was compared."""
         return self.paper.column in COUNTABLE and self.verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE)
 
 
 def compare(numbers: Iterable[PaperNumber], measured: Measurements | None = None) -> list[Line]:
-    """One line per number of the paper; speeds have a value if they were measured."""
+    """Make one line per number of the paper; speeds have a value of ours if they were measured."""
     return [_line(number, measured or {}) for number in numbers]
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """The number of matches and mismatches, as a sentence."""
+    """Summarize the numbers of matches and mismatches in one sentence."""
     countable = [line for line in lines if line.countable]
-    listed = sum(line.verdict == NOT_REPRODUCIBLE for line in countable)
+    unreproducible = sum(line.verdict == NOT_REPRODUCIBLE for line in countable)
     matches = sum(line.verdict == MATCH for line in countable)
-    text = f"{matches} of {len(countable)} countable numbers match; {listed} not reproducible (see notes)"
+    text = f"{matches} of {len(countable)} countable numbers match; {unreproducible} not reproducible (see notes)"
     wrong = sum(line.verdict == DIFFERS for line in lines)
-    others = [line for line in lines if line.verdict == MATCH and not line.countable]
-    fitted = sum(line.paper.column == "time" for line in others)
-    more = [f"{len(others) - fitted} entries of Table 19"] if len(others) > fitted else []
-    more += [f"{fitted} fitted complexities"] if fitted else []
-    if more:
-        text += f"; {' and '.join(more)} match"
+    uncounted = [line for line in lines if line.verdict == MATCH and not line.countable]
+    fitted = sum(line.paper.column == "time" for line in uncounted)
+    parts = [f"{len(uncounted) - fitted} entries of Table 19"] if len(uncounted) > fitted else []
+    parts += [f"{fitted} fitted complexities"] if fitted else []
+    if parts:
+        text += f"; {' and '.join(parts)} match"
     return f"{text}; {wrong} {'differs' if wrong == 1 else 'differ'}" if wrong else text
 
 
