@@ -89,7 +89,7 @@ def test_help_does_not_show_raw_type_names(answers):
     assert " [TABLES...]" in answers["tables --help"][1].splitlines()[0]
 
 
-def test_help_groups_options_and_says_what_happens_without_them(answers):
+def test_help_groups_options_and_explains_defaults(answers):
     output = answers["train cifar10 --help"][1]
     titles = re.findall(r"^ ([\w ]+) options +$", output, re.MULTILINE)
     assert titles[:4] == ["data", "model", "optimization", "regularization"]
@@ -103,7 +103,7 @@ def test_help_groups_options_and_says_what_happens_without_them(answers):
 
 
 @pytest.mark.parametrize("recipe", [Recipe, DetectionRecipe])
-def test_each_recipe_field_is_in_one_group(recipe):
+def test_every_recipe_field_is_in_one_group(recipe):
     grouped = [name for names in RECIPE_GROUPS.values() for name in names]
     assert len(grouped) == len(set(grouped))
     assert {field.name for field in dataclasses.fields(recipe)} <= set(grouped)

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         Evaluate,
         arguments,
         prog="lambdanets evaluate",
-        description="Evaluate a trained classifier: top-1 accuracy and, with --out, per-class accuracy and confusion matrix.",
+        description="Evaluate a classifier: top-1 accuracy; with --out, also per-class accuracy and confusion matrix.",
     )
     from lambdanets.folders import WorkFolder
     from lambdanets.inference import classification

@@ -19,7 +19,7 @@ from lambdanets.training.recipe import TrainingRecipe
 
 Groups = dict[str, tuple[str, ...]]  # name of a group -> its fields, in the order of the help
 
-# Groups for the fields of all recipes; other options have a class variable GROUPS. Names that are no fields are ignored.
+# Groups for the fields of all recipes; other options have a class variable GROUPS. Other names are ignored.
 RECIPE_GROUPS: Groups = {
     "data": (
         *("data", "data_root", "images", "validation_data", "validation_images", "validation_share", "hold_out"),

@@ -60,7 +60,7 @@ def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypa
     assert {"commit", "versions", "hardware"} <= results.keys()
 
 
-def test_attention_beyond_free_memory_is_left_out(script, monkeypatch):
+def test_attention_that_exceeds_free_memory_is_skipped(script, monkeypatch):
     backbones = script.Backbones(64, backward=True)
     needed = backbones.attention_bytes(unfused=True)
     monkeypatch.setattr(script, "free_memory", lambda device: needed - 1)

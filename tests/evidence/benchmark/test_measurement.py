@@ -1,4 +1,4 @@
-"""Incorrect candidates are not measured, and a failure does not affect the others."""
+"""Incorrect candidates are not measured, and a failing candidate does not affect the others."""
 
 import pytest
 import torch
@@ -19,10 +19,12 @@ from lambdanets.evidence.benchmark.reference import Error, compute_expected, ref
 TIMING = MeasureOptions(torch.device("cpu"), time=True, repeats=3, seconds=600.0)
 
 
-def candidate(name, error=0.0, ran=None, work=None):
+def candidate(name, error=0.0, ran=None, run=None):
+    """A candidate with this error. ran: list to which each run appends the name."""
+
     def prepare():
         return Prepared(
-            work or (lambda: None if ran is None else ran.append(name)),
+            run or (lambda: None if ran is None else ran.append(name)),
             lambda: {"output": Error(error, 1e-4)},
             lambda: None,
         )
@@ -31,6 +33,8 @@ def candidate(name, error=0.0, ran=None, work=None):
 
 
 def failing(name, error):
+    """A candidate whose builder raises."""
+
     def prepare():
         raise error
 
@@ -46,12 +50,12 @@ def test_incorrect_candidate_is_not_timed():
     assert rows[1].skip_reason.startswith("wrong: output has a relative error of 2.0e-01")
 
 
-def test_nan_is_incorrect():
+def test_candidate_with_nan_output_is_incorrect():
     (row,) = measure_case(Case({}, [candidate("nan", float("nan"))]), [], TIMING)
     assert row.skip_reason.startswith("wrong")
 
 
-def test_failing_candidates_are_left_out_and_the_others_timed():
+def test_failing_candidates_are_skipped_and_the_others_timed():
     case = Case({}, [failing("a", Skipped("not installed")), failing("b", RuntimeError("no\nkernel")), candidate("c")])
     rows = measure_case(case, [], TIMING)
     assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", None]
@@ -61,16 +65,16 @@ def test_failing_candidates_are_left_out_and_the_others_timed():
 def test_interrupted_case_is_marked_as_not_reached():
     calls = iter(range(5))  # one check, two warm-up runs, two timed runs
 
-    def work():
+    def run():
         if next(calls, None) is None:
             raise KeyboardInterrupt
 
     rows = []
     with pytest.raises(KeyboardInterrupt):
-        measure_case(Case({}, [candidate("a", work=work)]), rows, TIMING)
+        measure_case(Case({}, [candidate("a", run=run)]), rows, TIMING)
     assert (len(rows[0].seconds), rows[0].skip_reason) == (2, NOT_REACHED)
     with pytest.raises(KeyboardInterrupt):
-        measure_case(Case({}, [candidate("a"), candidate("b", work=work)]), rows, TIMING)
+        measure_case(Case({}, [candidate("a"), candidate("b", run=run)]), rows, TIMING)
     assert [row.skip_reason for row in rows] == [NOT_REACHED] * 3
 
 

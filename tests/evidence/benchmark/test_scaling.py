@@ -1,4 +1,4 @@
-"""The scaling benchmark: expected values are exact, and sizes beyond the limits are left out."""
+"""The scaling benchmark: expected values are exact, and sizes that exceed the limits are skipped."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def inputs(scope, n):
 
 
 @pytest.mark.parametrize(("grid", "causal"), [((3, 4), False), ((3, 4), True), ((12,), True)])
-def test_expected_lambda_equals_the_specification(grid, causal):
+def test_expected_lambda_equals_the_definition(grid, causal):
     torch.manual_seed(0)
     example = inputs([2 * side - 1 for side in grid], 12)
     checked = torch.tensor([0, 5, 11])
@@ -54,7 +54,7 @@ def test_every_algorithm_and_attention_are_measured():
     assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.skip_reason)  # 9 if noisy
 
 
-def test_sizes_predicted_to_exceed_the_time_limit_are_left_out():
+def test_sizes_predicted_to_exceed_the_time_limit_are_skipped():
     sizes = {"setting": "square map", "n": 16, "pass": "inference"}
     rows = [Row(sizes, "convolution", seconds=[5.0])]
     options = Scaling(sides=(16,), lengths=(), passes=("inference",), candidates=("convolution",), memory=1.0)
@@ -63,7 +63,7 @@ def test_sizes_predicted_to_exceed_the_time_limit_are_left_out():
     assert row.skip_reason.startswith("would take about")
 
 
-def test_sizes_that_exceed_the_memory_limit_are_left_out():
+def test_sizes_that_exceed_the_memory_limit_are_skipped():
     names = ("lambda_order", "sdpa")
     options = Scaling(sides=(512,), lengths=(), passes=("inference",), candidates=names, memory=0.25)
     (case,) = scaling.cases(options, CPU, [])

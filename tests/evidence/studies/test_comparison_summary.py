@@ -71,8 +71,8 @@ def test_gains_are_paired_by_seed():
     scores = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
     results = [
         result(name, seed, top1)
-        for name, both in scores.items()
-        for seed, top1 in zip((3, 5), both, strict=True)
+        for name, per_seed in scores.items()
+        for seed, top1 in zip((3, 5), per_seed, strict=True)
         if top1
     ]
     study = summarize(plan, results)["studies"]["content_position"]
@@ -117,7 +117,7 @@ def test_draws_one_figure_per_study(plan, results, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"studies": {}}', '{"studies": []}'])
-def test_rejects_other_files(content, tmp_path):
+def test_rejects_files_that_are_not_results(content, tmp_path):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(InputError, match=r"must be the results\.json of a comparison"):
         read_summary(tmp_path / "other.json")

@@ -56,13 +56,13 @@ def test_flops_match_the_paper(lines, table):
     assert all(line.paper.matches(line.ours) or line.paper.row == "MobileNet-v2" for line in flops)
 
 
-def test_note_says_if_unused_table_entries_are_not_counted(lines):
+def test_note_explains_uncounted_table_entries(lines):
     (line,) = [line for line in lines if line.paper.row == "k=32,h=8,u=1" and line.paper.column == "params"]
     assert (line.verdict, line.ours) == (MATCH, 15.7414)
     assert line.note == "without table entries that no 224-pixel image uses; with them 15.764"
 
 
-def test_networks_of_other_papers_are_not_among_the_countable(lines):
+def test_networks_of_other_papers_are_not_counted(lines):
     other_networks = [line for line in lines if line.verdict == verdicts.OTHER_NETWORK]
     assert [line.paper.row[:4] for line in other_networks] == ["conv", "conv", "loca", "loca", "loca"]
     assert all(line.ours and line.note and not line.countable for line in other_networks)
@@ -116,7 +116,7 @@ def table_of(markdown, name):
     return [row for row in section.splitlines() if row.startswith("|")]
 
 
-def test_numbers_not_reproducible_have_a_reason_below_the_table(lines):
+def test_unreproducible_numbers_have_a_note_with_the_reason(lines):
     markdown = to_markdown([line for line in lines if line.paper.table == "12"])
     assert "| C-C-L-L | 15.4 | 15.560 | no [1] |" in markdown
     assert "- [1] not reproducible: contradicts the other rows" in markdown
