@@ -88,20 +88,20 @@ FORMATTERS = {"text": to_text, "markdown": to_markdown, "csv": to_csv, "json": t
 # Marks in the headers of columns without a number of ours.
 _MARKS = {
     NOT_REPRODUCED: ("†", "the paper's, not reproduced"),
-    NOT_MEASURED: ("‡", "the paper's, on TPUs; measured here only with --measure"),
+    NOT_MEASURED: ("‡", "the paper's, on TPUs; not measured here (see --measure)"),
 }
 _OPENING = """\
     lambdanets tables                                   # all tables
-    lambdanets tables 12                                # one of them
-    lambdanets tables --check                           # a summary; exit code 1 if a number that should match does not
-    lambdanets tables --format markdown --out tables.md # or csv, json
-    lambdanets tables 12 --measure --out measured.json  # speed and peak memory; hours for all tables on a CPU
-    lambdanets tables 12 --measured measured.json       # next to the paper's, with the ratio to the first row of each
-    lambdanets tables --figures figures                 # accuracy by time (Figure 4), FLOPs by scope (Table 10)
+    lambdanets tables 12                                # one table
+    lambdanets tables --check                           # a summary; exit code 1 if a number differs
+    lambdanets tables --format markdown --out tables.md # formats: text, markdown, csv, json
+    lambdanets tables 12 --measure --out measured.json  # measure speed and peak memory; all tables take hours on a CPU
+    lambdanets tables 12 --measured measured.json       # show these next to the paper's, with ratios to a baseline
+    lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)
 
 The tables of the paper (Bello, ICLR 2021), with our numbers next to the paper's. Parameters and FLOPs are counted on
-the models, memory is computed by formula, complexities are fitted. Accuracies are the paper's and were not reproduced.
-Numbers in brackets refer to notes below the table. This command writes the page:
+the models, memory is computed by the paper's formulas, and complexities are fitted. Accuracies are the paper's; they
+were not reproduced. Numbers in brackets refer to the notes below a table. This command generates the page:
 
     lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\
         --format markdown --out docs/tables.md"""

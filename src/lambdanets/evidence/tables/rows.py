@@ -139,18 +139,18 @@ OTHER_NETWORKS = {
     (
         "3",
         "conv + linear attention (Chen et al. 2018)",
-    ): "A2-Nets adds blocks to ResNet-50, here they replace convolutions",
+    ): "A2-Nets adds blocks to ResNet-50; here they replace convolutions",
     (
         "3",
         "conv + relative self-attention (Bello et al. 2019)",
-    ): "25.82 in c3 to c5 alone, 25.85 with tables of 27 instead of 55 offsets either "
-    "way: the original's are no longer than its maps",
+    ): "25.82 with these layers in c3 to c5 only, and 25.85 if the tables have 27 "
+    "instead of 55 offsets in each direction, as many as the original's maps need",
     ("3", "local relative self-attention (Ramachandran et al. 2019)"): "the authors' own network, with the same count",
     ("3", "local relative self-attention (Hu et al. 2019)"): "the original widens the blocks to keep ResNet-50's size",
     (
         "3",
         "local relative self-attention (Zhao et al. 2020)",
-    ): "the original is a network of its own, without ResNet-50's bottlenecks",
+    ): "the original is a different network, without ResNet-50's bottlenecks",
 }
 
 
