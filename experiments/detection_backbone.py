@@ -4,7 +4,7 @@
     python experiments/detection_backbone.py [--page docs/detection.md]    write the page's tables from its results
 
 Batch 1, on a CPU, feature maps of strides 4 to 32. Candidates are timed interleaved in one process, after each layer
-was checked against float64; those that would not fit into free memory are left out. "mask-rcnn" is a training step of
+was checked against float64; those that do not fit into free memory are skipped. "mask-rcnn" is a training step of
 Mask R-CNN on LambdaResNet-50 with two images, in a separate process. "stride-8" is the peak memory of one layer on
 128 x 128 maps.
 """
@@ -253,7 +253,7 @@ def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
 
 
 def peak_at_stride_8(size: int, names: list[str]) -> dict[str, int | str]:
-    """Peak bytes of a layer at stride 8, forward and backward, or why it was left out."""
+    """Peak bytes of a layer at stride 8, forward and backward, or why it was skipped."""
     torch.manual_seed(0)
     side = size // FINE_STRIDE
     ours = LambdaLayer2d(FINE_CHANNELS, scope=23)

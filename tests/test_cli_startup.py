@@ -1,4 +1,4 @@
-"""Help and usage errors are printed without importing PyTorch."""
+"""Help and usage errors do not import PyTorch; the content of the help."""
 
 import dataclasses
 import json
@@ -8,26 +8,14 @@ import sys
 
 import pytest
 
+from lambdanets.cli import COMMANDS
 from lambdanets.cli.option_groups import RECIPE_GROUPS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe
 
 HEAVY = ("torch", "torchvision", "timm", "lightning", "numpy", "matplotlib", "pyarrow")
 HELP = [
-    *(
-        [
-            "train",
-            "evaluate",
-            "predict",
-            "detect",
-            "shard",
-            "pseudo-label",
-            "compare",
-            "tables",
-            "benchmark",
-            "calibrate",
-        ]
-    ),
+    *COMMANDS,
     *(f"detect {action}" for action in ("train", "evaluate", "predict", "report")),
     *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling")),
     *("train cifar10", "pseudo-label select", "compare scope"),
@@ -43,16 +31,16 @@ SCRIPT = """
 import contextlib, io, json, sys
 from lambdanets.cli import main
 
-found = {}
+results = {}
 for line in json.load(sys.stdin):
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             code = main(line.split())
-        except SystemExit as end:
-            code = end.code or 0
-    found[line] = [code, output.getvalue(), [name for name in HEAVY if name in sys.modules]]
-print(json.dumps(found))
+        except SystemExit as error:
+            code = error.code or 0
+    results[line] = [code, output.getvalue(), [name for name in HEAVY if name in sys.modules]]
+print(json.dumps(results))
 """
 
 

@@ -51,18 +51,18 @@ def test_docstrings_of_detection_recipes_begin_with_a_summary(name):
 def test_the_command_in_a_detection_recipe_docstring_parses(name, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(run, "start", lambda recipe, folder: started.append((recipe, folder)) or {})
-    monkeypatch.setattr(launching, "launch", lambda count, arguments: main(arguments))
+    monkeypatch.setattr(launching, "launch", lambda count, command: main(command))
     monkeypatch.chdir(tmp_path)
     (command,) = [line for line in docstring(name).splitlines() if line.startswith("Run: ")]
-    words = shlex.split(command)
-    assert words[1:4] == ["lambdanets", "detect", "train"]
-    assert words[4].startswith(name)
-    assert main(words[2:]) == 0
+    arguments = shlex.split(command)
+    assert arguments[1:4] == ["lambdanets", "detect", "train"]
+    assert arguments[4].startswith(name)
+    assert main(arguments[2:]) == 0
     ((recipe, _),) = started
-    options = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
+    options = {option.removeprefix("--").replace("-", "_"): value for option, value in pairwise(arguments)}
     for field in DetectionRecipe.PATHS:
         assert getattr(recipe, field) != ""
-        assert getattr(recipe, field) == options.get(field, getattr(load_recipe(words[4]), field))
+        assert getattr(recipe, field) == options.get(field, getattr(load_recipe(arguments[4]), field))
 
 
 def test_coco_recipe_has_the_papers_hyperparameters():

@@ -81,18 +81,18 @@ def test_docstrings_of_recipes_begin_with_a_summary(name):
 def test_the_command_in_a_recipe_docstring_parses(name, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(run, "start", lambda recipe, folder: started.append((recipe, folder)) or {})
-    monkeypatch.setattr(launching, "launch", lambda count, arguments: main(arguments))
+    monkeypatch.setattr(launching, "launch", lambda count, command: main(command))
     monkeypatch.chdir(tmp_path)
     (command,) = commands(name)
-    words = shlex.split(command)
-    assert words[0] == "train"
-    assert words[1].startswith(name)
-    assert main(words) == 0
+    arguments = shlex.split(command)
+    assert arguments[0] == "train"
+    assert arguments[1].startswith(name)
+    assert main(arguments) == 0
     ((recipe, _),) = started
-    options = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
+    options = {option.removeprefix("--").replace("-", "_"): value for option, value in pairwise(arguments)}
     for field in ("data", "weights", "pseudo_labels", "pseudo_images"):
         assert getattr(recipe, field) != ""
-        assert getattr(recipe, field) == options.get(field, getattr(find_recipe(words[1]), field))
+        assert getattr(recipe, field) == options.get(field, getattr(find_recipe(arguments[1]), field))
 
 
 @pytest.mark.parametrize("name", ["imagenet_90", *(f"imagenet_90_{name}" for name in ("cccc", "ccll", "u4"))])

@@ -17,7 +17,7 @@ from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.tasks import TASKS, read_recipe
 
-# Set for the processes that --devices launches, which get the same arguments.
+# Environment variable that is set in the processes launched by --devices, which have the same arguments.
 LAUNCHED = "LAMBDANETS_LAUNCHED"
 
 
@@ -137,7 +137,7 @@ def _launch(devices: int, command: list[str]) -> int:
 
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise InputError(f"devices must be at most {torch.cuda.device_count()}, the number of GPUs, got {devices}")
-    os.environ[LAUNCHED] = "1"  # the launched processes inherit it, and train
+    os.environ[LAUNCHED] = "1"  # inherited by the launched processes, which train
     try:
         return launching.launch(devices, command)
     finally:

@@ -13,7 +13,7 @@ from lambdanets.evidence.benchmark.measurement import NOT_REACHED
 from lambdanets.evidence.benchmark.report import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
-# without FlexAttention, whose compilation takes longer than all else
+# without FlexAttention, since its compilation takes longer than all other candidates
 NAMES = [name for name in layer.NAMES if name != "flex-attention"]
 OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {

@@ -21,7 +21,7 @@ LAYERS = [
 
 
 def test_layers_are_compared_by_geometric_mean_over_shapes():
-    (entry,) = report.aggregates("layer", LAYERS)
+    (entry,) = report.aggregate("layer", LAYERS)
     assert entry["candidate"] == "convolution"
     assert entry["shapes"] == 2
     assert entry["geometric_mean_over_ours"] == pytest.approx(2.0)
@@ -29,14 +29,14 @@ def test_layers_are_compared_by_geometric_mean_over_shapes():
 
 def test_memory_is_compared_by_peak_bytes():
     rows = [Row({"shape": "a", "scope": 7, "pass": "x"}, n, peak_bytes=b) for n, b in (("lambdanets", 2), ("timm", 6))]
-    (entry,) = report.aggregates("memory", rows)
+    (entry,) = report.aggregate("memory", rows)
     assert entry["geometric_mean_over_ours"] == pytest.approx(3.0)
 
 
 def test_models_are_compared_by_throughput_relative_to_resnet50():
     rows = rows_with_times({"resnet50": 1.0, "lambdanets CCCL": 4.0}, image_size=32, **{"pass": "training"})
     throughputs = {
-        entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in report.aggregates("model", rows)
+        entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in report.aggregate("model", rows)
     }
     assert throughputs == {"resnet50": 1.0, "lambdanets CCCL": 0.25}
 
@@ -45,7 +45,7 @@ def test_exponent_is_fitted_to_the_larger_half_of_sizes():
     rows = []
     for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):
         rows += rows_with_times({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
-    (entry,) = report.aggregates("scaling", rows)
+    (entry,) = report.aggregate("scaling", rows)
     assert (entry["from_n"], entry["to_n"]) == (256, 1024)
     assert entry["exponent_of_time"] == pytest.approx(1.0)
 
@@ -85,10 +85,10 @@ NOISY = [
 
 
 def test_aggregates_exclude_noisy_times():
-    (entry,) = report.aggregates("layer", NOISY)
+    (entry,) = report.aggregate("layer", NOISY)
     assert (entry["shapes"], entry["noisy"]) == (1, 1)
     assert entry["geometric_mean_over_ours"] == pytest.approx(0.5)
-    (entry,) = report.aggregates("layer", NOISY[2:])
+    (entry,) = report.aggregate("layer", NOISY[2:])
     assert entry["geometric_mean_over_ours"] is None
     assert "noisy" in report.aggregates_table([entry]).splitlines()[-1]
 
@@ -108,8 +108,8 @@ def test_case_table_and_results_file_mark_noisy_times(tmp_path):
 def test_models_and_exponents_exclude_noisy_times():
     rows = rows_with_times({"resnet50": 1.0}, image_size=32, **{"pass": "training"})
     rows += [Row(rows[0].sizes, "lambdanets CCCL", seconds=[1.0, 1.0, 4.0, 4.0])]
-    entries = {entry["candidate"]: entry for entry in report.aggregates("model", rows)}
+    entries = {entry["candidate"]: entry for entry in report.aggregate("model", rows)}
     assert entries["resnet50"]["throughput_relative_to_resnet50"] == 1.0
     assert entries["lambdanets CCCL"]["throughput_relative_to_resnet50"] is None
     points = [Row({"setting": "map", "pass": "x", "n": n}, "a", seconds=[1.0, 1.0, 4.0]) for n in (16, 64)]
-    assert report.aggregates("scaling", points) == []
+    assert report.aggregate("scaling", points) == []

@@ -46,7 +46,7 @@ def test_expected_attention_equals_full_attention():
 
 def test_every_algorithm_and_attention_are_measured():
     rows = []
-    for case in scaling.cases(SMALL, CPU, rows):
+    for case in scaling.make_cases(SMALL, CPU, rows):
         measure_case(case, rows, MeasureOptions(CPU, time=True, memory=True, repeats=3, seconds=600.0))
     assert [row.candidate for row in rows] == scaling.NAMES * 4
     # the fused kernels need a GPU
@@ -58,7 +58,7 @@ def test_sizes_predicted_to_exceed_the_time_limit_are_skipped():
     sizes = {"setting": "square map", "n": 16, "pass": "inference"}
     rows = [Row(sizes, "convolution", seconds=[5.0])]
     options = Scaling(sides=(16,), lengths=(), passes=("inference",), candidates=("convolution",), memory=1.0)
-    (case,) = scaling.cases(options, CPU, rows)
+    (case,) = scaling.make_cases(options, CPU, rows)
     (row,) = measure_case(case, rows, MeasureOptions(CPU, time=True))
     assert row.skip_reason.startswith("would take about")
 
@@ -66,7 +66,7 @@ def test_sizes_predicted_to_exceed_the_time_limit_are_skipped():
 def test_sizes_that_exceed_the_memory_limit_are_skipped():
     names = ("lambda_order", "sdpa")
     options = Scaling(sides=(512,), lengths=(), passes=("inference",), candidates=names, memory=0.25)
-    (case,) = scaling.cases(options, CPU, [])
+    (case,) = scaling.make_cases(options, CPU, [])
     rows = measure_case(case, [], MeasureOptions(CPU, time=True, repeats=1))
     assert [row.candidate for row in rows] == list(names)
     assert all(row.skip_reason.startswith("would need about") for row in rows)

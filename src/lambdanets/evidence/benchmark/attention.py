@@ -167,7 +167,7 @@ def _pair_indices(table: Tensor, grid: tuple[int, ...], *, causal: bool) -> tupl
     return index.flatten(), outside
 
 
-def estimated_bytes(batch: int, heads: int, positions: int, itemsize: int, *, training: bool) -> int:
+def estimate_bytes(batch: int, heads: int, positions: int, itemsize: int, *, training: bool) -> int:
     """Estimate the memory of attention with a bias matrix: biases, indices and, in training, scores."""
     pairs = positions**2
     biases = pairs * (heads * itemsize + 8) * (3 if training else 1)

@@ -23,7 +23,7 @@ NAMES = [PLAIN, OURS, *PEERS]
 LAYERS = [f"layer{stage}.{block}.conv2" for stage, blocks in enumerate((3, 4, 6, 3), 1) for block in range(blocks)]
 
 
-def cases(options: Model, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+def make_cases(options: Model, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
     """Make one case per pass, in which every network is compared with plain ResNet-50."""
     return [_case(options, device, phase) for phase in options.passes]
 

@@ -1,4 +1,4 @@
-"""Options of each kind of benchmark, one dataclass per kind."""
+"""Options of `lambdanets benchmark`: one dataclass per kind of benchmark."""
 
 import math
 import re
@@ -13,9 +13,9 @@ Pass = Literal["inference", "training"]
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Options of every kind. Raises InputError for invalid values and combinations."""
+    """Options of all benchmarks. Raises InputError for invalid values and combinations."""
 
-    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # in the help
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # groups of options in the help
         "workload": (
             *("candidates", "passes", "shapes", "patterns", "sides", "lengths", "scopes", "scope", "image_size"),
             *("batch_size", "query_depth", "value_depth", "heads", "algorithm", "seed"),
@@ -45,7 +45,7 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed(Common):
-    """Options of the kinds that measure time."""
+    """Options of the benchmarks that measure time."""
 
     repeats: int = 20
     """Maximum number of timed runs per candidate and case."""
@@ -55,7 +55,7 @@ class Timed(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes(Common):
-    """Options of the kinds that measure single layers."""
+    """Options of the benchmarks of single layers."""
 
     shapes: tuple[str, ...] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
     """Feature maps as HEIGHTxWIDTHxCHANNELS."""
@@ -147,7 +147,7 @@ def _check(options: Common) -> None:
     if isinstance(options, Scaling) and not (options.sides or options.lengths):
         raise InputError("--sides or --lengths must have at least one value, got none")
     if isinstance(options, Scaling) and options.heads > options.query_depth:
-        # attention's biases are the first h of the k numbers of the table
+        # the attention baseline uses the first h of the table's k channels as biases
         raise InputError(f"--heads must be at most --query-depth ({options.query_depth}), got {options.heads}")
     scopes = options.scopes if isinstance(options, Shapes) else (options.scope,) if isinstance(options, Model) else ()
     if even := [scope for scope in scopes if scope % 2 == 0]:
@@ -155,14 +155,14 @@ def _check(options: Common) -> None:
 
 
 def check_candidates(options: Common, known: list[str]) -> None:
-    """Raise InputError for a name that is not a candidate of this kind."""
+    """Raise InputError for a name that is not a candidate of this benchmark."""
     for name in options.candidates or ():
         if name not in known:
             raise InputError(f"--candidates must be among {', '.join(known)}, got {name!r}{nearest(name, known)}")
 
 
 def parse_shape(shape: str) -> tuple[int, int, int]:
-    """Height, width and channels of a shape like 28x28x128."""
+    """Parse a shape like 28x28x128 to height, width and channels."""
     height, width, channels = map(int, shape.split("x"))
     return height, width, channels
 

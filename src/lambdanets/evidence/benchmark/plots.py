@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullLocat
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.evidence.benchmark.measurement import Row
-from lambdanets.evidence.benchmark.report import Report, aggregates, median_seconds, peak_bytes, ratios
+from lambdanets.evidence.benchmark.report import Report, aggregate, median_seconds, peak_bytes, ratios
 from lambdanets.evidence.benchmark.timing import summarize
 from lambdanets.evidence.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
 
@@ -71,7 +71,7 @@ def _draw_layers(report: Report) -> Figure | None:
 
 def _draw_model(report: Report) -> Figure | None:
     """Draw throughput relative to plain ResNet-50; one panel per pass."""
-    measured = [entry for entry in aggregates("model", report.rows) if not entry["noisy"]]
+    measured = [entry for entry in aggregate("model", report.rows) if not entry["noisy"]]
     if not measured:
         return None
     passes = list(dict.fromkeys(entry["pass"] for entry in measured))
@@ -100,7 +100,7 @@ def _draw_scaling(report: Report) -> Figure | None:
         return None
     exponents = {
         (entry["candidate"], entry["setting"], entry["pass"]): entry["exponent_of_time"]
-        for entry in aggregates("scaling", report.rows)
+        for entry in aggregate("scaling", report.rows)
     }
     names = _names(report.rows)
     figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)

@@ -40,7 +40,7 @@ class Report:
         content = {
             "started": self.started,
             "finished": self.finished,
-            "figures": aggregates(self.kind, self.rows),
+            "figures": aggregate(self.kind, self.rows),
             "rows": rows,
             **self._settings(),
         }
@@ -81,7 +81,7 @@ def baseline_versions() -> dict[str, str | None]:
     return {name: installed(name) for name in BASELINE_PACKAGES}
 
 
-def aggregates(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def aggregate(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Aggregate over the cases.
 
     layer, memory: geometric mean over shapes of baseline / ours, per scope and pass. model: throughput relative to
@@ -92,7 +92,7 @@ def aggregates(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     if kind == "model":
         return _relative_throughput(rows)
     if kind == "scaling":
-        return _exponents(rows)
+        return _fit_exponents(rows)
     return _mean_ratios(rows, median_seconds if kind == "layer" else peak_bytes)
 
 
@@ -142,7 +142,7 @@ def _relative_throughput(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return entries
 
 
-def _exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _fit_exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
     noisy: dict[tuple[Any, ...], int] = {}
     for row in rows:
@@ -199,7 +199,7 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
 
 
 def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Format aggregates as a text table; empty without aggregates."""
+    """Format aggregate as a text table; empty without aggregate."""
     if not entries:
         return ""
     header = [name.replace("_", " ") for name in entries[0]]

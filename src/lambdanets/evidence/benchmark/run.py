@@ -17,7 +17,7 @@ from lambdanets.evidence.benchmark.peers import KNOWN_INCORRECT, installed
 from lambdanets.evidence.benchmark.report import (
     RESULTS,
     Report,
-    aggregates,
+    aggregate,
     aggregates_table,
     case_table,
     noise_warning,
@@ -32,10 +32,10 @@ from lambdanets.terminal import echo
 Cases = Callable[[Any, torch.device, Sequence[Any]], list[Case]]
 
 _CASES: dict[str, tuple[Cases, list[str]]] = {
-    "layer": (layer.cases, layer.NAMES),
-    "model": (model.cases, model.NAMES),
-    "memory": (layer.cases, layer.NAMES),
-    "scaling": (scaling.cases, scaling.NAMES),
+    "layer": (layer.make_cases, layer.NAMES),
+    "model": (model.make_cases, model.NAMES),
+    "memory": (layer.make_cases, layer.NAMES),
+    "scaling": (scaling.make_cases, scaling.NAMES),
 }
 
 
@@ -72,7 +72,7 @@ def _write_results(report: Report, folder: Path) -> None:
     """Write results and plots, and print the summary."""
     report.write(folder)
     plots.draw(report, folder)
-    echo(*aggregates_table(aggregates(report.kind, report.rows)).split("\n"))
+    echo(*aggregates_table(aggregate(report.kind, report.rows)).split("\n"))
     if warning := noise_warning(report.rows):
         echo("", warning)
     if report.finished:

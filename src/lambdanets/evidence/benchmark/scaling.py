@@ -44,7 +44,7 @@ class Inputs:
     grad_output: Tensor | None
 
 
-def cases(options: Scaling, device: torch.device, rows: Sequence[Row]) -> list[Case]:
+def make_cases(options: Scaling, device: torch.device, rows: Sequence[Row]) -> list[Case]:
     """Make cases in ascending size per pass. Times in `rows` predict whether the next size exceeds the time limit."""
     grids: list[tuple[tuple[int, ...], bool]] = [((side, side), False) for side in sorted(options.sides)]
     grids += [((length,), True) for length in sorted(options.lengths)]
@@ -104,7 +104,7 @@ def _case(
             if predicted > options.seconds:
                 raise Skipped(f"would take about {predicted:.0f} s per run, the limit is {options.seconds:g}")
 
-    def algorithm(candidate: str) -> Prepared:
+    def prepare_algorithm(candidate: str) -> Prepared:
         cost = plan.costs[candidate]
         if cost is None:
             raise Skipped(ALGORITHMS[candidate].limits)
@@ -112,14 +112,12 @@ def _case(
         check_limits(
             candidate, needed_bytes, _seconds(cost), lambda size: _seconds(_cost_at_size(problem, size, candidate))
         )
-        work = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
+        run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
         expected = functools.partial(_expected_lambda, grid, causal, checked)
-        return _prepare(inputs(), lambda i: work(i.queries, i.table, i.values), expected, checked)
+        return _prepare(inputs(), lambda i: run(i.queries, i.table, i.values), expected, checked)
 
-    def attend(_: str) -> Prepared:
-        needed_bytes = attention.estimated_bytes(
-            options.batch_size, options.heads, n, dtype.itemsize, training=training
-        )
+    def prepare_attention() -> Prepared:
+        needed_bytes = attention.estimate_bytes(options.batch_size, options.heads, n, dtype.itemsize, training=training)
         check_limits(ATTENTION, needed_bytes, n**2, lambda size: size**2)
         table = _first_heads(inputs().table, options.heads)
         make_bias = attention.RelativeBias(table, grid, causal=causal)
@@ -134,8 +132,10 @@ def _case(
         expected = functools.partial(_expected_attention, grid, causal, checked, options.heads)
         return _prepare(inputs(), run, expected, checked)
 
-    builders: dict[str, Callable[[], Prepared]] = {key: functools.partial(algorithm, key) for key in ALGORITHMS}
-    builders[ATTENTION] = functools.partial(attend, ATTENTION)
+    builders: dict[str, Callable[[], Prepared]] = {
+        name: functools.partial(prepare_algorithm, name) for name in ALGORITHMS
+    }
+    builders[ATTENTION] = prepare_attention
     return Case(sizes, select_candidates(builders, options.candidates))
 
 
@@ -153,7 +153,7 @@ def _prepare(
         for leaf in leaves:
             leaf.grad = None
 
-    def work() -> None:
+    def run_once() -> None:
         release()
         output = run(inputs)
         if inputs.grad_output is not None:
@@ -167,7 +167,7 @@ def _prepare(
             actual["query gradient"] = inputs.queries.grad[:, :, checked()]
         return expected(inputs).check(actual)
 
-    return Prepared(work, errors, release)
+    return Prepared(run_once, errors, release)
 
 
 def _expected_lambda(grid: tuple[int, ...], causal: bool, checked: Callable[[], Tensor], inputs: Inputs) -> Expected:
