@@ -54,7 +54,7 @@ def test_check_fails_for_a_wrong_paper_number(capsys, monkeypatch):
 
 
 def test_check_fails_for_a_wrong_count(monkeypatch):
-    monkeypatch.setattr(verdicts, "_count", lambda column, build, together: 1)
+    monkeypatch.setattr(verdicts, "_count", lambda column, spec, together: 1)
     assert main(["tables", "9", "--check"]) == 1
 
 
@@ -174,8 +174,7 @@ def test_estimated_cost_is_proportional_to_repeats():
     def seconds(**changes):
         plan = replace(speed.Plan(("12",), 1, 3, 32), **changes)
         return sum(
-            speed._operations(build, plan, training=training) * plan.repeats
-            for _, build, training in speed._passes(plan)
+            speed._operations(spec, plan, training=training) * plan.repeats for _, spec, training in speed._passes(plan)
         )
 
     assert seconds(repeats=6) == 2 * seconds()

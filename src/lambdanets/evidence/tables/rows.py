@@ -168,6 +168,6 @@ def _structure(name: str) -> tuple[str, str]:
     return "-".join(str(len(stage)) for stage in stages), ", ".join(map(str, in_c4))
 
 
-def structure(build: ModelSpec, column: str) -> str:
+def structure(spec: ModelSpec, column: str) -> str:
     """Compute a column of Table 19 from the model."""
-    return _structure(build.name)[("blocks", "lambda layers in c4").index(column)]
+    return _structure(spec.name)[("blocks", "lambda layers in c4").index(column)]

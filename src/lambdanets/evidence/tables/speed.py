@@ -133,8 +133,8 @@ def estimate_seconds(plan: Plan, device: torch.device) -> float:
     run()
     rate = _operations(resnet, plan, training=False) / (time.perf_counter() - start)
     total = sum(
-        _operations(build, plan, training=training) * (plan.repeats + _WARM_UP + 1)
-        for _, build, training in _passes(plan)
+        _operations(spec, plan, training=training) * (plan.repeats + _WARM_UP + 1)
+        for _, spec, training in _passes(plan)
     )
     return total / rate
 
@@ -147,21 +147,21 @@ def machine(properties: dict[str, Any]) -> str:
 def _passes(plan: Plan) -> Iterator[tuple[Sample, ModelSpec, bool]]:
     for name in plan.tables:
         for phase in TABLES[name]:
-            for row, build in ROWS[name].items():
-                sample = Sample(name, row, phase, plan.batch_size, plan.image_size or build.image_size)
-                yield sample, build, phase == "training"
+            for row, spec in ROWS[name].items():
+                sample = Sample(name, row, phase, plan.batch_size, plan.image_size or spec.image_size)
+                yield sample, spec, phase == "training"
 
 
-def _operations(build: ModelSpec, plan: Plan, *, training: bool) -> float:
+def _operations(spec: ModelSpec, plan: Plan, *, training: bool) -> float:
     factor = _FORWARD_AND_BACKWARD if training else 1
-    return factor * plan.batch_size * count_flops(_resized(build, plan).create(), plan.image_size or build.image_size)
+    return factor * plan.batch_size * count_flops(_resized(spec, plan).create(), plan.image_size or spec.image_size)
 
 
-def _resized(build: ModelSpec, plan: Plan) -> ModelSpec:
+def _resized(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """Return the model for the plan's image size, which a vision transformer must have as an argument."""
-    if plan.image_size is None or not build.name.startswith("vit_"):
-        return build
-    return dataclasses.replace(build, overrides=build.overrides | {"img_size": plan.image_size})
+    if plan.image_size is None or not spec.name.startswith("vit_"):
+        return spec
+    return dataclasses.replace(spec, overrides=spec.overrides | {"img_size": plan.image_size})
 
 
 def _measure_pass(name: str, phase: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
@@ -171,12 +171,12 @@ def _measure_pass(name: str, phase: str, plan: Plan, device: torch.device, sampl
     models: dict[str, nn.Module] = {}
     runs: dict[str, Callable[[], Any]] = {}
     with Progress(f"table {name}, {phase}", len(passes), "rows") as progress:
-        for sample, build, training in passes:
+        for sample, spec, training in passes:
             progress.set_note(f"{sample.row}, building and memory")
-            key = str(_resized(build, plan))
+            key = str(_resized(spec, plan))
             try:
                 if key not in models:
-                    models[key] = _resized(build, plan).create(str(device)).train(training)
+                    models[key] = _resized(spec, plan).create(str(device)).train(training)
                 run = _make_run(models[key], plan.batch_size, sample.image_size, training, device)
                 sample.peak_bytes = peak_bytes(run, device)
             except (MemoryError, RuntimeError, ValueError, AssertionError) as error:

@@ -69,16 +69,16 @@ def summary(lines: Sequence[Line]) -> str:
 
 
 def _line(number: PaperNumber, measured: Measurements) -> Line:
-    build = find_model(number.table, number.row)
-    model = "" if build is None else str(build)
+    spec = find_model(number.table, number.row)
+    model = "" if spec is None else str(spec)
     key = (number.table, number.row, number.column)
     if key in measured:
         value, note = measured[key]
         return Line(number, value, MEASURED, note, model)
     if number.column in COUNTABLE:
-        return _counted(number, build, model)
-    if number.column in _STRUCTURE and build is not None:
-        ours = structure(build, number.column)
+        return _counted(number, spec, model)
+    if number.column in _STRUCTURE and spec is not None:
+        ours = structure(spec, number.column)
         return Line(number, ours, MATCH if ours == number.value else DIFFERS, model=model)
     if number.column == "time":
         return _fitted(number)
@@ -91,11 +91,11 @@ def _line(number: PaperNumber, measured: Measurements) -> Line:
     return Line(number, None, NOT_REPRODUCED, model=model)
 
 
-def _counted(number: PaperNumber, build: ModelSpec | None, model: str) -> Line:
+def _counted(number: PaperNumber, spec: ModelSpec | None, model: str) -> Line:
     ours = paper_memory(number.table, number.row) if number.unit in ("GB", "MB") else None
-    if ours is None and build is not None and number.column in ("params", "FLOPs"):
+    if ours is None and spec is not None and number.column in ("params", "FLOPs"):
         together = number.table in _APPLIED_TOGETHER
-        ours = _count(number.column, build, together) / _SIZES[number.column, number.unit]
+        ours = _count(number.column, spec, together) / _SIZES[number.column, number.unit]
     if ours is None:
         raise ValueError(f"number must have a model or a formula, got {number.row!r} of table {number.table}")
     if (number.table, number.row) in OTHER_NETWORKS:
@@ -104,20 +104,20 @@ def _counted(number: PaperNumber, build: ModelSpec | None, model: str) -> Line:
         return Line(number, ours, MATCH, model=model)
     if number.unreproducible:
         return Line(number, ours, NOT_REPRODUCIBLE, number.unreproducible, model)
-    if number.column == "params" and build is not None:
-        in_use = count_parameters_in_use(build.create(), build.image_size) / _SIZES["params", number.unit]
+    if number.column == "params" and spec is not None:
+        in_use = count_parameters_in_use(spec.create(), spec.image_size) / _SIZES["params", number.unit]
         if number.matches(in_use):
-            note = f"without table entries that no {build.image_size}-pixel image uses; with them {{:.3f}}"
+            note = f"without table entries that no {spec.image_size}-pixel image uses; with them {{:.3f}}"
             return Line(number, in_use, MATCH, note.format(ours), model)
     return Line(number, ours, DIFFERS, f"expected {number.text()}", model)
 
 
 @cache
-def _count(column: str, build: ModelSpec, applied_together: bool) -> int:
-    model = build.create()
+def _count(column: str, spec: ModelSpec, applied_together: bool) -> int:
+    model = spec.create()
     if column == "params":
         return count_parameters(model)
-    return count_flops(model, build.image_size, applied_together=applied_together)
+    return count_flops(model, spec.image_size, applied_together=applied_together)
 
 
 def _fitted(number: PaperNumber) -> Line:
