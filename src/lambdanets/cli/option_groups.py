@@ -112,10 +112,15 @@ def _help_texts(options: type) -> dict[str, str]:
     """Map field names to their docstrings, which are the strings below the fields in the source code."""
     texts = {}
     for base in reversed(options.__mro__):
-        if dataclasses.is_dataclass(base):
-            definition: Any = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-            for field, docstring in itertools.pairwise(definition.body):
-                match field, docstring:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        texts[name] = " ".join(text.split())
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except OSError:  # installed without source files
+            continue
+        definition: Any = ast.parse(source).body[0]
+        for field, docstring in itertools.pairwise(definition.body):
+            match field, docstring:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.split())
     return texts
