@@ -4,7 +4,7 @@
     python experiments/detection_backbone.py [--page docs/detection.md]    write the page's tables from its results
 
 Batch 1, on a CPU, feature maps of strides 4 to 32. Candidates are timed interleaved in one process, after each layer
-was checked against float64; those that would not fit into free memory are left out. "mask-rcnn" is a training step of
+was checked against float64; those that do not fit into free memory are skipped. "mask-rcnn" is a training step of
 Mask R-CNN on LambdaResNet-50 with two images, in a separate process. "stride-8" is the peak memory of one layer on
 128 x 128 maps.
 """
@@ -33,14 +33,14 @@ from lambdanets.evidence.benchmark.measurement import (
     Prepared,
     Row,
     measure_case,
+    measurement_settings,
     prepare_module,
-    without_tf32,
 )
 from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
-from lambdanets.evidence.benchmark.peers import LeftOut, build_peer
+from lambdanets.evidence.benchmark.peers import Skipped, build_peer
 from lambdanets.evidence.benchmark.reference import Error, Expected, compute_expected, reference_copy
-from lambdanets.evidence.benchmark.report import baseline_versions, candidate_of
+from lambdanets.evidence.benchmark.report import baseline_versions
 from lambdanets.evidence.benchmark.timing import summarize
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.baselines import GlobalAttention
@@ -158,7 +158,7 @@ class Backbones:
                 is_lambda = name in (OURS, "lambda-networks")
                 expected = self.expected[path] if is_lambda else compute_expected(reference_copy(layer), x, grad_output)
                 prepared = prepare_module(layer, x, grad_output, functools.partial(lambda result: result, expected))
-                prepared.work()
+                prepared.run()
                 for tensor, error in prepared.errors().items():
                     worst[tensor] = max(worst.get(tensor, error), error)
                 prepared.release()
@@ -199,10 +199,10 @@ def build_layer(name: str, ours: LambdaLayer2d, side: int) -> nn.Module:
 
 
 def check_free_memory(needed: int) -> None:
-    """Raise LeftOut if more bytes are needed than are free."""
+    """Raise Skipped if more bytes are needed than are free."""
     free = free_memory(CPU)
     if needed > free:
-        raise LeftOut(f"does not fit: needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f}")
+        raise Skipped(f"does not fit: needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f}")
 
 
 def bytes_of_attention(dim: int, height: int, width: int, *, unfused: bool) -> int:
@@ -253,7 +253,7 @@ def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
 
 
 def peak_at_stride_8(size: int, names: list[str]) -> dict[str, int | str]:
-    """Peak bytes of a layer at stride 8, forward and backward, or why it was left out."""
+    """Peak bytes of a layer at stride 8, forward and backward, or why it was skipped."""
     torch.manual_seed(0)
     side = size // FINE_STRIDE
     ours = LambdaLayer2d(FINE_CHANNELS, scope=23)
@@ -264,7 +264,7 @@ def peak_at_stride_8(size: int, names: list[str]) -> dict[str, int | str]:
             if name.startswith("global-attention"):
                 check_free_memory(4 * bytes_of_attention(FINE_CHANNELS, side, side, unfused=name.endswith("maps")))
             layer = build_layer(name, ours, side).eval()
-        except LeftOut as reason:
+        except Skipped as reason:
             peaks[name] = str(reason)
             continue
         peaks[name] = peak_bytes(functools.partial(forward_and_backward, layer, x), CPU)
@@ -306,7 +306,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def tables(results: dict[str, Any]) -> str:
     """The section of the page between its markers."""
     size, machine = results["size"], results["hardware"]
-    measured = {(candidate_of(row), row["sizes"]["pass"]): row for row in results["rows"]}
+    measured = {(row["candidate"], row["sizes"]["pass"]): row for row in results["rows"]}
     header = ["in place of 4 convolutions", "forward, s", "min to max", "peak GiB"]
     header += ["forward and backward, s", "min to max", "peak GiB"]
     rows = []
@@ -316,8 +316,8 @@ def tables(results: dict[str, Any]) -> str:
             row = measured.get((name, phase))
             if row is None:
                 cells += ["not run", "", ""]
-            elif row["left_out"]:
-                cells += [row["left_out"], "", ""]
+            elif row["skip_reason"]:
+                cells += [row["skip_reason"], "", ""]
             else:
                 spread = f"{min(row['seconds']):.2f} to {max(row['seconds']):.2f}"
                 cells += [f"{row['median_seconds']:.2f}", spread, f"{row['peak_bytes'] / 2**30:.2f}"]
@@ -368,7 +368,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="page whose tables to write from experiments/results")
     parser.add_argument("--step", action="store_true", help="measure the training step only, and print JSON")
     options = parser.parse_args()
-    with without_tf32(None):
+    with measurement_settings(None):
         if options.step:
             print(json.dumps(training_step(options.size)))
         elif options.out:

@@ -21,7 +21,7 @@ from gpu_clock import time_of
 from torch import Tensor, nn
 
 from lambdanets import LambdaLayer2d, create_model
-from lambdanets.evidence.benchmark.peers import PEERS, LeftOut, build_peer
+from lambdanets.evidence.benchmark.peers import PEERS, Skipped, build_peer
 from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused import prediction
@@ -297,7 +297,7 @@ def layers(part: Part) -> None:
             what = f"{name} {side}x{side} v={v} b={batch}"
             if (part.dry_run and "compiled" in name) or part.over(what):
                 continue
-            with part.recording(what), contextlib.suppress(LeftOut):
+            with part.recording(what), contextlib.suppress(Skipped):
                 module = (method if isinstance(method, nn.Module) else method()).to(part.device)
                 time_module(part, what, module, sizes)
 

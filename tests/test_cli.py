@@ -45,7 +45,7 @@ def trained(tmp_path_factory):
 
 
 def fails(capsys, *arguments):
-    """Run a command that must exit with code 2, and return its one sentence on stderr."""
+    """Run a command that must exit with code 2, and return the last line of stderr."""
     assert main([str(argument) for argument in arguments]) == 2
     output = capsys.readouterr().err.strip().splitlines()
     assert "Traceback" not in "".join(output)
@@ -119,26 +119,26 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
     predict = classifiers.predict_files
 
     def with_signal(*arguments):
-        for done, prediction in enumerate(predict(*arguments)):
-            if done == 7:
+        for count, prediction in enumerate(predict(*arguments)):
+            if count == 7:
                 os.kill(os.getpid(), number)
             yield prediction
 
     command = ["predict", str(trained / "run"), str(trained / "images"), "--out"]
-    assert main([*command, str(tmp_path / "whole.jsonl")]) == 0
+    assert main([*command, str(tmp_path / "uninterrupted.jsonl")]) == 0
     out = tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(classifiers, "predict_files", with_signal)
         assert main([*command, str(out)]) == 130
     kept = f"stopped after 7 of 20 images, saved in {out}.partial; run the same command to resume"
     assert capsys.readouterr().err.strip() == kept
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.partial", "whole.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.partial", "uninterrupted.jsonl"]
     assert "was started with options [3, None], not [1, None]; remove it" in fails(capsys, *command, out, "--top", 1)
     assert "was started with other images" in fails(capsys, *command[:2], trained / "images/dark", "--out", out)
     assert main([*command, str(out)]) == 0
     assert "resuming: 7 of 20 images are done" in capsys.readouterr().err
-    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+    assert out.read_bytes() == (tmp_path / "uninterrupted.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "uninterrupted.jsonl"]
 
 
 def test_predict_rejects_an_output_locked_by_another_process(trained, tmp_path, capsys):
@@ -168,13 +168,13 @@ def test_predict_does_not_overwrite_its_output(trained, tmp_path, capsys):
 
 def test_predict_does_not_overwrite_a_file_written_while_it_loads(trained, tmp_path, capsys, monkeypatch):
     def slow(*arguments):
-        (tmp_path / "out.jsonl").write_text("another's")
+        (tmp_path / "out.jsonl").write_text("from another process")
         return load_classifier(*arguments)
 
     monkeypatch.setattr("lambdanets.inference.classifier.load_classifier", slow)
     command = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
     assert "exists; choose another file" in fails(capsys, *command)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.jsonl", "another's")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.jsonl", "from another process")]
 
 
 def test_predict_requires_images(trained, capsys):
@@ -286,7 +286,7 @@ def test_unknown_option_error_suggests_the_nearest(capsys):
         (["--epochs", "3", "cifar10"], "has no argument 'cifar10'"),
     ],
 )
-def test_rejects_invalid_option_values_in_one_sentence(arguments, message, capsys, tmp_path, monkeypatch):
+def test_rejects_invalid_option_values_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert message in fails(capsys, "train", *arguments)
     assert not list(tmp_path.iterdir())
@@ -354,6 +354,14 @@ def test_unknown_recipe_and_command_are_named(capsys):
     assert "got 'trian'; the nearest is train" in fails(capsys, "trian")
 
 
+@pytest.mark.parametrize("command", ["evaluate", "predict", "pseudo-label"])
+def test_unknown_device_is_rejected(command, trained, tmp_path, capsys):
+    arguments = {"evaluate": [], "predict": [trained / "images"], "pseudo-label": ["shards", tmp_path / "labels"]}
+    error = fails(capsys, command, trained / "run", *arguments[command], "--device", "tpu")
+    assert "device must be cpu" in error
+    assert "got 'tpu'" in error
+
+
 def test_evaluate_rejects_weights_of_another_architecture(trained, capsys):
     error = fails(capsys, "evaluate", trained / "run", "--model", "resnet18")
     assert "another architecture" in error
@@ -381,7 +389,7 @@ def test_train_rejects_a_model_that_exceeds_memory(tmp_path, capsys, monkeypatch
 
 
 def test_train_error_names_a_folder_that_cannot_be_created(tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("a file")
     assert "file" in fails(capsys, "train", "--run", tmp_path / "file" / "run")
 
 

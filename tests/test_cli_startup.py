@@ -1,5 +1,6 @@
-"""Help and usage errors are printed without importing PyTorch."""
+"""Help and usage errors do not import PyTorch; the content of the help."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -7,22 +8,14 @@ import sys
 
 import pytest
 
+from lambdanets.cli import COMMANDS
+from lambdanets.cli.option_groups import RECIPE_GROUPS
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.recipe import Recipe
+
 HEAVY = ("torch", "torchvision", "timm", "lightning", "numpy", "matplotlib", "pyarrow")
 HELP = [
-    *(
-        [
-            "train",
-            "evaluate",
-            "predict",
-            "detect",
-            "shard",
-            "pseudo-label",
-            "compare",
-            "tables",
-            "benchmark",
-            "calibrate",
-        ]
-    ),
+    *COMMANDS,
     *(f"detect {action}" for action in ("train", "evaluate", "predict", "report")),
     *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling")),
     *("train cifar10", "pseudo-label select", "compare scope"),
@@ -38,16 +31,16 @@ SCRIPT = """
 import contextlib, io, json, sys
 from lambdanets.cli import main
 
-found = {}
+results = {}
 for line in json.load(sys.stdin):
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             code = main(line.split())
-        except SystemExit as end:
-            code = end.code or 0
-    found[line] = [code, output.getvalue(), [name for name in HEAVY if name in sys.modules]]
-print(json.dumps(found))
+        except SystemExit as error:
+            code = error.code or 0
+    results[line] = [code, output.getvalue(), [name for name in HEAVY if name in sys.modules]]
+print(json.dumps(results))
 """
 
 
@@ -81,3 +74,24 @@ def test_help_does_not_show_raw_type_names(answers):
     assert "lambdanets train cifar10 [-h]" in answers["train cifar10 --help"][1]
     assert " TEACHER SHARDS OUT" in answers["pseudo-label --help"][1].splitlines()[0]
     assert " CHECKPOINT IMAGES..." in answers["predict --help"][1].splitlines()[0]
+    assert " [TABLES...]" in answers["tables --help"][1].splitlines()[0]
+
+
+def test_help_groups_options_and_explains_defaults(answers):
+    output = answers["train cifar10 --help"][1]
+    titles = re.findall(r"^ ([\w ]+) options +$", output, re.MULTILINE)
+    assert titles[:4] == ["data", "model", "optimization", "regularization"]
+    assert " Mask R-CNN options " in answers["detect train --help"][1]
+    assert " measurement options " in answers["tables --help"][1]
+    for line, (_, output, _) in answers.items():
+        words = " ".join(output.split())
+        assert not re.search(r"(by default|if none)[^.]*\. \(default: none\)", words), line
+    for line in ("predict --help", "detect predict --help"):
+        assert "Image files, folders and globs. (required)" in " ".join(answers[line][1].split())
+
+
+@pytest.mark.parametrize("recipe", [Recipe, DetectionRecipe])
+def test_every_recipe_field_is_in_one_group(recipe):
+    grouped = [name for names in RECIPE_GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    assert {field.name for field in dataclasses.fields(recipe)} <= set(grouped)

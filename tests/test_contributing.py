@@ -236,16 +236,16 @@ def test_a_row_of_a_table_is_a_line_and_its_figures(package):
     assert "paper.json" in steps
     add_line(
         package / "evidence/tables/rows.py",
-        '        "conv (He et al. 2016, author run)": Build("resnet50"),\n',
-        '        "another": Build("resnet18"),\n',
+        '        "conv (He et al. 2016, author run)": ModelSpec("resnet50"),\n',
+        '        "another": ModelSpec("resnet18"),\n',
     )
     path = package / "evidence/tables/paper.json"
     figure = '{"table": "3", "row": "another", "column": "params", "value": 11.7, "unit": "M", "precision": 0.1}'
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"figures": [', f'"figures": [{figure},', 1), encoding="utf-8")
     script = """
-from lambdanets.evidence.tables.paper import numbers_of
+from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.verdicts import compare
-print(*(line.verdict for line in compare([figure for figure in numbers_of(["3"]) if figure.row == "another"], {})))
+print(*(line.verdict for line in compare([figure for figure in select_numbers(["3"]) if figure.row == "another"], {})))
 """
     assert run(package, "-c", script).strip() == "match"

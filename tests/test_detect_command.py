@@ -26,7 +26,7 @@ def succeeds(*arguments):
 
 
 def fails(capsys, *arguments):
-    """Run a command that must exit with code 2, and return its one sentence on stderr."""
+    """Run a command that must exit with code 2, and return the last line of stderr."""
     assert main(["detect", *map(str, arguments)]) == 2
     output = capsys.readouterr().err.strip().splitlines()
     assert "Traceback" not in "".join(output)
@@ -39,12 +39,12 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def scores_of(result):
+def score_lines(result):
     """The last two lines that a command prints for these scores."""
     lines = []
-    for kind, words in (("bbox", "boxes"), ("segm", "masks")):
+    for kind, label in (("bbox", "boxes"), ("segm", "masks")):
         scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in result[kind].items()]
-        lines.append("  ".join([words, *scores]))
+        lines.append("  ".join([label, *scores]))
     return lines
 
 
@@ -70,10 +70,10 @@ def test_repeated_quicktest_prints_the_same_scores(tmp_path, capsys):
     succeeds(*command)
     output = capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert output[-2:] == scores_of(result)
+    assert output[-2:] == score_lines(result)
     assert f"predictions:      {tmp_path / 'run/predictions.png'}" in output
     succeeds(*command)
-    assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
+    assert capsys.readouterr().out.splitlines()[-2:] == score_lines(result)
 
 
 def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, capsys):
@@ -81,7 +81,7 @@ def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, caps
     result = json.loads((trained_detector / "run/result.json").read_text())
     output = capsys.readouterr().out.splitlines()
     assert output[0].startswith("4 images, ")
-    assert output[-2:] == scores_of(result)
+    assert output[-2:] == score_lines(result)
 
 
 def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, capsys):
@@ -93,7 +93,7 @@ def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, ca
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
     succeeds("evaluate", path)
     result = json.loads((trained_detector / "run/result.json").read_text())
-    assert capsys.readouterr().out.splitlines()[-2:] == scores_of(result)
+    assert capsys.readouterr().out.splitlines()[-2:] == score_lines(result)
 
 
 def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp
     output = capsys.readouterr().out.splitlines()
     assert output[0] == f"4 images, {len(results)} detections"
     assert {result["category_id"] for result in results} <= {4, 7}
-    assert output[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+    assert output[-2:] == score_lines(json.loads((trained_detector / "run/result.json").read_text()))
 
 
 def test_evaluate_reports_dropped_annotations(trained_detector, tmp_path, capsys):
@@ -137,7 +137,7 @@ def test_evaluate_writes_scores_per_category(trained_detector, tmp_path):
 
 
 def test_evaluate_creates_its_folder_before_it_predicts(trained_detector, tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("a file")
     monkeypatch.setattr("lambdanets.inference.detection.detect_set", lambda *_, **__: pytest.fail("predicted"))
     assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
 
@@ -150,7 +150,7 @@ def test_evaluate_keeps_its_scores_if_drawing_fails(trained_detector, tmp_path, 
     command = ["detect", "evaluate", str(trained_detector / "run"), "--out", str(tmp_path / "out")]
     assert main(command) == 2
     output = capsys.readouterr()
-    assert output.out.splitlines()[-2:] == scores_of(json.loads((trained_detector / "run/result.json").read_text()))
+    assert output.out.splitlines()[-2:] == score_lines(json.loads((trained_detector / "run/result.json").read_text()))
     assert "No space left on device" in output.err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "scores.json"]
 
@@ -188,17 +188,17 @@ def test_predict_writes_results_image_ids_and_one_drawing_per_image(trained_dete
     out = tmp_path / "out"
     succeeds("predict", trained_detector / "run", photos, "--out", out, "--score", "0")
     output = capsys.readouterr()
-    known = json.loads((out / "images.json").read_bytes())
+    index = json.loads((out / "images.json").read_bytes())
     results = read_results(out / "results.json")
-    assert known["categories"] == list(TWO_CATEGORIES)
-    assert [image["id"] for image in known["images"]] == [1, 2, 3, 4]
-    assert {"日本 猫.png", f"{'ї' * 120}.png"} < {Path(image["file_name"]).name for image in known["images"]}
+    assert index["categories"] == list(TWO_CATEGORIES)
+    assert [image["id"] for image in index["images"]] == [1, 2, 3, 4]
+    assert {"日本 猫.png", f"{'ї' * 120}.png"} < {Path(image["file_name"]).name for image in index["images"]}
     assert results
     assert {result["image_id"] for result in results} <= {1, 2, 3, 4}
     drawings = sorted(path.name for path in out.glob("*.png"))
     assert len(drawings) == 4
     assert sum(name.endswith("-日本 猫.png") for name in drawings) == 2
-    for image, name in zip(known["images"], drawings, strict=True):
+    for image, name in zip(index["images"], drawings, strict=True):
         with Image.open(out / name) as drawing:
             assert drawing.width / image["width"] == drawing.height / image["height"] >= 1
     assert output.out.splitlines()[-1] == f"{len(results)} detections in 4 images, written to {out}"
@@ -212,9 +212,11 @@ def test_predict_draws_above_the_score_and_writes_all_detections(trained_detecto
         succeeds("predict", trained_detector / "run", image, "--out", tmp_path / score, "--score", score)
     low, high = (tmp_path / score for score in ("0", "1"))
     assert (low / "results.json").read_bytes() == (high / "results.json").read_bytes()
-    drawn, plain = (np.asarray(Image.open(next(folder.glob("*.png"))).convert("RGB")) for folder in (low, high))
-    assert (plain.min(2) == plain.max(2)).all()  # gray, like the image
-    assert (drawn.min(2) != drawn.max(2)).any()
+    with_boxes, without_boxes = (
+        np.asarray(Image.open(next(folder.glob("*.png"))).convert("RGB")) for folder in (low, high)
+    )
+    assert (without_boxes.min(2) == without_boxes.max(2)).all()  # gray, like the image
+    assert (with_boxes.min(2) != with_boxes.max(2)).any()
 
 
 def test_predict_no_figures_draws_nothing(trained_detector, tmp_path):
@@ -237,30 +239,30 @@ def test_predict_keeps_nonempty_folders_and_creates_none_without_images(trained_
 def test_predict_keeps_detections_on_a_signal_and_resumes(
     number, trained_detector, photos, tmp_path, monkeypatch, capsys
 ):
-    drawn, draw = [], detection_figures.draw_predicted
+    calls, draw = [], detection_figures.draw_predicted
 
     def with_signal(*arguments):
-        if len(drawn) == 2:
+        if len(calls) == 2:
             os.kill(os.getpid(), number)
-        drawn.append(None)
+        calls.append(None)
         return draw(*arguments)
 
     command = ["detect", "predict", trained_detector / "run", photos, "--score", "0", "--out"]
-    assert main([*map(str, command), str(tmp_path / "whole")]) == 0
+    assert main([*map(str, command), str(tmp_path / "uninterrupted")]) == 0
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(detection_figures, "draw_predicted", with_signal)
         assert main([*map(str, command), str(tmp_path / "out")]) == 130
     output = capsys.readouterr()
-    known = json.loads((tmp_path / "out/images.json").read_bytes())
-    assert [image["id"] for image in known["images"]] == [1, 2]
+    index = json.loads((tmp_path / "out/images.json").read_bytes())
+    assert [image["id"] for image in index["images"]] == [1, 2]
     assert {result["image_id"] for result in read_results(tmp_path / "out/results.json")} <= {1, 2}
     assert "detections in 2 images, written to" in output.out
     assert "run the same command to resume" in output.err
     assert not list((tmp_path / "out").glob(".*"))
     assert main([*map(str, command), str(tmp_path / "out")]) == 0
     assert "resuming: 2 of " in capsys.readouterr().err
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
 
 
 def test_predict_interrupted_in_its_first_drawing_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
@@ -292,7 +294,7 @@ def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector
     assert "nowhere.png" in fails(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
 
 
-def test_out_of_memory_is_reported_in_one_sentence(trained_detector, photos, monkeypatch, capsys):
+def test_out_of_memory_is_reported_in_one_line(trained_detector, photos, monkeypatch, capsys):
     monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
     for command in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
         error = fails(capsys, *command)

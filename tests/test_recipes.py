@@ -21,8 +21,8 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.module import make_schedule, prepare_batch_norm
 from lambdanets.training.recipe import Recipe
 
-# Of imagenet_350 a variant with early stopping on held-out images, which also covers imagenet_90, and of cifar10 one
-# without lambda layers.
+# Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
+# and one of cifar10 without lambda layers.
 QUICKTESTED = {"imagenet_350": "imagenet_350_350_288", "cifar10": "cifar10_convolution"}
 VARIANTS = [variant for name in list_recipes() for variant in list_variants(name)]
 
@@ -50,7 +50,7 @@ def fields(recipe, *names):
 
 
 def commands(name):
-    """The commands in a docstring, after "lambdanets"."""
+    """The commands in the docstring of a recipe, without "lambdanets"."""
     lines = importlib.import_module(f"lambdanets.recipes.{name}").__doc__.splitlines()
     return [line.partition("lambdanets ")[2] for line in lines if line.startswith("Run: ")]
 
@@ -81,18 +81,18 @@ def test_docstrings_of_recipes_begin_with_a_summary(name):
 def test_the_command_in_a_recipe_docstring_parses(name, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(run, "start", lambda recipe, folder: started.append((recipe, folder)) or {})
-    monkeypatch.setattr(launching, "launch", lambda count, arguments: main(arguments))
+    monkeypatch.setattr(launching, "launch", lambda count, command: main(command))
     monkeypatch.chdir(tmp_path)
     (command,) = commands(name)
-    words = shlex.split(command)
-    assert words[0] == "train"
-    assert words[1].startswith(name)
-    assert main(words) == 0
+    arguments = shlex.split(command)
+    assert arguments[0] == "train"
+    assert arguments[1].startswith(name)
+    assert main(arguments) == 0
     ((recipe, _),) = started
-    options = {word.removeprefix("--").replace("-", "_"): value for word, value in pairwise(words)}
+    options = {option.removeprefix("--").replace("-", "_"): value for option, value in pairwise(arguments)}
     for field in ("data", "weights", "pseudo_labels", "pseudo_images"):
         assert getattr(recipe, field) != ""
-        assert getattr(recipe, field) == options.get(field, getattr(find_recipe(words[1]), field))
+        assert getattr(recipe, field) == options.get(field, getattr(find_recipe(arguments[1]), field))
 
 
 @pytest.mark.parametrize("name", ["imagenet_90", *(f"imagenet_90_{name}" for name in ("cccc", "ccll", "u4"))])
@@ -120,9 +120,9 @@ def test_imagenet_350_has_the_hyperparameters_of_table_20(row):
     assert fields(recipe, "dropout", "drop_path") == (dropout, drop_path)
     assert recipe.rand_augment.startswith(f"rand-m{magnitude:g}-n2")
     assert fields(recipe, "epochs", "weight_decay", "learning_rate", "batch_size") == (350, 4e-5, 1.6, 4096)
-    held = (depth, size) in {(350, 288), (350, 320), (420, 320)}
-    assert recipe.hold_out == (0.02 if held else 0)
-    assert (recipe.patience is not None) == held
+    holds_out = (depth, size) in {(350, 288), (350, 320), (420, 320)}
+    assert recipe.hold_out == (0.02 if holds_out else 0)
+    assert (recipe.patience is not None) == holds_out
 
 
 def test_imagenet_350_variants_are_the_rows_of_table_20():
@@ -186,7 +186,7 @@ def test_norms_biases_and_tables_have_no_weight_decay(built):
         assert decays[id(parameter)] == (0 if id(parameter) in free else recipe.weight_decay), name
 
 
-def test_batch_norm_momentum_takes_effect_in_training():
+def test_batch_norm_momentum_changes_the_running_mean():
     statistics = {}
     for momentum in (1.0, 0.25):
         torch.manual_seed(0)
@@ -213,7 +213,7 @@ def test_quicktest_keeps_recipe_options_at_small_size(name, tmp_path, capsys):
 
 
 def test_rand_augment_magnitudes_above_10_are_not_clamped():
-    # timm's operations stop at magnitude 10 unless a policy says otherwise
+    # timm clamps magnitudes at 10 unless a policy has another maximum
     policies = [find_recipe(f"imagenet_350_{row}").rand_augment for row in ("101_160", "152_224")]
     ten, fifteen = (rand_augment_transform(policy, {}) for policy in policies)
     rotations = []

@@ -7,12 +7,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d, create_model
 from lambdanets.evidence.tables.paper import paper_numbers
-from lambdanets.evidence.tables.rows import ROWS, build_of
+from lambdanets.evidence.tables.rows import ROWS, find_model
 from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 
 
 def flops(table, row):
-    build = build_of(table, row)
+    build = find_model(table, row)
     return count_flops(build.create(), build.image_size)
 
 
@@ -44,11 +44,11 @@ EXPECTED_PARAMETERS = {
     ("row", "count"), EXPECTED_PARAMETERS.items(), ids=lambda value: " ".join(value) if type(value) is tuple else ""
 )
 def test_parameters_are_exact(row, count):
-    assert count_parameters(build_of(*row).create()) == count
+    assert count_parameters(find_model(*row).create()) == count
 
 
 def test_parameters_in_use_exclude_offsets_beyond_the_maps():
-    model = build_of("8", "k=32,h=8,u=1").create()
+    model = find_model("8", "k=32,h=8,u=1").create()
     assert count_parameters_in_use(model, 224) == 15_741_400
     assert count_parameters_in_use(model, 448) == count_parameters(model)
 

@@ -143,7 +143,7 @@ def test_student_training_with_commands_from_shards_to_evaluation(data, tmp_path
     shards, out = tmp_path / "shards", tmp_path / "labels"
     run_command("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--processes", 1)
     run_command("train", "--data", shards, *options, "--run", tmp_path / "teacher")
-    output = run_command("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3)
+    output = run_command("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3, "--device", "cpu")
     assert "20 images in 4 shards labeled" in output
     assert f"lambdanets pseudo-label select {out} SELECTION" in output
     run_command("pseudo-label", "select", out, tmp_path / "selection", "--confidence", 0, "--per-class", 4)

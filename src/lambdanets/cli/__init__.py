@@ -21,7 +21,7 @@ from lambdanets.errors import (
 )
 from lambdanets.terminal import echo
 
-# Command -> its line of help. `main` in the module of that name runs it.
+# Command -> line in the help. The function `main` in the module of the same name runs it.
 COMMANDS = {
     "train": "Train a classifier: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
     "evaluate": "Evaluate a classifier on a validation set: lambdanets evaluate CHECKPOINT [--data DATA].",

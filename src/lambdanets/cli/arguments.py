@@ -7,17 +7,17 @@ from typing import Any, TypeVar
 
 import tyro
 
-from lambdanets.cli.option_types import RULES
+from lambdanets.cli.option_groups import RULES
 from lambdanets.errors import InputError, nearest
 
 Options = TypeVar("Options")
 
 
-def parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **more: Any) -> Options:
+def parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **tyro_options: Any) -> Options:
     """Parse arguments into a dataclass of options. Raises InputError for unknown options and invalid values.
 
-    prog: the command; a part in brackets at its end is for the usage line only. more: further arguments of tyro.cli,
-    such as default.
+    prog: the command, to which a part in brackets may be appended for the usage line. tyro_options: arguments of
+    tyro.cli, such as default.
     """
     command = prog.partition(" [")[0]
     with _tyro_errors(command):
@@ -28,14 +28,14 @@ def parse(options: type[Options], arguments: list[str], *, description: str, pro
             description=description,
             return_unknown_args=True,
             registry=RULES,
-            config=(tyro.conf.PositionalMetavarFromFieldName,),
-            **more,
+            config=(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.OmitArgPrefixes),
+            **tyro_options,
         )
     if unknown:
         if not unknown[0].startswith("-"):
             raise InputError(f"{command} has no argument {unknown[0]!r}; {command} --help lists its arguments")
         flag = unknown[0].partition("=")[0]
-        flags = [f"--{name.replace('_', '-')}" for name in _names(parsed)]
+        flags = [f"--{name.replace('_', '-')}" for name in _field_names(parsed)]
         raise InputError(f"{command} has no option {flag}{nearest(flag, flags)}")
     return parsed
 
@@ -53,7 +53,7 @@ def _tyro_errors(command: str) -> contextlib.AbstractContextManager[None]:
 
     def on_error(event: Any) -> None:
         try:
-            message = _message(event)
+            message = _error_message(event)
         except AttributeError:
             return
         raise InputError(f"{message}; {command} --help lists the options")
@@ -61,36 +61,36 @@ def _tyro_errors(command: str) -> contextlib.AbstractContextManager[None]:
     return hook(on_error)
 
 
-def _message(event: Any) -> str:
-    """The error message for an event of `tyro._errors`. Raises AttributeError for an unknown kind of event."""
+def _error_message(event: Any) -> str:
+    """Make the error message for an event of `tyro._errors`. Raises AttributeError for an unknown event."""
     kind = type(event).__name__
     if kind == "MissingArgs":
-        missing = [_name(entry.arg) for entry in event.missing_arguments]
+        missing = [_display_name(entry.arg) for entry in event.missing_arguments]
         return f"{' and '.join(missing)} must be given"
     if kind == "BadValue" and event.argument.is_positional():
-        return f"{_name(event.argument)} must be given"
+        return f"{_display_name(event.argument)} must be given"
     if kind == "BadValue":
         count = event.argument.lowered.nargs
-        return f"{_name(event.argument)} must have {'a value' if count == 1 else f'{count} values'}"
+        return f"{_display_name(event.argument)} must have {'a value' if count == 1 else f'{count} values'}"
     if kind == "InvalidChoice":
         close = nearest(event.value, event.choices)
-        return f"{_name(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}{close}"
+        return f"{_display_name(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}{close}"
     if kind == "InstantiationFailure" and event.argument is None:
-        return str(event.message)  # from a recipe's own checks
+        return str(event.message)  # from the checks of a recipe
     if kind == "InstantiationFailure":
-        return f"{_name(event.argument)} must be {event.message}"
+        return f"{_display_name(event.argument)} must be {event.message}"
     raise AttributeError(kind)
 
 
-def _name(argument: Any) -> str:
-    """An option such as --data, or a positional argument's name in the help."""
+def _display_name(argument: Any) -> str:
+    """Return an option such as --data, or the name of a positional argument in the help."""
     return argument.lowered.metavar.strip("[]") if argument.is_positional() else argument.display_name()
 
 
-def _names(options: Any) -> list[str]:
-    """Names of the fields of a dataclass and of nested dataclasses."""
+def _field_names(options: Any) -> list[str]:
+    """List the fields of a dataclass, including those of nested dataclasses."""
     names = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        names += _names(value) if dataclasses.is_dataclass(value) else [field.name]
+        names += _field_names(value) if dataclasses.is_dataclass(value) else [field.name]
     return names

@@ -14,9 +14,9 @@ class Calibrate:
     """Options of calibrate."""
 
     device: str = "cpu"
-    """cpu, cuda, or one GPU such as cuda:1. On a GPU, the fused kernels are also tested and timed."""
+    """cpu, cuda, or one GPU such as cuda:1. On a GPU, the fused kernels are tested and timed as well."""
     threads: int | None = None
-    """CPU threads; PyTorch's default if none."""
+    """Number of CPU threads; by default that of PyTorch."""
 
 
 def main(arguments: list[str]) -> int:

@@ -5,8 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
@@ -18,13 +16,13 @@ from lambdanets.training.recipe import Recipe
 class Compare:
     """Options of compare."""
 
-    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    recipe: Recipe
     variants: tuple[str, ...] = ()
-    """Names of the variants to train; all variants of the studies by default."""
+    """Names of the variants to train, each quoted, such as "local attention"; all variants above by default."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Random seeds; one run per variant and seed."""
     out: Path | None = None
-    """New or empty folder for runs and results. By default comparisons/STUDY-DATE-TIME."""
+    """New or empty folder for the runs and results. By default comparisons/STUDIES-DATE-TIME."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +32,7 @@ class ResumeOrReport:
     resume: Path | None = None
     """Folder of a comparison to resume; several processes may train in it."""
     report: Path | None = None
-    """results.json of a comparison, whose tables are printed."""
+    """File results.json of a comparison, to print its tables."""
 
     def __post_init__(self) -> None:
         if (self.resume is None) == (self.report is None):
@@ -44,7 +42,7 @@ class ResumeOrReport:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets compare` and return its exit code."""
-    from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, labels_of
+    from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, variant_labels
     from lambdanets.recipes import find_recipe
 
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -59,17 +57,17 @@ def main(arguments: list[str]) -> int:
     if arguments[0].startswith("-"):
         description = "Resume a comparison, or print its tables."
         return _resume_or_report(parse(ResumeOrReport, arguments, prog="lambdanets compare", description=description))
-    first, *rest = arguments
-    named = bool(rest) and not rest[0].startswith("-")
-    recipe = dataclasses.replace(find_recipe(rest[0] if named else "digits"), model=MODEL, model_options={})
-    studies = tuple(STUDIES) if first == "all" else tuple(first.split(","))
-    variants = ", ".join(labels_of(studies))
+    names, *remaining = arguments
+    has_recipe = bool(remaining) and not remaining[0].startswith("-")
+    recipe = dataclasses.replace(find_recipe(remaining[0] if has_recipe else "digits"), model=MODEL, model_options={})
+    studies = tuple(STUDIES) if names == "all" else tuple(names.split(","))
+    variants = "\n".join(f"  {name}" for name in variant_labels(studies))
     options = parse_with_recipe(
         Compare,
         recipe,
-        rest[1:] if named else rest,
-        prog=f"lambdanets compare {first}{'' if named else ' [RECIPE]'}",
-        description=f"Train these variants with the same recipe and seeds: {variants}.",
+        remaining[1:] if has_recipe else remaining,
+        prog=f"lambdanets compare {names}{'' if has_recipe else ' [RECIPE]'}",
+        description=f"Train variants of a network with the same recipe and seeds.\n\nvariants:\n{variants}",
     )
     if options.recipe.seed != recipe.seed:
         raise InputError(
@@ -80,7 +78,7 @@ def main(arguments: list[str]) -> int:
     defaults = MODEL_OPTIONS if options.recipe.model == MODEL else {}
     recipe = dataclasses.replace(options.recipe, model_options=defaults | options.recipe.model_options)
     plan = execution.make_plan(studies, options.variants, options.seeds, recipe)
-    folder = options.out or Path("comparisons") / f"{first.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     with report_errors(f"lambdanets compare --resume {folder}", folder / execution.PLAN):
         execution.begin(plan, folder)
         _train(folder)
@@ -99,7 +97,7 @@ def _resume_or_report(options: ResumeOrReport) -> int:
 
 
 def _train(folder: Path) -> None:
-    """Train the remaining runs of a folder's plan, update the results after each, and print them at the end."""
+    """Train the unfinished runs of a folder's plan, update the results after each, and print them at the end."""
     from lambdanets.evidence.studies.execution import read_plan, read_results, train_all
     from lambdanets.evidence.studies.summary import RESULTS, TABLE, markdown, summarize, write_summary
 
@@ -112,10 +110,10 @@ def _train(folder: Path) -> None:
         results = read_results(plan, folder)
         write_summary(plan, results, folder)
         done = len(results)
-        left = (time.monotonic() - started) / max(1, done - before) * (total - done)
+        seconds_left = (time.monotonic() - started) / max(1, done - before) * (total - done)
         echo(
             f"[{done}/{total}] {result['variant']}, seed {result['seed']}: top-1 {result['top1']:.4f}, "
-            f"{result['seconds']:.0f} s{f'; about {left / 60:.0f} min left' if done < total else ''}"
+            f"{result['seconds']:.0f} s{f'; about {seconds_left / 60:.0f} min left' if done < total else ''}"
         )
 
     train_all(plan, folder, on_result)
@@ -124,7 +122,7 @@ def _train(folder: Path) -> None:
         echo("", *markdown(summarize(plan, results)).split("\n"))
         return
     if len(results) < total:
-        echo(f"{total - len(results)} runs are in progress in other processes, the last of which writes the results")
+        echo(f"{total - len(results)} runs are in progress in other processes; the last process writes the results")
         return
     echo("", *markdown(write_summary(plan, results, folder)).split("\n"))
     echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")

@@ -24,15 +24,15 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 class Train:
     """Options of detect train."""
 
-    recipe: tyro.conf.OmitArgPrefixes[DetectionRecipe]
+    recipe: DetectionRecipe
     run: Path | None = None
     """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
-    devices: int | None = None
-    """Number of processes on this machine, one per GPU; use torchrun for several machines."""
-    quicktest: bool = False
-    """Train a small version of the recipe on scattered digits, in less than a minute on two cores."""
     resume: Path | None = None
     """Run folder of an unfinished run to resume, with its own recipe."""
+    devices: int | None = None
+    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
+    quicktest: bool = False
+    """Train a small version of the recipe on scattered digits, in less than a minute on two cores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Evaluate:
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
     data: Path | None = None
-    """COCO-format JSON file of instances with the same categories; the validation data of the run by default."""
+    """COCO-format JSON file of instances with the same categories; by default the validation data of the run."""
     images: Path | None = None
-    """Images of data: a folder or an uncompressed tar."""
+    """Images of --data: a folder or an uncompressed tar."""
     out: Path | None = None
-    """New folder for scores.json, results.json (COCO results format) and figures; no files if none."""
+    """New folder for scores.json, results.json (COCO results format) and figures; no files by default."""
     batch_size: int = 1
-    """Images per forward pass; their masks are all in memory."""
+    """Images per forward pass; the masks of all of them are in memory at once."""
     workers: int = 0
     """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None
@@ -65,16 +65,18 @@ class Predict:
 
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
-    images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
+    images: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
+    ] = ()
     """Image files, folders and globs."""
     out: Path = Path("detections")
-    """New folder for results.json (COCO format), images.json and one figure per image; resumes an interrupted one."""
+    """New folder for results.json (COCO format), images.json and one figure per image. The same command resumes."""
     score: float = 0.5
-    """Minimum score of drawn detections; results.json has all detections."""
+    """Minimum score of the detections to draw; results.json has all detections."""
     figures: bool = True
     """Draw the detections of each image."""
     batch_size: int = 1
-    """Images per forward pass; their masks are all in memory."""
+    """Images per forward pass; the masks of all of them are in memory at once."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
@@ -88,8 +90,10 @@ class Predict:
 class Report:
     """Options of detect report."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...")] = ()
-    """Folders of finished runs. Gains are relative to the first row; runs that differ only in the seed share a row."""
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...", help_behavior_hint="(required)")
+    ] = ()
+    """Folders of finished runs; runs that differ only in the seed are averaged. Gains are relative to the first row."""
     format: Literal["text", "markdown"] = "text"
     """Output format."""
 
@@ -111,24 +115,24 @@ def _train(arguments: list[str]) -> int:
     """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
     from lambdanets.recipes import find_recipe, list_recipes
 
-    named = bool(arguments) and not arguments[0].startswith("-")
-    name = arguments[0] if named else "digits"
+    has_recipe = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments[0] if has_recipe else "digits"
     recipe = find_recipe(name, DetectionRecipe)
     recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes(DetectionRecipe).items())
     options = parse_with_recipe(
         Train,
         recipe,
-        arguments[1:] if named else arguments,
-        prog=f"lambdanets detect train {name if named else '[RECIPE]'}",
+        arguments[1:] if has_recipe else arguments,
+        prog=f"lambdanets detect train {name if has_recipe else '[RECIPE]'}",
         description=f"Train Mask R-CNN. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
     from lambdanets.training.detection.quicktest import quicktest_recipe
 
-    changed = named or options.recipe != recipe
-    done = train(options, ["detect", "train"], arguments, name=name, changed=changed, small=quicktest_recipe)
-    if isinstance(done, int):
-        return done
-    result, folder = done
+    changed = has_recipe or options.recipe != recipe
+    outcome = train(options, ["detect", "train"], arguments, name=name, changed=changed, small=quicktest_recipe)
+    if isinstance(outcome, int):
+        return outcome
+    result, folder = outcome
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         speed = f"{result['images_per_second']:.1f} images/s"
@@ -150,7 +154,7 @@ def _evaluate(arguments: list[str]) -> int:
         Evaluate,
         arguments,
         prog="lambdanets detect evaluate",
-        description="Average precision (AP) of a trained detector.",
+        description="Evaluate the average precision (AP) of a trained detector.",
     )
     from lambdanets.data.coco.sets import report_findings
     from lambdanets.folders import WorkFolder
@@ -203,7 +207,7 @@ def _predict(arguments: list[str]) -> int:
 
 
 def _detect(options: Predict, paths: list[Path]) -> None:
-    """Detect objects, draw them and write the results; if interrupted, those so far."""
+    """Detect objects, draw them and write the results; after an interruption, the results so far."""
     from lambdanets.files import atomic_open
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files
@@ -228,7 +232,7 @@ def _detect(options: Predict, paths: list[Path]) -> None:
                 entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
                 results = coco_results(detections, number, detector.card.category_ids)
                 figure = draw_predicted(image, detections, detector.classes, options.score) if options.figures else None
-                with deferred():  # so that a figure and its journal entry are written both or not at all
+                with deferred():  # so that either both figure and journal entry are written, or neither
                     if figure is not None:
                         with atomic_open(options.out / f"{number:05}-{path.stem[:MAX_STEM]}.png") as file:
                             figure.save(file, "PNG")
@@ -253,7 +257,7 @@ def _report(arguments: list[str]) -> int:
         Report,
         arguments,
         prog="lambdanets detect report",
-        description="Box and mask AP of finished runs, in percent, and gains over the first run.",
+        description="Print box and mask AP of finished runs in percent, with gains over the first run.",
     )
     from lambdanets.evidence.detection_report import report
 
@@ -264,7 +268,7 @@ def _report(arguments: list[str]) -> int:
 
 
 JOURNAL = "detections.partial"  # in the folder of an interrupted detect predict
-MAX_STEM = 50  # characters of the image's name in a figure's name, which must be at most 255 bytes
+MAX_STEM = 50  # characters of an image's name in the name of its figure, since file names are limited to 255 bytes
 ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,

@@ -20,13 +20,13 @@ class Evaluate:
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
     data: str | None = None
-    """Data set with the same classes, whose validation split is used; the training data set by default."""
+    """Data set with the same classes, to evaluate on its validation split; by default the training data set."""
     data_root: str | None = None
-    """Folder of a data set that is named as in timm."""
+    """Root folder of a timm data set, such as torch/cifar10."""
     out: Path | None = None
-    """New folder for per_class_accuracy.csv, confusion_matrix.csv and .png; no files if none."""
+    """New folder for per_class_accuracy.csv, confusion_matrix.csv and .png; no files by default."""
     model: str | None = None
-    """Load the weights into this model instead of the trained one."""
+    """Name of the model to load the weights into; the trained model by default."""
     batch_size: int | None = None
     """Images per forward pass; the most that fit into memory, up to 128, by default."""
     workers: int = 0
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         Evaluate,
         arguments,
         prog="lambdanets evaluate",
-        description="Top-1 accuracy of a trained classifier; with --out, per-class accuracy and the confusion matrix.",
+        description="Evaluate a classifier: top-1 accuracy; with --out, also per-class accuracy and confusion matrix.",
     )
     from lambdanets.folders import WorkFolder
     from lambdanets.inference import classification

@@ -16,7 +16,7 @@ from lambdanets.terminal import echo
 def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -> Iterator[Journal]:
     """Open the journal OUT.partial of a command that processes images; print what is resumed, and how to resume.
 
-    identity: what its entries depend on besides the images.
+    identity: options and weights on which the entries depend.
     """
     path = out.with_name(out.name + SUFFIX)
     images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()

@@ -28,7 +28,7 @@ def _path(text: str) -> Path:
 
 
 def _model_option(text: str) -> bool | int | float | str:
-    """The value of a model option: a bool, int or float if it can be parsed as one, else a string."""
+    """Parse the value of a model option as a bool, int or float if possible, else as a string."""
     if text in ("True", "False"):
         return text == "True"
     for kind in (int, float):
@@ -50,7 +50,7 @@ _SIMPLE: dict[Any, tuple[str, Callable[[str], Any]]] = {
 
 @RULES.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """The rule for a type; None for literals and flags, which are left to tyro."""
+    """The rule for a type; None for literals and flags, which tyro handles."""
     origin, arguments = get_origin(info.type), get_args(info.type)
     if info.type in _SIMPLE:
         metavar, read = _SIMPLE[info.type]

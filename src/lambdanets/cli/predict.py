@@ -25,14 +25,16 @@ class Predict:
 
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
-    images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...")] = ()
+    images: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
+    ] = ()
     """Image files, folders and globs."""
     top: int = 3
-    """Number of most probable classes per image."""
+    """Number of most probable classes to report per image."""
     out: Path = Path("predictions.jsonl")
-    """Output file in JSON Lines, one line per image; must not exist. The same command resumes an interrupted one."""
+    """New file in JSON Lines format, one line per image. The same command resumes an interrupted one."""
     model: str | None = None
-    """Load the weights into this model instead of the trained one."""
+    """Name of the model to load the weights into; the trained model by default."""
     batch_size: int = 1
     """Images per forward pass."""
     device: str | None = None
@@ -73,7 +75,7 @@ def _check_new(out: Path) -> None:
 
 
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
-    """Classify, print and write; predictions are in a journal until the file is written. Returns their number."""
+    """Classify images, print and write predictions, and return their number. A journal has them until all are done."""
     from lambdanets.files import atomic_write, encode_utf8
     from lambdanets.inference.classifier import predict_files
     from lambdanets.inference.weights import file_identity

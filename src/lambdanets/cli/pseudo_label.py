@@ -18,11 +18,11 @@ class Label:
     """Options of pseudo-label."""
 
     teacher: tyro.conf.Positional[Path]
-    """Teacher: run folder, weights.safetensors or .ckpt file."""
+    """Trained classifier: run folder, weights.safetensors or .ckpt file."""
     shards: tyro.conf.Positional[str]
-    """Shards, a folder or a URL, whose training images are labeled. Their own labels are ignored."""
+    """Folder or URL of shards; their training images are labeled, and existing labels ignored."""
     out: tyro.conf.Positional[Path]
-    """Folder for the labels. The same command resumes; several may run at once."""
+    """Folder for the labels. The same command resumes; several processes may work on one folder."""
     top: int = 5
     """Number of most probable classes to keep per image."""
     batch_size: int | None = None
@@ -31,9 +31,11 @@ class Label:
     """Data loading worker processes; 0 loads in the main process."""
     max_unreadable: int = 1000
     """Maximum number of unreadable images, which are skipped."""
+    device: str | None = None
+    """cpu, cuda, or one GPU such as cuda:1; by default the GPU, if there is one, or one per torchrun process."""
 
 
-MAX_NAMES = 10  # of classes, in a message
+MAX_NAMES = 10  # maximum number of classes in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +49,9 @@ class Select:
     confidence: float = 0.3
     """Minimum probability of an image's most probable class."""
     per_class: int | None = None
-    """Images per class: the most confident ones, repeated if there are fewer. All, once, by default."""
+    """Images per class: the most confident ones, repeated if there are fewer. By default all images, once each."""
     seed: int = 0
-    """Random seed for which images are repeated, and for ties of confidence."""
+    """Random seed for the choice of repeated images and for ties in confidence."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,8 +59,8 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0] == "select":
         return _select(arguments[1:])
     description = (
-        "Label images in shards with a teacher; write one table per shard. Several processes may work on one folder. "
-        "Then select the labels to train on with `lambdanets pseudo-label select`."
+        "Label images in shards with a teacher; write one table per shard. "
+        "Then select the labels to train on with: lambdanets pseudo-label select."
     )
     options = parse(Label, arguments, prog="lambdanets pseudo-label", description=description)
     from lambdanets.training.pseudo_labels.labeling import label_shards
@@ -72,6 +74,7 @@ def main(arguments: list[str]) -> int:
             batch_size=options.batch_size,
             workers=options.workers,
             max_unreadable=options.max_unreadable,
+            device=options.device,
             report=lambda name, images, seconds: echo(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
         )
     report_unreadable(list(result.unreadable))
@@ -108,8 +111,8 @@ def _select(arguments: list[str]) -> int:
     echo(f"{report.kept:,} kept{copies}")
     for count, classes in ((f"fewer than {options.per_class}", report.short), ("none", report.without)):
         if classes:
-            more = f" and {len(classes) - MAX_NAMES} more" if len(classes) > MAX_NAMES else ""
-            echo(f"classes with {count} ({len(classes)}): {', '.join(classes[:MAX_NAMES])}{more}")
+            others = f" and {len(classes) - MAX_NAMES} more" if len(classes) > MAX_NAMES else ""
+            echo(f"classes with {count} ({len(classes)}): {', '.join(classes[:MAX_NAMES])}{others}")
     echo(
         f"{seconds:.1f} s, {report.rows / max(seconds, 1e-9):,.0f} rows/s, peak memory {peak_memory() / 2**20:.0f} MiB"
     )
@@ -118,7 +121,7 @@ def _select(arguments: list[str]) -> int:
 
 
 def peak_memory() -> int:
-    """Peak resident memory of this process, bytes; 0 if unknown."""
+    """Return the peak resident memory of this process in bytes; 0 if unknown."""
     status = Path("/proc/self/status")
     if status.is_file():  # getrusage would include the parent process
         lines = status.read_text().splitlines()

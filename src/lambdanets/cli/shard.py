@@ -3,10 +3,12 @@
 import dataclasses
 import os
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import tyro
 
 from lambdanets.cli.arguments import parse
+from lambdanets.cli.option_groups import Groups
 from lambdanets.errors import InputError
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo
@@ -16,20 +18,26 @@ from lambdanets.terminal import echo
 class Shard:
     """Options of shard."""
 
+    GROUPS: ClassVar[Groups] = {
+        "data": ("unlabeled", "data_root", "validation_share", "seed"),
+        "writing": ("images_per_shard", "processes", "check_images", "max_unreadable"),
+        "verification and index": ("verify", "index", "classes"),
+    }
+
     data: tyro.conf.Positional[str]
-    """Data set, as in lambdanets train --data; the shards with --index, or with --verify and no OUT."""
-    out: tyro.conf.Positional[Path | None] = None
-    """New folder for the shards; the same command resumes an interrupted one."""
+    """Data set, as in lambdanets train --data; without OUT, existing shards: a folder or, with --verify, a URL."""
+    out: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(help_behavior_hint="(optional)")] = None
+    """New folder for the shards; the same command resumes. Omit it with --index, or to verify the shards in DATA."""
     verify: bool = False
-    """Verify the shards in OUT after writing, or those in DATA (folder or URL) without OUT, against shards.json."""
+    """Verify the shards against shards.json: those written to OUT or, without OUT, those in DATA."""
     index: bool = False
-    """Write shards.json for a folder of tar files from webdataset or img2dataset."""
+    """Write shards.json for DATA, a folder of tar files from webdataset or img2dataset."""
     unlabeled: bool = False
-    """Write all images in DATA and its sub-folders, without classes."""
+    """Write all images in DATA and its sub-folders, without class labels."""
     classes: Path | None = None
-    """With --index: text file of class names, one per line."""
+    """With --index: text file with one class name per line."""
     data_root: str | None = None
-    """Folder of a data set that is named as in timm."""
+    """Root folder of a timm data set, such as torch/cifar10."""
     validation_share: float = 0.2
     """Fraction of each class used for validation if the data has no validation split."""
     images_per_shard: int = 10_000
@@ -44,7 +52,7 @@ class Shard:
     """Maximum number of unreadable images, which are skipped."""
 
 
-_WRITING = {"out", "verify", "images_per_shard", "processes", "seed", "check_images", "max_unreadable"}
+_WRITING_OPTIONS = {"out", "verify", "images_per_shard", "processes", "seed", "check_images", "max_unreadable"}
 
 
 def main(arguments: list[str]) -> int:
@@ -67,14 +75,14 @@ def main(arguments: list[str]) -> int:
     if options.index:
         raise InputError("OUT must not be given with --index, which writes shards.json into DATA")
     if options.unlabeled:
-        _check_unused(options, "writing images without classes", _WRITING | {"unlabeled"})
+        _check_unused(options, "writing images without classes", _WRITING_OPTIONS | {"unlabeled"})
     else:
-        _check_unused(options, "writing shards", _WRITING | {"data_root", "validation_share"})
+        _check_unused(options, "writing shards", _WRITING_OPTIONS | {"data_root", "validation_share"})
     return _write(options, options.out, processes)
 
 
 def _check_unused(options: Shard, action: str, used: set[str]) -> None:
-    """Raise InputError for an option that is given and has no effect."""
+    """Raise InputError for an option that is set but has no effect."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name not in used | {"data"} and value != field.default:

@@ -1,15 +1,16 @@
-"""`lambdanets tables`: the paper's tables next to this package's numbers, with measurements and figures."""
+"""`lambdanets tables`: compare the paper's tables with this package's numbers, measurements and figures."""
 
 import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
 from lambdanets.cli.arguments import parse
+from lambdanets.cli.option_groups import Groups
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.progress import track
@@ -20,26 +21,28 @@ from lambdanets.terminal import echo
 class Tables:
     """Options of tables."""
 
-    tables: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="TABLES...")] = ()
-    """Table numbers, 2 to 20, and E.2 and fn2 for memory figures in the text; all by default."""
+    GROUPS: ClassVar[Groups] = {"measurement": ("measure", "image_size", "batch_size", "repeats")}
+
+    tables: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[TABLES...]")] = ()
+    """Table numbers from 2 to 20, E.2 for the memory in Sec. E.2, and fn2 for that in footnote 2; all by default."""
     check: bool = False
-    """Print a summary of the reproduced numbers; exit code 1 if one does not match the paper."""
+    """Print how many numbers match the paper, and those that do not; if there are any, exit with code 1."""
     format: Literal["text", "markdown", "csv", "json"] = "text"
     """Output format."""
     out: Path | None = None
-    """Output file instead of the terminal, overwritten if it exists; with --measure, new file for measurements."""
+    """File to write or overwrite; by default the terminal. With --measure, new file for the measurements."""
     figures: Path | None = None
-    """Folder for frontier.png (Figure 4) and scope.png (Table 10)."""
+    """Folder for frontier.png (Figure 4) and scope.png (Table 10); no figures by default."""
     measured: tuple[Path, ...] = ()
-    """Files of --measure, shown next to the paper's speeds; for Table 4 also results.json of layer benchmarks."""
+    """Files of --measure to show with the paper's speeds; for Table 4, also results.json of layer benchmarks."""
     measure: bool = False
-    """Measure speed and peak memory for tables 4, 5, 10, 12, 13 and 18, or the given ones; takes hours on a CPU."""
+    """Measure speed and peak memory of TABLES, by default 4, 5, 10, 12, 13 and 18; takes hours on a CPU."""
     batch_size: int = 4
     """With --measure: images per batch."""
     repeats: int = 3
     """With --measure: timed runs per row."""
     image_size: int | None = None
-    """With --measure: image size of all rows; each row's own by default."""
+    """With --measure: image size of all rows, pixels; by default that of each row in the paper."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -47,14 +50,14 @@ class Tables:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets tables` and return its exit code: 1 for a failed check, else 0."""
-    description = "Show the paper's tables with this package's number next to each of the paper's."
+    description = "Show the paper's tables, with this package's numbers next to the paper's."
     options = parse(Tables, arguments, prog="lambdanets tables", description=description)
-    from lambdanets.evidence.tables.paper import numbers_of
+    from lambdanets.evidence.tables.paper import select_numbers
 
-    figures = numbers_of(options.tables)
+    numbers = select_numbers(options.tables)
     from lambdanets.evidence.tables.measured import read
     from lambdanets.evidence.tables.plots import draw
-    from lambdanets.evidence.tables.rendering import RENDERINGS
+    from lambdanets.evidence.tables.rendering import FORMATTERS
     from lambdanets.evidence.tables.speed import TABLES, Plan, measure
     from lambdanets.evidence.tables.verdicts import DIFFERS, compare, summary
 
@@ -65,7 +68,7 @@ def main(arguments: list[str]) -> int:
         measure(Plan(names, options.batch_size, options.repeats, options.image_size), source)
         sources = (source,)
     measured = read(sources)
-    lines = compare(track(figures, "counting", len(figures), "figures"), measured.values)
+    lines = compare(track(numbers, "counting", len(numbers), "numbers"), measured.values)
     if options.figures is not None:
         for table, path in draw(options.figures, measured.values, measured.machine).items():
             echo(f"written to {path}", file=sys.stderr)
@@ -79,7 +82,7 @@ def main(arguments: list[str]) -> int:
                 echo(f"table {paper.table}, {paper.row}, {paper.column}: {paper.text()} in the paper, {ours} ours")
         echo(*summary(lines).split("\n"))
         return int(any(line.verdict == DIFFERS for line in lines))
-    text = RENDERINGS[options.format](lines, measured)
+    text = FORMATTERS[options.format](lines, measured)
     if options.out is None or options.measure:
         echo(*text.rstrip("\n").split("\n"))
     else:

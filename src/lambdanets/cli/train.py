@@ -4,8 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
 from lambdanets.errors import InputError
@@ -18,44 +16,45 @@ from lambdanets.training.recipe import Recipe
 class Train:
     """Options of train."""
 
-    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    recipe: Recipe
     run: Path | None = None
     """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
-    devices: int | None = None
-    """Processes on this machine, one per GPU; torchrun starts several machines. With --plan: devices to plan for."""
-    plan: bool = False
-    """Print steps, memory, hours, data size and read rate of the training, without training."""
-    quicktest: bool = False
-    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
     resume: Path | None = None
     """Run folder of an unfinished run to resume, with its own recipe."""
+    devices: int | None = None
+    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
+    plan: bool = False
+    """Print the steps, memory, hours, data size and read rate that training needs on --devices, without training."""
+    quicktest: bool = False
+    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
 
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     from lambdanets.recipes import find_recipe, list_recipes
 
-    named = bool(arguments) and not arguments[0].startswith("-")
-    name = arguments[0] if named else "digits"
+    has_recipe = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments[0] if has_recipe else "digits"
     recipe = find_recipe(name)
     recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes().items())
     options = parse_with_recipe(
         Train,
         recipe,
-        arguments[1:] if named else arguments,
-        prog=f"lambdanets train {name if named else '[RECIPE]'}",
+        arguments[1:] if has_recipe else arguments,
+        prog=f"lambdanets train {name if has_recipe else '[RECIPE]'}",
         description=f"Train a classifier. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
     if options.plan:
         return _plan(options)
     from lambdanets.training.classification.quicktest import quicktest_recipe
 
-    changed = named or options.recipe != recipe
-    done = train(options, ["train"], arguments, name=name, changed=changed, small=quicktest_recipe)
-    if isinstance(done, int):
-        return done
-    if done[0]:  # on rank 0
-        _report(*done)
+    changed = has_recipe or options.recipe != recipe
+    outcome = train(options, ["train"], arguments, name=name, changed=changed, small=quicktest_recipe)
+    if isinstance(outcome, int):
+        return outcome
+    result, folder = outcome
+    if result:  # on rank 0
+        _report(result, folder)
     return 0
 
 

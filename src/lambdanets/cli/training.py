@@ -1,4 +1,4 @@
-"""Shared by `train`, `detect train` and `compare`: recipe options, run folder, processes and error messages."""
+"""Code shared by `train`, `detect train` and `compare`: recipe options, run folder, processes and error messages."""
 
 import contextlib
 import dataclasses
@@ -17,22 +17,22 @@ from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.tasks import TASKS, read_recipe
 
-# Set for the processes that --devices launches, which get the same arguments.
+# Environment variable that is set in the processes launched by --devices, which have the same arguments.
 LAUNCHED = "LAMBDANETS_LAUNCHED"
 
 
-def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **more: str) -> Any:
-    """Parse options with a recipe as the default; given model options are merged into the recipe's."""
+def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **parse_options: str) -> Any:
+    """Parse options with a recipe as the default; model options are merged into those of the recipe."""
     # with a non-empty dictionary as default, tyro would accept its keys only
     default = options(recipe=dataclasses.replace(recipe, model_options={}))
-    parsed = parse(options, arguments, default=default, **more)
+    parsed = parse(options, arguments, default=default, **parse_options)
     merged = recipe.model_options | parsed.recipe.model_options
     return dataclasses.replace(parsed, recipe=dataclasses.replace(parsed.recipe, model_options=merged))
 
 
 @contextlib.contextmanager
 def report_errors(command: str, started: Path) -> Iterator[None]:
-    """Report what stops training, and, if the file `started` exists, the command that resumes it."""
+    """Report errors that stop training and, if the file `started` exists, the command that resumes it."""
     from lambdanets.training.callbacks import Interrupted
     from lambdanets.training.distributed import get_world
 
@@ -62,7 +62,7 @@ class Options(Protocol):
 
     @property
     def recipe(self) -> Any:
-        """The recipe, with the given fields changed."""
+        """The recipe, with changes from the command line."""
 
     @property
     def run(self) -> Path | None: ...
@@ -85,8 +85,9 @@ def train(
 ) -> tuple[dict[str, Any], Path] | int:
     """Train; returns the result, empty on ranks other than 0, and the run folder, or an exit code if it was launched.
 
-    command: such as ["detect", "train"]. arguments: those after it. name: of the recipe. changed: whether a recipe or
-    one of its fields was given. small: makes the small recipe of --quicktest.
+    command: the words of the command, such as ["detect", "train"]. arguments: the arguments after them. name: name of
+    the recipe. changed: whether the arguments have a recipe or one of its fields. small: makes the small recipe of
+    --quicktest from a recipe and a folder for its data.
     """
     _check_devices(options.devices)
     from lambdanets.training import run
@@ -136,7 +137,7 @@ def _launch(devices: int, command: list[str]) -> int:
 
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise InputError(f"devices must be at most {torch.cuda.device_count()}, the number of GPUs, got {devices}")
-    os.environ[LAUNCHED] = "1"  # the launched processes inherit it, and train
+    os.environ[LAUNCHED] = "1"  # inherited by the launched processes, which train
     try:
         return launching.launch(devices, command)
     finally:

@@ -1,1 +1,1 @@
-"""Evidence for the claims: benchmarks against baselines, the paper's tables, accuracy studies over seeds."""
+"""Benchmarks against baselines, a check of the paper's tables, and accuracy studies over several seeds."""

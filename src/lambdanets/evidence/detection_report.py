@@ -21,7 +21,7 @@ _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _KINDS = {"bbox": "box", "segm": "mask"}
 
 
-class _Identified(TypedDict):
+class _FileIdentity(TypedDict):
     name: str
     sha256: str
 
@@ -40,14 +40,14 @@ class _Result(TypedDict):
     images: int
     parameters: int
     # missing in older results
-    first_weights: NotRequired[_Identified | None]
-    training_data: NotRequired[_Identified | None]
-    validation_data: NotRequired[_Identified | None]
+    first_weights: NotRequired[_FileIdentity | None]
+    training_data: NotRequired[_FileIdentity | None]
+    validation_data: NotRequired[_FileIdentity | None]
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Runs that differ only in the seed."""
+    """One row of the table: runs that differ only in the seed."""
 
     recipe: dict[str, Any]
     results: list[dict[str, Any]]
@@ -62,21 +62,21 @@ class _Row:
         )
 
     def values(self, kind: str, name: str) -> list[float]:
-        """In percent, one value per seed; empty if a run has no value."""
+        """Scores in percent, one per seed; empty if a run has no such score."""
         values = [result[kind][name] for result in self.results]
         return [] if None in values else [100 * value for value in values]
 
 
 def report(runs: Sequence[Path], format: Format) -> str:
-    """Box and mask AP in percent, one row per configuration, in the order of the run folders.
+    """Make a table of box and mask AP in percent, with one row per configuration in the order of the run folders.
 
     The difference to the first row is in brackets. Runs that differ only in the seed share a row with mean ± std. A
-    dash means that there is no object of that size. As text, boxes and masks have one table each.
+    dash means that the data has no objects of that size. In the text format, boxes and masks have separate tables.
 
-    Runs with other initial weights or training data (by content) have rows of their own, labeled with the file.
+    Runs that differ in the content of their initial weights or training data have separate rows, labeled with the file.
 
-    Raises InputError for no folder, a missing or damaged result.json, a classification run, runs with different
-    validation data, and two runs with the same configuration and seed.
+    Raises InputError for an empty list of runs, a missing or damaged result.json, a classification run, runs with
+    different validation data, and two runs with the same configuration and seed.
     """
     if not runs:
         raise InputError("runs must name at least one folder of a run, got none")
@@ -97,15 +97,15 @@ def report(runs: Sequence[Path], format: Format) -> str:
         if index == len(rows):
             rows.append(_Row(_without_seed(result["recipe"]), []))
         rows[index].results.append(result)
-        other = seen.setdefault((index, result["recipe"]["seed"]), folder)
-        if other != folder:
-            raise InputError(f"runs must differ, got {other} and {folder} with the same recipe and seed")
-    alike = all(result["data"] == first_result["data"] for result in results.values())
-    data = first_result["data"] if alike else first_result["validation_data"]["name"]
-    closing = _closing(rows, f"{data}, {first_result['images']:,} images")
+        earlier = seen.setdefault((index, result["recipe"]["seed"]), folder)
+        if earlier != folder:
+            raise InputError(f"runs must differ, got {earlier} and {folder} with the same recipe and seed")
+    same_path = all(result["data"] == first_result["data"] for result in results.values())
+    data = first_result["data"] if same_path else first_result["validation_data"]["name"]
+    caption = _caption(rows, f"{data}, {first_result['images']:,} images")
     if format == "markdown":
-        return f"{markdown_table(*_cells(rows, list(_KINDS)))}\n\n{closing}\n"
-    return "\n".join(text_table(_cells(rows, [kind])) + "\n" for kind in _KINDS) + f"\n{closing}\n"
+        return f"{markdown_table(*_cells(rows, list(_KINDS)))}\n\n{caption}\n"
+    return "\n".join(text_table(_cells(rows, [kind])) + "\n" for kind in _KINDS) + f"\n{caption}\n"
 
 
 def _without_seed(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -114,14 +114,14 @@ def _without_seed(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sha256(result: dict[str, Any], field: str) -> str | None:
-    identified = result.get(field)
-    return None if identified is None else identified["sha256"]
+    file = result.get(field)
+    return None if file is None else file["sha256"]
 
 
-def _same_data(one: dict[str, Any], other: dict[str, Any], field: str) -> bool:
-    """Compare by content, or by path if one result has no hash, as older ones."""
-    hashes = [_sha256(result, field) for result in (one, other)]
-    return one["data"] == other["data"] if None in hashes else hashes[0] == hashes[1]
+def _same_data(left: dict[str, Any], right: dict[str, Any], field: str) -> bool:
+    """Compare two data sets by their hashes, or by their paths if an older result has no hash."""
+    hashes = [_sha256(result, field) for result in (left, right)]
+    return left["data"] == right["data"] if None in hashes else hashes[0] == hashes[1]
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _cells(rows: Sequence[_Row], kinds: Sequence[str]) -> list[list[str]]:
-    """The header, and one line per row."""
+    """The cells of the header and of each row."""
     averages = [f"{_KINDS[kind]} {name}" for kind in kinds for name in _NAMES]
     lines = [["model", "params (M)", "seeds", *averages]]
     for row, label in zip(rows, _labels(rows), strict=True):
@@ -163,8 +163,10 @@ def _cell(row: _Row, baseline: _Row, kind: str, name: str) -> str:
 
 
 def _labels(rows: Sequence[_Row]) -> list[str]:
-    """Model, options, initial weights and, if rows differ in it, training data. Labels that are still equal get the
-    differing fields of their recipes."""
+    """Labels from model, options, initial weights and, if rows differ in it, training data.
+
+    Rows whose labels would be equal are also labeled with the recipe fields in which they differ.
+    """
     recipes = [row.recipe for row in rows]
     short = [" ".join([recipe["model"], *_format_options(recipe["model_options"])]) for recipe in recipes]
     short = [
@@ -185,7 +187,7 @@ def _labels(rows: Sequence[_Row]) -> list[str]:
 
 
 def _file_names(rows: Sequence[_Row], field: str) -> list[str | None]:
-    """The name of each row's file, with the first digits of its SHA-256 if different files have that name."""
+    """The file name of each row, with the first digits of the SHA-256 if several files have that name."""
     files = [row.results[0].get(field) for row in rows]
     hashes = defaultdict(set)
     for file in filter(None, files):
@@ -198,7 +200,7 @@ def _format_options(options: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in options.items()]
 
 
-def _closing(rows: Sequence[_Row], data: str) -> str:
+def _caption(rows: Sequence[_Row], data: str) -> str:
     sentences = [f"Average precision in percent on {data}."]
     if len(rows) > 1:
         sentences.append("In brackets: difference to the first row.")

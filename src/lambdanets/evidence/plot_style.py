@@ -1,4 +1,4 @@
-"""The style of all figures: readable on a phone, and in gray by markers and lightness."""
+"""The style of all figures, which must be readable on a phone and in grayscale."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from lambdanets.files import atomic_open
 
-OURS, REFERENCE, NEUTRAL = "#0b3d91", "#111827", "#9ca3af"  # the lambda layer, what it is compared with, other bars
-# of baselines, from dark to light
+OURS, REFERENCE, NEUTRAL = "#0b3d91", "#111827", "#9ca3af"  # lambda layer, baseline, other bars
+# Colors and markers of baselines, from dark to light.
 BASELINES = (("#b91c1c", "s"), ("#0f766e", "^"), ("#c2410c", "D"), ("#7c3aed", "v"), ("#0891b2", "P"), ("#d97706", "X"))
 GRID: dict[str, Any] = {"color": "#d1d5db", "linewidth": 0.8}
 _STYLE: Any = {
@@ -23,7 +23,7 @@ _STYLE: Any = {
 
 
 def subplots(rows: int, columns: int = 1, *, width: float = 7.5, height: float = 3.2) -> tuple[Figure, list[Axes]]:
-    """A figure of rows x columns panels, each `height` inches high, and its axes in reading order."""
+    """Create a figure of rows x columns panels, each `height` inches high; return it and its axes, row by row."""
     with rc_context(_STYLE):
         figure = Figure(figsize=(width, height * rows), layout="constrained")
         return figure, list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets.evidence.benchmark import attention
-from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.peers import Skipped
 from lambdanets.evidence.benchmark.reference import relative_error
 
 
@@ -18,8 +18,8 @@ def test_relative_bias_depends_on_the_offset(causal):
     for n in range(12):
         for m in range(12):
             rows, columns = m // 4 - n // 4, m % 4 - n % 4
-            near = abs(rows) <= 1 and abs(columns) <= 2 and not (causal and m > n)
-            expected = table[:, rows + 1, columns + 2] if near else torch.full((2,), -torch.inf)
+            inside = abs(rows) <= 1 and abs(columns) <= 2 and not (causal and m > n)
+            expected = table[:, rows + 1, columns + 2] if inside else torch.full((2,), -torch.inf)
             assert bias[:, n, m].equal(expected)
 
 
@@ -31,7 +31,9 @@ def test_sdpa_equals_the_reference(scope, training):
     assert relative_error(layer(x), layer.reference(x)) < 1e-12
 
 
-class Operations(TorchDispatchMode):
+class OperationLog(TorchDispatchMode):
+    """Records the names of all operations."""
+
     def __init__(self):
         super().__init__()
         self.names = []
@@ -44,9 +46,9 @@ class Operations(TorchDispatchMode):
 def test_sdpa_computes_its_bias_index_once():
     layer = attention.build_attention("sdpa", 8, 2, 3, (4, 5))
     x = torch.randn(2, 8, 4, 5)
-    with Operations() as first:
+    with OperationLog() as first:
         layer(x)
-    with Operations() as second:
+    with OperationLog() as second:
         layer(x).sum().backward()
     assert {"arange", "clamp", "index"} <= set(first.names)
     assert not {"arange", "clamp"} & set(second.names)
@@ -62,15 +64,15 @@ def test_natten_windows_have_equal_sizes_at_edges(scope, sides):
     assert in_window.diagonal().all()
 
 
-def test_natten_is_left_out_if_not_installed(monkeypatch):
+def test_natten_is_skipped_if_not_installed(monkeypatch):
     monkeypatch.setattr(attention, "installed", lambda package: None)
-    with pytest.raises(LeftOut, match="pip install natten"):
+    with pytest.raises(Skipped, match="pip install natten"):
         attention.build_attention("natten", 8, 2, 3, (4, 4))
 
 
 def test_flex_attention_equals_the_reference(monkeypatch):
     flex_attention = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
-    monkeypatch.setattr(attention, "_compiled_flex", lambda: flex_attention)  # compiling takes half a minute
+    monkeypatch.setattr(attention, "_compiled_flex", lambda: flex_attention)  # compilation takes half a minute
     torch.manual_seed(0)
     layer = attention.build_attention("flex-attention", 32, 2, 5, (6, 6)).eval()
     x = torch.randn(1, 32, 6, 6)

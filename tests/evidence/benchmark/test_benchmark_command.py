@@ -13,14 +13,14 @@ from lambdanets.evidence.benchmark.measurement import NOT_REACHED
 from lambdanets.evidence.benchmark.report import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
-# without FlexAttention, whose compilation takes longer than all else
+# without FlexAttention, since its compilation takes longer than all other candidates
 NAMES = [name for name in layer.NAMES if name != "flex-attention"]
 OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {
     "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK, "--candidates", *NAMES],
     "memory": ["--shapes", "4x5x8", "--scopes", "3", "--device", "cpu", "--candidates", *NAMES],
     "model": ["--image-size", "64", "--batch-size", "2", "--patterns", "CCCL", "--scope", "3", *QUICK],
-    # a large --seconds, since on a busy machine even tiny sizes may exceed a small one and be left out
+    # a large --seconds, since on a busy machine even tiny sizes may exceed a small one and be skipped
     "scaling": ["--sides", "3", "4", "--lengths", "8", "12", "--repeats", "3", "--seconds", "600", "--device", "cpu"],
 }
 ROWS = {
@@ -39,17 +39,17 @@ def fails(capsys, *arguments):
 @pytest.mark.figures
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys):
-    out = tmp_path / "made/here"
+    out = tmp_path / "new/folder"
     assert main(["benchmark", kind, *COMMANDS[kind], "--out", str(out)]) == 0
     results = json.loads((out / RESULTS).read_text())
     assert results["finished"]
     assert len(results["rows"]) == ROWS[kind]
-    ran = [row for row in results["rows"] if row["left_out"] is None]
+    ran = [row for row in results["rows"] if row["skip_reason"] is None]
     assert {"lambdanets", "timm", "convolution", "lambdanets CCCL", "resnet50", "lambda_order"} & {
         row["candidate"] for row in ran
     }
-    left_out = [row["left_out"] for row in results["rows"] if row not in ran]
-    assert all("not installed" in reason or "on CUDA devices" in reason for reason in left_out)
+    reasons = [row["skip_reason"] for row in results["rows"] if row not in ran]
+    assert all("not installed" in reason or "on CUDA devices" in reason for reason in reasons)
     assert all(row["errors"] for row in ran)
     # noisy candidates run again
     assert all(row["peak_bytes"] if kind == "memory" else len(row["seconds"]) in (3, 6, 9) for row in ran)
@@ -79,10 +79,10 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path
     assert f"interrupted; results so far are in {out}; resume with" in capsys.readouterr().out
     assert "was started with options (seed 0, not 7); remove it" in fails(capsys, *arguments[1:], "--seed", "7")
     assert main(arguments) == 0
-    again = json.loads((out / RESULTS).read_text())
-    assert again["finished"]
-    assert again["rows"][:2] == results["rows"]
-    assert [row["sizes"]["pass"] for row in again["rows"]] == ["inference"] * 2 + ["training"] * 2
+    resumed = json.loads((out / RESULTS).read_text())
+    assert resumed["finished"]
+    assert resumed["rows"][:2] == results["rows"]
+    assert [row["sizes"]["pass"] for row in resumed["rows"]] == ["inference"] * 2 + ["training"] * 2
     assert not list(out.glob(".*"))
     assert "is finished; choose another path" in fails(capsys, *arguments[1:])
 
@@ -109,12 +109,12 @@ def test_interrupted_case_is_measured_again(tmp_path, capsys, monkeypatch):
         module = "lambdanets.evidence.benchmark.measurement"
         patch.setattr(f"{module}.time_interleaved", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         assert main(arguments) == 130
-    assert {row["left_out"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {NOT_REACHED}
+    assert {row["skip_reason"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {NOT_REACHED}
     assert main(arguments) == 0
-    assert {row["left_out"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {None}
+    assert {row["skip_reason"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {None}
 
 
-def test_missing_peers_are_left_out_and_named(tmp_path, capsys, monkeypatch):
+def test_missing_peers_are_skipped_and_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda package: None)
     assert main(["benchmark", "layer", *COMMANDS["layer"], "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out

@@ -5,8 +5,6 @@ import re
 import statistics
 from pathlib import Path
 
-from lambdanets.evidence.benchmark.report import candidate_of
-
 ROOT = Path(__file__).parents[3]
 RESULTS = json.loads((ROOT / "experiments/results/xeon-2-cores/layer.json").read_text(encoding="utf-8"))
 BASELINES = ("lambdanets", "convolution", "lambda-networks", "timm")
@@ -18,11 +16,11 @@ def milliseconds(scope, phase):
     for row in RESULTS["rows"]:
         sizes = row["sizes"]
         if (sizes["scope"], sizes["pass"]) == (scope, phase):
-            times.setdefault(sizes["shape"], {})[candidate_of(row)] = 1000 * statistics.median(row["seconds"])
+            times.setdefault(sizes["shape"], {})[row["candidate"]] = 1000 * statistics.median(row["seconds"])
     return times
 
 
-def rows_of(text):
+def table_rows(text):
     cells = ([cell.strip(" *") for cell in line.split("|")[1:-1]] for line in text.splitlines())
     return [row for row in cells if row and re.fullmatch(r"\d+x\d+x\d+", row[0])]
 
@@ -33,16 +31,16 @@ def test_page_has_the_times_of_the_committed_results():
     assert len(sections) == 12
     for scope, phase, text in zip(sections[::3], sections[1::3], sections[2::3], strict=True):
         times = milliseconds(int(scope), phase)
-        shown = [
+        expected = [
             [f"{times[row[0]][name]:.{0 if times[row[0]][name] >= 100 else 1}f}" for name in BASELINES]
-            for row in rows_of(text)
+            for row in table_rows(text)
         ]
-        assert [row[1:] for row in rows_of(text)] == shown
-        assert len(shown) == len(times)
+        assert [row[1:] for row in table_rows(text)] == expected
+        assert len(expected) == len(times)
 
 
 def test_readme_has_the_times_of_the_committed_results():
     times = milliseconds(23, "training")
-    rows = rows_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    rows = table_rows((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(rows) == 3
     assert [row[1:] for row in rows] == [[f"{times[row[0]][name]:.0f}" for name in BASELINES] for row in rows]

@@ -1,6 +1,5 @@
 """Aggregates, tables and results.json of synthetic rows."""
 
-import dataclasses
 import json
 
 import pytest
@@ -10,19 +9,19 @@ from lambdanets.evidence.benchmark.measurement import Row
 from lambdanets.evidence.benchmark.options import Layer
 
 
-def rows_of(times, **sizes):
+def rows_with_times(times, **sizes):
     return [Row(sizes, name, seconds=[seconds] * 3, errors={"output": 1e-7}) for name, seconds in times.items()]
 
 
 LAYERS = [
-    *rows_of({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
-    *rows_of({"lambdanets": 1.0, "convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
-    Row({"shape": "b", "scope": 7, "pass": "inference"}, "timm", left_out="not installed; pip install timm"),
+    *rows_with_times({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
+    *rows_with_times({"lambdanets": 1.0, "convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
+    Row({"shape": "b", "scope": 7, "pass": "inference"}, "timm", skip_reason="not installed; pip install timm"),
 ]
 
 
 def test_layers_are_compared_by_geometric_mean_over_shapes():
-    (entry,) = report.aggregates("layer", LAYERS)
+    (entry,) = report.aggregate("layer", LAYERS)
     assert entry["candidate"] == "convolution"
     assert entry["shapes"] == 2
     assert entry["geometric_mean_over_ours"] == pytest.approx(2.0)
@@ -30,40 +29,42 @@ def test_layers_are_compared_by_geometric_mean_over_shapes():
 
 def test_memory_is_compared_by_peak_bytes():
     rows = [Row({"shape": "a", "scope": 7, "pass": "x"}, n, peak_bytes=b) for n, b in (("lambdanets", 2), ("timm", 6))]
-    (entry,) = report.aggregates("memory", rows)
+    (entry,) = report.aggregate("memory", rows)
     assert entry["geometric_mean_over_ours"] == pytest.approx(3.0)
 
 
 def test_models_are_compared_by_throughput_relative_to_resnet50():
-    rows = rows_of({"resnet50": 1.0, "lambdanets CCCL": 4.0}, image_size=32, **{"pass": "training"})
-    found = {entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in report.aggregates("model", rows)}
-    assert found == {"resnet50": 1.0, "lambdanets CCCL": 0.25}
+    rows = rows_with_times({"resnet50": 1.0, "lambdanets CCCL": 4.0}, image_size=32, **{"pass": "training"})
+    throughputs = {
+        entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in report.aggregate("model", rows)
+    }
+    assert throughputs == {"resnet50": 1.0, "lambdanets CCCL": 0.25}
 
 
 def test_exponent_is_fitted_to_the_larger_half_of_sizes():
     rows = []
     for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):
-        rows += rows_of({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
-    (entry,) = report.aggregates("scaling", rows)
+        rows += rows_with_times({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
+    (entry,) = report.aggregate("scaling", rows)
     assert (entry["from_n"], entry["to_n"]) == (256, 1024)
     assert entry["exponent_of_time"] == pytest.approx(1.0)
 
 
-def test_case_table_lists_every_candidate_or_its_reason():
+def test_case_table_has_times_or_the_reason_of_each_candidate():
     table = report.case_table("layer", LAYERS[2:], batch_size=8).splitlines()
     assert table[1] == "shape b, scope 7, pass inference"
     assert [line.split()[0] for line in table[2:]] == ["candidate", "lambdanets", "convolution", "timm"]
     assert "8000.00" in table[4]
-    assert table[5].endswith("left out: not installed; pip install timm")
+    assert table[5].endswith("skipped: not installed; pip install timm")
 
 
 def test_case_table_without_measurements_lists_reasons():
     table = report.case_table("memory", LAYERS[-1:], batch_size=8)
-    assert "left out: not installed" in table
+    assert "skipped: not installed" in table
 
 
 def test_results_file_has_every_sample(tmp_path):
-    rows = [*LAYERS, Row({"shape": "c"}, "wrong", left_out="wrong", errors={"output": float("inf")})]
+    rows = [*LAYERS, Row({"shape": "c"}, "wrong", skip_reason="wrong", errors={"output": float("inf")})]
     report.Report("layer", Layer(), "cpu", "2026-01-01", rows).write(tmp_path)
     read = json.loads((tmp_path / report.RESULTS).read_text(), parse_constant=lambda name: pytest.fail(name))
     assert [row["seconds"] for row in read["rows"]] == [row.seconds for row in rows]
@@ -76,24 +77,18 @@ def test_results_file_has_every_sample(tmp_path):
     assert [row.candidate for row in report.read_rows(read)] == [row.candidate for row in rows]
 
 
-def test_reads_rows_of_earlier_versions():
-    content = {"rows": [dataclasses.asdict(LAYERS[0])]}
-    content["rows"][0]["contestant"] = content["rows"][0].pop("candidate")
-    assert report.read_rows(content) == LAYERS[:1]
-
-
 NOISY = [
-    *rows_of({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
+    *rows_with_times({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
     Row({"shape": "b", "scope": 7, "pass": "inference"}, "lambdanets", seconds=[1.0, 1.0, 4.0, 4.0]),
-    *rows_of({"convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
+    *rows_with_times({"convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
 ]
 
 
-def test_aggregates_leave_out_noisy_times():
-    (entry,) = report.aggregates("layer", NOISY)
+def test_aggregates_exclude_noisy_times():
+    (entry,) = report.aggregate("layer", NOISY)
     assert (entry["shapes"], entry["noisy"]) == (1, 1)
     assert entry["geometric_mean_over_ours"] == pytest.approx(0.5)
-    (entry,) = report.aggregates("layer", NOISY[2:])
+    (entry,) = report.aggregate("layer", NOISY[2:])
     assert entry["geometric_mean_over_ours"] is None
     assert "noisy" in report.aggregates_table([entry]).splitlines()[-1]
 
@@ -110,11 +105,11 @@ def test_case_table_and_results_file_mark_noisy_times(tmp_path):
     assert report.noise_warning(LAYERS) == ""
 
 
-def test_models_and_exponents_leave_out_noisy_times():
-    rows = rows_of({"resnet50": 1.0}, image_size=32, **{"pass": "training"})
+def test_models_and_exponents_exclude_noisy_times():
+    rows = rows_with_times({"resnet50": 1.0}, image_size=32, **{"pass": "training"})
     rows += [Row(rows[0].sizes, "lambdanets CCCL", seconds=[1.0, 1.0, 4.0, 4.0])]
-    found = {entry["candidate"]: entry for entry in report.aggregates("model", rows)}
-    assert found["resnet50"]["throughput_relative_to_resnet50"] == 1.0
-    assert found["lambdanets CCCL"]["throughput_relative_to_resnet50"] is None
+    entries = {entry["candidate"]: entry for entry in report.aggregate("model", rows)}
+    assert entries["resnet50"]["throughput_relative_to_resnet50"] == 1.0
+    assert entries["lambdanets CCCL"]["throughput_relative_to_resnet50"] is None
     points = [Row({"setting": "map", "pass": "x", "n": n}, "a", seconds=[1.0, 1.0, 4.0]) for n in (16, 64)]
-    assert report.aggregates("scaling", points) == []
+    assert report.aggregate("scaling", points) == []

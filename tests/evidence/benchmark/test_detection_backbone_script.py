@@ -52,7 +52,7 @@ def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypa
     for row in results["rows"]:
         if row["candidate"] == "lambda-networks" and peers.installed("lambda-networks") is None:
             continue
-        assert row["left_out"] is None
+        assert row["skip_reason"] is None
         assert max(row["errors"].values()) < 1e-4
         assert row["median_seconds"] > 0 < row["peak_bytes"]
     assert results["fine"].keys() == script.ROWS.keys()
@@ -60,11 +60,11 @@ def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypa
     assert {"commit", "versions", "hardware"} <= results.keys()
 
 
-def test_attention_beyond_free_memory_is_left_out(script, monkeypatch):
+def test_attention_that_exceeds_free_memory_is_skipped(script, monkeypatch):
     backbones = script.Backbones(64, backward=True)
     needed = backbones.attention_bytes(unfused=True)
     monkeypatch.setattr(script, "free_memory", lambda device: needed - 1)
-    with pytest.raises(script.LeftOut, match=r"does not fit: needs [\d.]+ GiB of [\d.]+"):
+    with pytest.raises(script.Skipped, match=r"does not fit: needs [\d.]+ GiB of [\d.]+"):
         backbones.prepare("global-attention-maps")
     backbones.prepare("convolution")
 

@@ -11,18 +11,18 @@ RESULTS = ROOT / "experiments/results/epyc-2-cores"
 
 
 @pytest.mark.parametrize(("script", "page"), [("scale", "scale"), ("noisy_student", "pseudo_labels")])
-def test_committed_page_is_what_the_script_writes(script, page, tmp_path, monkeypatch):
-    written = tmp_path / "page.md"
-    monkeypatch.setattr(sys, "argv", [script, "--page", str(written)])
+def test_script_reproduces_the_committed_page(script, page, tmp_path, monkeypatch):
+    page_file = tmp_path / "page.md"
+    monkeypatch.setattr(sys, "argv", [script, "--page", str(page_file)])
     load_script(f"experiments/{script}.py").main()
-    assert written.read_text(encoding="utf-8") == (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    assert page_file.read_text(encoding="utf-8") == (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("script", "page", "result"),
     [("coco_overfit", "detection", ()), ("kills", "faults", ("--out", RESULTS / "kills.json"))],
 )
-def test_committed_section_is_what_the_script_writes(script, page, result, tmp_path, monkeypatch):
+def test_script_reproduces_the_committed_section(script, page, result, tmp_path, monkeypatch):
     committed = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     module = load_script(f"experiments/{script}.py")
     before, _, rest = committed.partition(module.BEGIN)

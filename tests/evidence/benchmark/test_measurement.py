@@ -1,4 +1,4 @@
-"""Incorrect candidates are not measured, and a failure does not affect the others."""
+"""Incorrect candidates are not measured, and a failing candidate does not affect the others."""
 
 import pytest
 import torch
@@ -10,19 +10,21 @@ from lambdanets.evidence.benchmark.measurement import (
     MeasureOptions,
     Prepared,
     measure_case,
+    measurement_settings,
     prepare_module,
-    without_tf32,
 )
-from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.peers import Skipped
 from lambdanets.evidence.benchmark.reference import Error, compute_expected, reference_copy
 
 TIMING = MeasureOptions(torch.device("cpu"), time=True, repeats=3, seconds=600.0)
 
 
-def candidate(name, error=0.0, ran=None, work=None):
+def candidate(name, error=0.0, ran=None, run=None):
+    """A candidate with this error. ran: list to which each run appends the name."""
+
     def prepare():
         return Prepared(
-            work or (lambda: None if ran is None else ran.append(name)),
+            run or (lambda: None if ran is None else ran.append(name)),
             lambda: {"output": Error(error, 1e-4)},
             lambda: None,
         )
@@ -31,6 +33,8 @@ def candidate(name, error=0.0, ran=None, work=None):
 
 
 def failing(name, error):
+    """A candidate whose builder raises."""
+
     def prepare():
         raise error
 
@@ -43,35 +47,35 @@ def test_incorrect_candidate_is_not_timed():
     assert ran == ["wrong"]
     assert len(rows[0].seconds) >= 3
     assert rows[1].seconds == []
-    assert rows[1].left_out.startswith("wrong: output has a relative error of 2.0e-01")
+    assert rows[1].skip_reason.startswith("wrong: output has a relative error of 2.0e-01")
 
 
-def test_nan_is_incorrect():
+def test_candidate_with_nan_output_is_incorrect():
     (row,) = measure_case(Case({}, [candidate("nan", float("nan"))]), [], TIMING)
-    assert row.left_out.startswith("wrong")
+    assert row.skip_reason.startswith("wrong")
 
 
-def test_failing_candidates_are_left_out_and_the_others_timed():
-    case = Case({}, [failing("a", LeftOut("not installed")), failing("b", RuntimeError("no\nkernel")), candidate("c")])
+def test_failing_candidates_are_skipped_and_the_others_timed():
+    case = Case({}, [failing("a", Skipped("not installed")), failing("b", RuntimeError("no\nkernel")), candidate("c")])
     rows = measure_case(case, [], TIMING)
-    assert [row.left_out for row in rows] == ["not installed", "RuntimeError: no kernel", None]
+    assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", None]
     assert [len(row.seconds) >= 3 for row in rows] == [False, False, True]
 
 
 def test_interrupted_case_is_marked_as_not_reached():
     calls = iter(range(5))  # one check, two warm-up runs, two timed runs
 
-    def work():
+    def run():
         if next(calls, None) is None:
             raise KeyboardInterrupt
 
     rows = []
     with pytest.raises(KeyboardInterrupt):
-        measure_case(Case({}, [candidate("a", work=work)]), rows, TIMING)
-    assert (len(rows[0].seconds), rows[0].left_out) == (2, NOT_REACHED)
+        measure_case(Case({}, [candidate("a", run=run)]), rows, TIMING)
+    assert (len(rows[0].seconds), rows[0].skip_reason) == (2, NOT_REACHED)
     with pytest.raises(KeyboardInterrupt):
-        measure_case(Case({}, [candidate("a"), candidate("b", work=work)]), rows, TIMING)
-    assert [row.left_out for row in rows] == [NOT_REACHED] * 3
+        measure_case(Case({}, [candidate("a"), candidate("b", run=run)]), rows, TIMING)
+    assert [row.skip_reason for row in rows] == [NOT_REACHED] * 3
 
 
 def test_peak_memory_excludes_gradients_of_earlier_runs():
@@ -87,7 +91,7 @@ def test_peak_memory_excludes_gradients_of_earlier_runs():
 
 def test_threads_and_precision_are_restored():
     before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
-    with without_tf32(threads=before[0] + 1):
+    with measurement_settings(threads=before[0] + 1):
         assert torch.get_num_threads() == before[0] + 1
         assert not torch.backends.cudnn.allow_tf32
     assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == before
@@ -96,4 +100,4 @@ def test_threads_and_precision_are_restored():
 def test_allocator_errors_are_reported_as_out_of_memory():
     message = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried ..."
     (row,) = measure_case(Case({}, [failing("a", RuntimeError(message))]), [], TIMING)
-    assert row.left_out == "out of memory"
+    assert row.skip_reason == "out of memory"

@@ -65,7 +65,7 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
         scores = dict.fromkeys(script.COLUMNS, (seed + 1) / 10) | {"APl": None}
         result = dict.fromkeys(script.KEPT, 7) | {"seconds": 60 * (seed + 1), "bbox": scores, "segm": scores}
         run.mkdir(parents=True)
-        (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "abacus"}}))
+        (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "test processor"}}))
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
     options = ["--work", tmp_path / "runs", "--at-once", 2, "--out", out, "--page", page]
@@ -74,7 +74,7 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
     trained = sorted((command[5], command[7]) for command in commands)
     assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
     table = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
-    assert "1 to 2 minutes per run on abacus, 2 at a time with " in " ".join(table.split())
+    assert "1 to 2 minutes per run on test processor, 2 at a time with " in " ".join(table.split())
     assert table.count("| 15.0 ± 7.1 |") > 0
     assert table.count(" - |") == 4
     assert str(tmp_path) not in out.read_text()

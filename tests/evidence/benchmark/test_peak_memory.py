@@ -1,4 +1,4 @@
-"""Peak memory is exact to the byte."""
+"""Measured peak memory is exact."""
 
 import torch
 
@@ -8,7 +8,7 @@ CPU = torch.device("cpu")
 MIB = 2**20
 
 
-def test_max_running_sum():
+def test_running_sum_starts_at_zero():
     assert max_running_sum([5, 3, -6, 4, -2]) == 8
     assert max_running_sum([-4, 2]) == 0
 

@@ -1,4 +1,4 @@
-"""Other packages' layers with our weights equal ours; missing packages are named."""
+"""Other packages' layers with our weights give the same outputs as ours; missing packages are skipped."""
 
 import pytest
 import torch
@@ -18,27 +18,27 @@ def test_peer_with_our_weights_equals_ours(name, training, stride):
     layer.query_norm.running_var.mul_(2)
     theirs = peers.build_peer(name, layer)
     x = torch.randn(2, 16, 6, 7, dtype=torch.float64)
-    ours, other = layer(x), theirs(x)
-    assert relative_error(other, ours) < 1e-12
+    expected, actual = layer(x), theirs(x)
+    assert relative_error(actual, expected) < 1e-12
     if stride == 1:
-        gradient = torch.randn_like(ours)
-        ours.backward(gradient)
-        other.backward(gradient)
+        gradient = torch.randn_like(expected)
+        expected.backward(gradient)
+        actual.backward(gradient)
         assert relative_error(peers.PEERS[name].table_gradient(theirs), layer.embedding.table.grad) < 1e-12
 
 
-def test_missing_peer_is_left_out_with_the_pip_command(monkeypatch):
+def test_missing_peer_is_skipped_with_the_pip_command(monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda package: None)
-    with pytest.raises(peers.LeftOut, match="not installed; pip install lambda-networks"):
+    with pytest.raises(peers.Skipped, match="not installed; pip install lambda-networks"):
         peers.build_peer("lambda-networks", LambdaLayer2d(16))
 
 
-def test_peer_that_fails_to_import_is_left_out_with_the_reason(monkeypatch):
+def test_peer_that_fails_to_import_is_skipped_with_the_reason(monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda package: "1.0")
 
-    def importing(name):
+    def fail_to_import(name):
         raise ImportError("libnothing.so")
 
-    monkeypatch.setattr(peers.importlib, "import_module", importing)
-    with pytest.raises(peers.LeftOut, match=r"cannot be imported: libnothing\.so"):
+    monkeypatch.setattr(peers.importlib, "import_module", fail_to_import)
+    with pytest.raises(peers.Skipped, match=r"cannot be imported: libnothing\.so"):
         peers.build_peer("pylocron", LambdaLayer2d(16))

@@ -19,6 +19,6 @@ def test_script_compares_predicted_and_measured_times(monkeypatch, tmp_path, cap
     assert "chosen / best: geometric mean" in capsys.readouterr().out
 
 
-def test_loss_is_the_chosen_time_relative_to_the_fastest():
+def test_loss_is_the_ratio_of_chosen_to_fastest_time():
     row = {"chosen": "a", "seconds": {"a": {"measured": 3.0}, "b": {"measured": 2.0}}}
     assert load_script("experiments/plan.py").loss(row) == 1.5

@@ -1,4 +1,4 @@
-"""The reference layers against the specification, and the error measure."""
+"""The reference layers equal the definition; the error measure."""
 
 import math
 
@@ -11,7 +11,7 @@ from lambdanets.evidence.benchmark import reference
 from lambdanets.ops import definition
 
 
-def test_reference_layer_equals_the_specification():
+def test_reference_layer_equals_the_definition():
     torch.manual_seed(0)
     layer = LambdaLayer2d(8, query_depth=4, heads=2, scope=3, dtype=torch.float64).eval()
     x = torch.randn(2, 8, 3, 4, dtype=torch.float64)
@@ -20,8 +20,8 @@ def test_reference_layer_equals_the_specification():
     values = layer.value_norm(layer.value_projection(x)).flatten(2).transpose(1, 2)
     embeddings = definition.relative_embeddings(layer.embedding.table, (3, 4))
     expected = definition.lambda_interaction(queries, keys, values, embeddings)  # (b, h, n, v)
-    found = reference.ReferenceLambdaLayer(layer)(x)
-    assert reference.relative_error(found, expected.transpose(2, 3).reshape(2, 8, 3, 4)) < 1e-12
+    actual = reference.ReferenceLambdaLayer(layer)(x)
+    assert reference.relative_error(actual, expected.transpose(2, 3).reshape(2, 8, 3, 4)) < 1e-12
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -34,10 +34,10 @@ def test_reference_layer_equals_ours_with_stride_and_batch_norm(training):
 
 def test_reference_copy_leaves_the_network_unchanged():
     network = torch.nn.Sequential(LambdaLayer2d(8, scope=3), torch.nn.Conv2d(8, 8, 1))
-    plain = reference.reference_copy(network)
+    copied = reference.reference_copy(network)
     assert isinstance(network[0], LambdaLayer2d)
-    assert isinstance(plain[0], reference.ReferenceLambdaLayer)
-    assert {p.dtype for p in plain.parameters()} == {torch.float64}
+    assert isinstance(copied[0], reference.ReferenceLambdaLayer)
+    assert {p.dtype for p in copied.parameters()} == {torch.float64}
 
 
 def test_reference_attention_equals_pytorch():

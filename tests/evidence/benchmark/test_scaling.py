@@ -1,4 +1,4 @@
-"""The scaling benchmark: expected values are exact, and sizes beyond the limits are left out."""
+"""The scaling benchmark: expected values are exact, and sizes that exceed the limits are skipped."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def inputs(scope, n):
 
 
 @pytest.mark.parametrize(("grid", "causal"), [((3, 4), False), ((3, 4), True), ((12,), True)])
-def test_expected_lambda_equals_the_specification(grid, causal):
+def test_expected_lambda_equals_the_definition(grid, causal):
     torch.manual_seed(0)
     example = inputs([2 * side - 1 for side in grid], 12)
     checked = torch.tensor([0, 5, 11])
@@ -46,27 +46,27 @@ def test_expected_attention_equals_full_attention():
 
 def test_every_algorithm_and_attention_are_measured():
     rows = []
-    for case in scaling.cases(SMALL, CPU, rows):
+    for case in scaling.make_cases(SMALL, CPU, rows):
         measure_case(case, rows, MeasureOptions(CPU, time=True, memory=True, repeats=3, seconds=600.0))
     assert [row.candidate for row in rows] == scaling.NAMES * 4
     # the fused kernels need a GPU
-    assert all(bool(row.left_out) == (row.candidate == "fused") for row in rows), [row.left_out for row in rows]
-    assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.left_out)  # 9 if noisy
+    assert all(bool(row.skip_reason) == (row.candidate == "fused") for row in rows), [row.skip_reason for row in rows]
+    assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.skip_reason)  # 9 if noisy
 
 
-def test_sizes_predicted_to_exceed_the_time_limit_are_left_out():
+def test_sizes_predicted_to_exceed_the_time_limit_are_skipped():
     sizes = {"setting": "square map", "n": 16, "pass": "inference"}
     rows = [Row(sizes, "convolution", seconds=[5.0])]
     options = Scaling(sides=(16,), lengths=(), passes=("inference",), candidates=("convolution",), memory=1.0)
-    (case,) = scaling.cases(options, CPU, rows)
+    (case,) = scaling.make_cases(options, CPU, rows)
     (row,) = measure_case(case, rows, MeasureOptions(CPU, time=True))
-    assert row.left_out.startswith("would take about")
+    assert row.skip_reason.startswith("would take about")
 
 
-def test_sizes_that_exceed_the_memory_limit_are_left_out():
+def test_sizes_that_exceed_the_memory_limit_are_skipped():
     names = ("lambda_order", "sdpa")
     options = Scaling(sides=(512,), lengths=(), passes=("inference",), candidates=names, memory=0.25)
-    (case,) = scaling.cases(options, CPU, [])
+    (case,) = scaling.make_cases(options, CPU, [])
     rows = measure_case(case, [], MeasureOptions(CPU, time=True, repeats=1))
     assert [row.candidate for row in rows] == list(names)
-    assert all(row.left_out.startswith("would need about") for row in rows)
+    assert all(row.skip_reason.startswith("would need about") for row in rows)

@@ -26,7 +26,7 @@ def test_script_checks_a_selection_of_synthetic_labels(script, monkeypatch, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["select.json"]
 
 
-def test_selection_without_its_best_rows_fails_the_check(script, tmp_path):
+def test_check_fails_for_a_selection_without_its_best_rows(script, tmp_path):
     size = script.Size(500, 200, 5, 2)
     script.generate(tmp_path / "labels", size)
     select(tmp_path / "labels", tmp_path / "out", confidence=0.3, per_class=20)

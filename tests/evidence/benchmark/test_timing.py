@@ -1,4 +1,4 @@
-"""Interleaved timing and its statistics."""
+"""Timing of candidates in turns, and its statistics."""
 
 import itertools
 
@@ -53,8 +53,8 @@ def test_slow_candidate_gets_fewer_evenly_spread_runs():
     order, samples = time_runs({"fast": 1.0, "slow": 50.0}, repeats=30, seconds=250.0)
     assert len(samples["slow"]) == 5
     assert len(samples["fast"]) == 30
-    between = "".join("s" if name == "slow" else "f" for name in order).strip("f").split("s")
-    assert max(len(gap) for gap in between) <= 8
+    gaps = "".join("s" if name == "slow" else "f" for name in order).strip("f").split("s")
+    assert max(len(gap) for gap in gaps) <= 8
 
 
 def test_slowest_candidate_gets_the_minimum_of_runs():

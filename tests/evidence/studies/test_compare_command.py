@@ -19,7 +19,7 @@ from lambdanets.training import run
 
 
 @pytest.fixture
-def quick(two_classes):
+def recipe(two_classes):
     """A recipe of two steps."""
     return replace(
         DIGITS,
@@ -34,31 +34,32 @@ def quick(two_classes):
     )
 
 
-def option_names(recipe):
+def recipe_options(recipe):
+    """The command-line options of the recipe."""
     sizes = ["--image-size", "8", "--channels", "3", "--epochs", "1", "--batch-size", "8", "--warmup-epochs", "0"]
     return ["--data", recipe.data, *sizes, "--model-options", "pattern", "CCCL"]
 
 
-def test_studies_share_the_runs_of_equal_variants(quick):
-    plan = make_plan(["content_position", "normalization"], [], [0, 1], quick)
+def test_studies_share_the_runs_of_equal_variants(recipe):
+    plan = make_plan(["content_position", "normalization"], [], [0, 1], recipe)
     runs = [(planned.variant, planned.seed) for planned in plan.runs()]
     assert len(runs) == len(set(runs)) == 2 * 7
     assert runs.count(("lambda", 0)) == 1
     assert [seed for _, seed in runs] == [0] * 7 + [1] * 7
 
 
-def test_runs_differ_only_in_seed_and_variant_options(quick):
-    plan = make_plan(["scope"], ["3x3"], [4], quick)
+def test_runs_differ_only_in_seed_and_variant_options(recipe):
+    plan = make_plan(["scope"], ["3x3"], [4], recipe)
     (planned,) = plan.runs()
     assert planned.recipe.seed == 4
     assert planned.recipe.model_options == {"pattern": "CCCL", "mixer": "lambda", "scope": 3}
-    assert planned.recipe.learning_rate == quick.learning_rate
+    assert planned.recipe.learning_rate == recipe.learning_rate
 
 
-def test_compare_writes_runs_results_tables_and_figures(quick, tmp_path, capsys):
+def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, capsys):
     out = tmp_path / "out"
     options = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
-    assert cli.main(["compare", "scope", *option_names(quick), *options]) == 0
+    assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 0
     assert {path.name for path in out.iterdir()} >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
     results = json.loads((out / "results.json").read_text())
     assert results["finished"]
@@ -73,23 +74,23 @@ def test_compare_writes_runs_results_tables_and_figures(quick, tmp_path, capsys)
     assert capsys.readouterr().out == table
 
 
-def test_resume_trains_only_unfinished_runs(quick, tmp_path, monkeypatch):
-    plan = make_plan(["scope"], ["3x3", "7x7"], [0], quick)
+def test_resume_trains_only_unfinished_runs(recipe, tmp_path, monkeypatch):
+    plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
     begin(plan, tmp_path / "out")
     first = []
     train_all(plan, tmp_path / "out", first.append)
     _, second = plan.runs()
     (second.folder(tmp_path / "out") / "result.json").unlink()
-    again = []
+    resumed = []
     monkeypatch.setattr(run, "start", lambda *_: pytest.fail("started a run that exists"))
-    train_all(read_plan(tmp_path / "out"), tmp_path / "out", again.append)
-    assert [result["variant"] for result in again] == ["lambda scope=7"]
-    assert again[0]["top1"] == first[1]["top1"]
+    train_all(read_plan(tmp_path / "out"), tmp_path / "out", resumed.append)
+    assert [result["variant"] for result in resumed] == ["lambda scope=7"]
+    assert resumed[0]["top1"] == first[1]["top1"]
     assert [r["variant"] for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
 
 
-def test_unfinished_files_of_a_killed_process_are_ignored(quick, tmp_path):
-    plan = make_plan(["scope"], ["3x3"], [0], quick)
+def test_unfinished_files_of_a_killed_process_are_ignored(recipe, tmp_path):
+    plan = make_plan(["scope"], ["3x3"], [0], recipe)
     begin(plan, tmp_path / "out")
     folder = plan.runs()[0].folder(tmp_path / "out")
     folder.mkdir(parents=True)
@@ -99,29 +100,29 @@ def test_unfinished_files_of_a_killed_process_are_ignored(quick, tmp_path):
     assert len(results) == 1
 
 
-def test_resuming_a_finished_comparison_prints_it_unchanged(quick, tmp_path, capsys):
+def test_resuming_a_finished_comparison_prints_it_unchanged(recipe, tmp_path, capsys):
     out = tmp_path / "out"
     options = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
-    assert cli.main(["compare", "scope", *option_names(quick), *options]) == 0
+    assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 0
     (out / "comparison.md").write_text("annotated")
     assert cli.main(["compare", "--resume", str(out)]) == 0
     assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 done")[1]
     assert (out / "comparison.md").read_text() == "annotated"
 
 
-def test_variant_that_exceeds_memory_is_rejected_before_training(quick, tmp_path, monkeypatch):
+def test_variant_that_exceeds_memory_is_rejected_before_training(recipe, tmp_path, monkeypatch):
     from lambdanets.training import memory, micro_batches
 
     for module in (memory, micro_batches):
         monkeypatch.setattr(module, "free_memory", lambda device: 4_000_000)
-    plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], quick)
+    plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], recipe)
     with pytest.raises(InputError, match="resnet20_mixer_small on images of 8 x 8 with a micro-batch of 2 needs"):
         begin(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_runs_locked_by_another_process_are_skipped(quick, tmp_path, capsys):
-    plan = make_plan(["scope"], ["3x3", "7x7"], [0], quick)
+def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
+    plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
     out = tmp_path / "out"
     begin(plan, out)
     with locked_folder(plan.runs()[0].folder(out)):
@@ -132,10 +133,10 @@ def test_runs_locked_by_another_process_are_skipped(quick, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_interrupted_comparison_names_the_resume_command(quick, tmp_path):
+def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path):
     out = tmp_path / "out"
     options = ["--variants", "3x3", "--seeds", "0", "--out", str(out), "--training-images", "16", "--epochs", "400"]
-    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *option_names(quick), *options]
+    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *recipe_options(recipe), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     metrics = out / "runs" / "lambda-scope=3-seed0" / "metrics.csv"
     deadline = time.monotonic() + 120
@@ -184,13 +185,13 @@ def test_rejects_invalid_arguments_in_one_line_without_files(arguments, message,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rejects_folders_that_are_not_empty(quick, tmp_path):
-    begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
-    with pytest.raises(InputError, match="holds a comparison; resume it with --resume"):
-        begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path / "out")
+def test_rejects_folders_that_are_not_empty(recipe, tmp_path):
+    begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "out")
+    with pytest.raises(InputError, match="has a comparison; resume it with --resume"):
+        begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "out")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="is not empty, it has file; choose another folder"):
-        begin(make_plan(["scope"], ["3x3"], [0], quick), tmp_path)
+        begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -210,5 +211,5 @@ def test_help_lists_studies_and_variants(capsys):
     with pytest.raises(SystemExit):
         cli.main(["compare", "scope", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "3x3, 7x7, 15x15, 23x23, 31x31" in text
+    assert "variants: 3x3 7x7 15x15 23x23 31x31" in text
     assert "--training-images" in text

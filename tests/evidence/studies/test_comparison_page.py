@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
 
 
-def test_committed_page_is_what_the_script_writes(tmp_path, monkeypatch):
+def test_script_reproduces_the_committed_page(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["comparison.py", "--out", str(tmp_path)])
     load_script("experiments/comparison.py").main()
     assert (tmp_path / "comparison.md").read_text(encoding="utf-8") == PAGE

@@ -48,16 +48,16 @@ def test_mean_and_std_are_over_seeds_and_the_best_mean_is_first(plan, results):
     rows = summarize(plan, results)["studies"]["content_position"]["variants"]
     assert [row["label"] for row in rows] == ["position only", "content only"]
     assert rows[0]["mean_top1"] == pytest.approx(0.75)
-    assert rows[0]["deviation_top1"] == pytest.approx(0.1 / 2**0.5, abs=1e-6)
-    assert (rows[0]["least_top1"], rows[0]["greatest_top1"]) == (0.7, 0.8)
-    assert (rows[0]["seeds"], rows[0]["printed_top1"], rows[0]["quoted"]) == (2, 78.1, False)
+    assert rows[0]["std_top1"] == pytest.approx(0.1 / 2**0.5, abs=1e-6)
+    assert (rows[0]["min_top1"], rows[0]["max_top1"]) == (0.7, 0.8)
+    assert (rows[0]["seeds"], rows[0]["paper_top1"], rows[0]["quoted"]) == (2, 78.1, False)
 
 
 def test_unfinished_comparison_is_marked_and_one_run_has_no_std(plan, results):
     summary = summarize(plan, results[:3])
     assert not summary["finished"]
     assert "not finished" in markdown(summary)
-    assert summary["studies"]["content_position"]["variants"][0]["deviation_top1"] is None
+    assert summary["studies"]["content_position"]["variants"][0]["std_top1"] is None
 
 
 def test_results_have_no_local_paths(plan, results, tmp_path):
@@ -71,12 +71,12 @@ def test_gains_are_paired_by_seed():
     scores = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
     results = [
         result(name, seed, top1)
-        for name, both in scores.items()
-        for seed, top1 in zip((3, 5), both, strict=True)
+        for name, per_seed in scores.items()
+        for seed, top1 in zip((3, 5), per_seed, strict=True)
         if top1
     ]
     study = summarize(plan, results)["studies"]["content_position"]
-    gains = {row["label"]: (row["mean_gain"], row["deviation_gain"]) for row in study["variants"]}
+    gains = {row["label"]: (row["mean_gain"], row["std_gain"]) for row in study["variants"]}
     assert gains["position only"] == (0.15, pytest.approx(0.070711))
     assert gains["content only"] == (-0.1, None)
     text = markdown(summarize(plan, results))
@@ -117,7 +117,7 @@ def test_draws_one_figure_per_study(plan, results, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"studies": {}}', '{"studies": []}'])
-def test_rejects_other_files(content, tmp_path):
+def test_rejects_files_that_are_not_results(content, tmp_path):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(InputError, match=r"must be the results\.json of a comparison"):
         read_summary(tmp_path / "other.json")
@@ -130,13 +130,13 @@ def test_rejects_a_named_pipe_without_blocking(tmp_path):
 
 
 def test_paper_accuracies_agree_with_the_papers_tables():
-    from lambdanets.evidence.tables.paper import numbers_of
+    from lambdanets.evidence.tables.paper import select_numbers
 
     table = {"content_position": "9", "scope": "10", "normalization": "11"}
     for study, number in table.items():
-        top1 = {entry.value for entry in numbers_of([number]) if entry.column == "top-1"}
+        top1 = {entry.value for entry in select_numbers([number]) if entry.column == "top-1"}
         assert {variant.paper_top1 for variant in STUDIES[study].variants.values()} <= top1, study
-    top1 = {entry.value for entry in numbers_of(["3", "4"]) if entry.column == "top-1"}
+    top1 = {entry.value for entry in select_numbers(["3", "4"]) if entry.column == "top-1"}
     assert {v.paper_top1 for v in STUDIES["mixers"].variants.values() if v.paper_top1} <= top1
 
 

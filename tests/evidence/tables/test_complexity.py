@@ -8,8 +8,8 @@ def test_factors_are_letters_and_sums():
     assert complexity.factors("bnmkd/h") == {"b": 1, "n": 1, "m": 1, "k": 1, "d": 1, "h": -1}
 
 
-def test_value_of_a_sum_of_products():
-    assert complexity.value_of("(hk+d)", {"h": 2, "k": 3, "d": 5}) == 11
+def test_evaluates_a_sum_of_products():
+    assert complexity.factor_value("(hk+d)", {"h": 2, "k": 3, "d": 5}) == 11
 
 
 def test_fits_the_exponents_of_a_power_law():

@@ -5,52 +5,53 @@ import pytest
 
 from lambdanets.errors import InputError
 from lambdanets.evidence.tables.measured import read
-from lambdanets.evidence.tables.paper import numbers_of
-from lambdanets.evidence.tables.rendering import as_json, as_markdown, as_text
+from lambdanets.evidence.tables.paper import select_numbers
+from lambdanets.evidence.tables.rendering import to_json, to_markdown, to_text
 from lambdanets.evidence.tables.verdicts import MEASURED, compare
 
-WHERE = {"hardware": {"gpu": None, "processor": "P", "threads": 2, "cores": 2}, "versions": {"torch": "2"}}
+MACHINE = {"hardware": {"gpu": None, "processor": "P", "threads": 2, "cores": 2}, "versions": {"torch": "2"}}
 
 
-def written(path, content):
-    path.write_text(json.dumps(WHERE | content))
+def write_results(path, content):
+    """Write the file of a benchmark on a machine."""
+    path.write_text(json.dumps(MACHINE | content))
     return path
 
 
-def sample(table, row, seconds, work="inference", **more):
+def sample(table, row, seconds, phase="inference", **fields):
     return {
         "table": table,
         "row": row,
-        "work": work,
+        "phase": phase,
         "batch_size": 2,
         "image_size": 224,
         "seconds": [seconds] if seconds else [],
-    } | more
+    } | fields
 
 
 @pytest.fixture
-def steps(tmp_path):
+def measurements(tmp_path):
     rows = [
         sample("18", "depth 50, 128px", 1.0, "training"),
         sample("18", "depth 50, 160px", 2.0, "training"),
         sample("4", "lambda layer", 1.0, peak_bytes=2**30),
         sample("4", "global self-attention", 4.0, "training", peak_bytes=3 * 2**30),
         sample("4", "lambda layer", 2.0, "training", peak_bytes=2**30),
-        sample("4", "axial self-attention", None, "training", left_out="out of memory"),
+        sample("4", "axial self-attention", None, "training", skip_reason="out of memory"),
     ]
-    return written(tmp_path / "m.json", {"kind": "tables", "rows": rows})
+    return write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})
 
 
-def test_training_steps_are_scaled_to_the_papers_batch(steps):
-    measured = read([steps])
+def test_training_steps_are_scaled_to_the_papers_batch(measurements):
+    measured = read([measurements])
     assert measured.values["18", "depth 50, 128px", "train step latency"][0] == 512
     note = measured.values["18", "depth 50, 160px", "train step latency"][1]
     assert note.startswith("0.50 x depth 50, 128px, the paper's 0.65 x")
     assert measured.machine == "P, 2 of 2 cores, PyTorch 2, float32"
 
 
-def test_training_speeds_of_table_4_are_an_additional_table(steps):
-    measured = read([steps])
+def test_training_speeds_of_table_4_are_an_additional_table(measurements):
+    measured = read([measurements])
     assert measured.values["4", "lambda layer", "throughput"][0] == 2
     (additional,) = measured.additional["4"]
     assert additional.rows == (
@@ -58,12 +59,12 @@ def test_training_speeds_of_table_4_are_an_additional_table(steps):
         ("lambda layer", "1.00", "1.00", "1.00"),
         ("axial self-attention", "out of memory", "", ""),
     )
-    lines = compare(numbers_of(["4"]), measured.values)
+    lines = compare(select_numbers(["4"]), measured.values)
     assert {line.paper.row for line in lines if line.verdict == MEASURED} == {"lambda layer"}
-    (additional,) = json.loads(as_json(lines, measured))["additional_tables"]["4"]
+    (additional,) = json.loads(to_json(lines, measured))["additional_tables"]["4"]
     assert additional["rows"][1] == ["lambda layer", "1.00", "1.00", "1.00"]
-    assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in as_markdown(lines, measured)
-    assert "out of memory" in as_text(lines, measured)
+    assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in to_markdown(lines, measured)
+    assert "out of memory" in to_text(lines, measured)
 
 
 @pytest.fixture
@@ -76,11 +77,11 @@ def layers(tmp_path):
         "convolution": (3e-3, None),
     }
     rows = [
-        {"sizes": sizes, "candidate": name, "left_out": reason, "median_seconds": seconds, "peak_bytes": None}
+        {"sizes": sizes, "candidate": name, "skip_reason": reason, "median_seconds": seconds, "peak_bytes": None}
         for name, (seconds, reason) in candidates.items()
     ]
     content = {"kind": "layer", "options": {"batch_size": 8, "heads": 4}, "rows": rows}
-    return written(tmp_path / "layer.json", content)
+    return write_results(tmp_path / "layer.json", content)
 
 
 def test_names_candidates_faster_than_the_lambda_layer(layers):
@@ -101,7 +102,7 @@ def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
         sample("4", "axial self-attention", 3.0),
         sample("4", "lambda layer", 2.0),
     ]
-    values = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
+    values = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
     note = values["4", "axial self-attention", "throughput"][1]
     assert note == "0.67 x lambda layer, the paper's 0.83 x; batch 2, 224 px"
     assert values["4", "global self-attention", "throughput"][1] == "0.50 x lambda layer; batch 2, 224 px"
@@ -109,46 +110,46 @@ def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
 
 def test_slowdown_is_missing_without_its_baseline(tmp_path):
     rows = [sample("5", "LambdaResNet-152", None), sample("5", "EfficientNet-B7", 3.0)]
-    values = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
+    values = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
     assert values["5", "EfficientNet-B7", "inference throughput"] == (2 / 3, "batch 2, 224 px")
     assert not any("slowdown" in column for _, _, column in values)
 
 
 def test_speeds_of_table_10_are_an_additional_table(tmp_path):
     rows = [sample("10", "3x3", 1.0), sample("10", "23x23", 2.0)]
-    (table,) = read([written(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).additional["10"]
+    (table,) = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).additional["10"]
     assert table.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
 
 
-def test_rejects_files_of_different_machines(steps, tmp_path):
-    other = written(tmp_path / "o.json", {"kind": "tables", "rows": [], "versions": {"torch": "3"}})
+def test_rejects_files_of_different_machines(measurements, tmp_path):
+    other = write_results(tmp_path / "o.json", {"kind": "tables", "rows": [], "versions": {"torch": "3"}})
     with pytest.raises(InputError, match="must be of one machine, got P, 2 of 2 cores, PyTorch 2, float32, and P"):
-        read([steps, other])
+        read([measurements, other])
 
 
 def test_benchmark_without_our_layer_has_no_ratios(layers):
     content = json.loads(layers.read_text())
-    content["rows"][0] |= {"left_out": "not reached", "median_seconds": None}
+    content["rows"][0] |= {"skip_reason": "not reached", "median_seconds": None}
     layers.write_text(json.dumps(content))
     (table,) = read([layers]).additional["4"]
     assert table.rows == (("7x7x64", "7", "inference", "[1]", "1.0", "[2]", "3.0", ""),)
 
 
-def test_several_files_are_read_together(steps, layers):
-    measured = read([steps, layers])
+def test_several_files_are_read_together(measurements, layers):
+    measured = read([measurements, layers])
     assert len(measured.additional["4"]) == 2
-    text = as_markdown(compare(numbers_of(["4"]), measured.values), measured)
+    text = to_markdown(compare(select_numbers(["4"]), measured.values), measured)
     assert text.index("Forward and backward pass") < text.index("next to attention over the same context")
 
 
 @pytest.mark.parametrize(
     "content", [{}, {"kind": "model", "rows": []}, {"kind": "tables", "rows": [{}]}, {"kind": "tables", "rows": 3}]
 )
-def test_rejects_other_files(tmp_path, content):
+def test_rejects_files_that_are_not_results(tmp_path, content):
     (tmp_path / "nested.json").write_text("[" * 100_000)
     with pytest.raises(InputError, match="must be a file that lambdanets tables --measure"):
         read([tmp_path / "nested.json"])
-    path = written(tmp_path / "other.json", content)
+    path = write_results(tmp_path / "other.json", content)
     with pytest.raises(InputError, match="a file that lambdanets tables --measure or lambdanets benchmark layer"):
         read([path])
 

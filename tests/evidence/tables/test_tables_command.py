@@ -11,9 +11,9 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.evidence.tables import paper, speed, verdicts
-from lambdanets.evidence.tables.paper import numbers_of
+from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.plots import draw
-from lambdanets.evidence.tables.rows import ROWS, Build
+from lambdanets.evidence.tables.rows import ROWS, ModelSpec
 
 pytestmark = pytest.mark.xdist_group("figures")  # counted once, for both
 
@@ -22,14 +22,15 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True, scope="module")
 def uninitialized():
-    """Counts are of meta tensors, whose random initialization changes nothing and takes half of the time."""
+    """Skip random initialization: models are on the meta device, where it takes half of the time without effect."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("normal_", "trunc_normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_", "zeros_", "ones_"):
             patch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
         yield
 
 
-def refused(capsys, *arguments):
+def error_of(capsys, *arguments):
+    """The one line that a rejected command prints."""
     assert main(["tables", *map(str, arguments)]) == 2
     (message,) = capsys.readouterr().err.strip().splitlines()
     return message
@@ -44,8 +45,8 @@ def test_prints_one_table(capsys):
 
 
 def test_check_fails_for_a_wrong_paper_number(capsys, monkeypatch):
-    wrong = [replace(f, value=26.6) if f.column == "params" and f.value == 25.6 else f for f in numbers_of(["12"])]
-    monkeypatch.setattr(paper, "numbers_of", lambda names: wrong)
+    wrong = [replace(f, value=26.6) if f.column == "params" and f.value == 25.6 else f for f in select_numbers(["12"])]
+    monkeypatch.setattr(paper, "select_numbers", lambda names: wrong)
     assert main(["tables", "--check"]) == 1
     text = capsys.readouterr().out
     assert "table 12, C-C-C-C, params: 26.6 in the paper, 25.557 ours" in text
@@ -53,17 +54,17 @@ def test_check_fails_for_a_wrong_paper_number(capsys, monkeypatch):
 
 
 def test_check_fails_for_a_wrong_count(monkeypatch):
-    monkeypatch.setattr(verdicts, "_count", lambda column, build, together: 1)
+    monkeypatch.setattr(verdicts, "_count", lambda column, spec, together: 1)
     assert main(["tables", "9", "--check"]) == 1
 
 
-def test_committed_page_is_what_the_command_writes(tmp_path):
-    written = tmp_path / "tables.md"
+def test_command_reproduces_the_committed_page(tmp_path):
+    page = tmp_path / "tables.md"
     measured = sorted(map(str, (ROOT / "experiments/results/xeon-2-cores/tables").glob("*.json")))
     options = ["--measured", *measured, "--figures", str(tmp_path / "tables"), "--format", "markdown"]
-    assert main(["tables", *options, "--out", str(written)]) == 0
-    assert written.read_text() == (ROOT / "docs/tables.md").read_text()
-    figures = re.findall(r"!\[.*\]\((.*)\)", written.read_text())
+    assert main(["tables", *options, "--out", str(page)]) == 0
+    assert page.read_text() == (ROOT / "docs/tables.md").read_text()
+    figures = re.findall(r"!\[.*\]\((.*)\)", page.read_text())
     assert len(figures) == 2
     assert all((tmp_path / name).is_file() and (ROOT / "docs" / name).is_file() for name in figures)
 
@@ -85,20 +86,20 @@ def test_committed_page_is_what_the_command_writes(tmp_path):
 )
 def test_rejects_invalid_options(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    assert message in refused(capsys, *arguments)
+    assert message in error_of(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rejects_files_that_are_not_measurements(capsys, tmp_path):
     (tmp_path / "other.json").write_text("{}")
-    assert "must be a file that lambdanets tables --measure or lambdanets benchmark layer or" in refused(
+    assert "must be a file that lambdanets tables --measure or lambdanets benchmark layer or" in error_of(
         capsys, "--measured", tmp_path / "other.json"
     )
 
 
 def test_existing_file_is_not_overwritten_by_measurements(capsys, tmp_path):
     (tmp_path / "old.json").write_text("old")
-    assert "old.json has no measurements to resume" in refused(
+    assert "old.json has no measurements to resume" in error_of(
         capsys, "12", "--measure", "--out", tmp_path / "old.json"
     )
     assert (tmp_path / "old.json").read_text() == "old"
@@ -107,8 +108,8 @@ def test_existing_file_is_not_overwritten_by_measurements(capsys, tmp_path):
 @pytest.fixture
 def few_rows(monkeypatch):
     """Two small models in place of Table 12's eight."""
-    rows = {"C-C-C-C": Build("resnet18"), "C-C-C-L": Build("lambda_resnet20_small")}
-    monkeypatch.setattr(speed, "ROWS", ROWS | {"12": rows, "18": {"depth 50, 128px": Build("resnet18")}})
+    rows = {"C-C-C-C": ModelSpec("resnet18"), "C-C-C-L": ModelSpec("lambda_resnet20_small")}
+    monkeypatch.setattr(speed, "ROWS", ROWS | {"12": rows, "18": {"depth 50, 128px": ModelSpec("resnet18")}})
     monkeypatch.setattr(speed, "estimate_seconds", lambda plan, device: 60.0)
 
 
@@ -122,14 +123,14 @@ def test_measure_writes_samples_with_provenance_and_prints_them(few_rows, capsys
     content = json.loads(out.read_text())
     assert content["finished"]
     assert {"commit", "versions", "hardware", "options"} <= content.keys()
-    assert {len(row["seconds"]) for row in content["rows"]} <= {3, 6, 9}  # noisy rows run again
+    assert {len(row["seconds"]) for row in content["rows"]} <= {3, 6, 9}  # noisy rows run printed_again
     assert all(row["peak_bytes"] > 2 * 3 * 32 * 32 for row in content["rows"])
     assert main(["tables", "12", "--measured", str(out)]) == 0
-    again = capsys.readouterr().out
-    assert again.strip() in text
-    assert "1.00 x C-C-C-C, the paper's 1.00 x; batch 2, 32 px, peak" in again
-    assert "x C-C-C-C, the paper's 0.99 x; batch 2, 32 px, peak" in again
-    assert "Speeds measured on " in again
+    printed_again = capsys.readouterr().out
+    assert printed_again.strip() in text
+    assert "1.00 x C-C-C-C, the paper's 1.00 x; batch 2, 32 px, peak" in printed_again
+    assert "x C-C-C-C, the paper's 0.99 x; batch 2, 32 px, peak" in printed_again
+    assert "Speeds measured on " in printed_again
 
 
 def test_rejects_sizes_that_a_model_does_not_support(few_rows, capsys, tmp_path):
@@ -160,10 +161,10 @@ def test_interrupted_measurement_keeps_finished_passes_and_resumes(few_rows, tmp
     assert main([*arguments, "--repeats", "4"]) == 2
     assert "was started with options (repeats 3, not 4); remove it" in capsys.readouterr().err
     assert main(arguments) == 0
-    again = json.loads(out.read_text())
-    assert again["finished"]
-    assert again["rows"][:2] == content["rows"]
-    assert [row["table"] for row in again["rows"]] == ["12", "12", "18"]
+    resumed = json.loads(out.read_text())
+    assert resumed["finished"]
+    assert resumed["rows"][:2] == content["rows"]
+    assert [row["table"] for row in resumed["rows"]] == ["12", "12", "18"]
     assert [path.name for path in tmp_path.iterdir()] == ["measured.json"]
     assert main(arguments) == 2
     assert "is finished; choose another path" in capsys.readouterr().err
@@ -173,8 +174,7 @@ def test_estimated_cost_is_proportional_to_repeats():
     def seconds(**changes):
         plan = replace(speed.Plan(("12",), 1, 3, 32), **changes)
         return sum(
-            speed._operations(build, plan, training=training) * plan.repeats
-            for _, build, training in speed._passes(plan)
+            speed._operations(spec, plan, training=training) * plan.repeats for _, spec, training in speed._passes(plan)
         )
 
     assert seconds(repeats=6) == 2 * seconds()
@@ -191,7 +191,7 @@ def test_figures_are_drawn(tmp_path, capsys):
 @pytest.mark.figures
 def test_figures_have_a_panel_for_measured_speeds(tmp_path):
     measured = {("18", "depth 50, 128px", "train step latency"): (9.0, ""), ("10", "3x3", "throughput"): (5.0, "")}
-    without = draw(tmp_path / "without", {})
-    with_ = draw(tmp_path / "with", measured, "a machine")
-    for one, other in zip(without.values(), with_.values(), strict=True):
-        assert Image.open(other).size[1] > 1.3 * Image.open(one).size[1]
+    paper_only = draw(tmp_path / "without", {})
+    with_measured = draw(tmp_path / "with", measured, "a machine")
+    for smaller, larger in zip(paper_only.values(), with_measured.values(), strict=True):
+        assert Image.open(larger).height > 1.3 * Image.open(smaller).height

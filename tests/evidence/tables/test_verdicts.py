@@ -8,8 +8,8 @@ import pytest
 
 from lambdanets.evidence.tables import verdicts
 from lambdanets.evidence.tables.descriptions import PARAGRAPHS, TITLES
-from lambdanets.evidence.tables.paper import PaperNumber, numbers_of, paper_numbers
-from lambdanets.evidence.tables.rendering import as_csv, as_json, as_markdown, as_text
+from lambdanets.evidence.tables.paper import PaperNumber, paper_numbers, select_numbers
+from lambdanets.evidence.tables.rendering import to_csv, to_json, to_markdown, to_text
 from lambdanets.evidence.tables.verdicts import MATCH, NOT_REPRODUCIBLE, compare, summary
 
 pytestmark = pytest.mark.xdist_group("figures")  # counted once, for both
@@ -56,13 +56,13 @@ def test_flops_match_the_paper(lines, table):
     assert all(line.paper.matches(line.ours) or line.paper.row == "MobileNet-v2" for line in flops)
 
 
-def test_note_says_if_unused_table_entries_are_not_counted(lines):
+def test_note_explains_uncounted_table_entries(lines):
     (line,) = [line for line in lines if line.paper.row == "k=32,h=8,u=1" and line.paper.column == "params"]
     assert (line.verdict, line.ours) == (MATCH, 15.7414)
     assert line.note == "without table entries that no 224-pixel image uses; with them 15.764"
 
 
-def test_networks_of_other_papers_are_not_among_the_countable(lines):
+def test_networks_of_other_papers_are_not_counted(lines):
     other_networks = [line for line in lines if line.verdict == verdicts.OTHER_NETWORK]
     assert [line.paper.row[:4] for line in other_networks] == ["conv", "conv", "loca", "loca", "loca"]
     assert all(line.ours and line.note and not line.countable for line in other_networks)
@@ -75,7 +75,7 @@ def test_table_19_is_computed_from_the_models(lines):
 
 
 def test_wrong_number_differs():
-    (figure,) = [f for f in numbers_of(["3"]) if f.row == "lambda layer" and f.column == "params"]
+    (figure,) = [f for f in select_numbers(["3"]) if f.row == "lambda layer" and f.column == "params"]
     (line,) = compare([replace(figure, value=15.1)])
     assert line.verdict == verdicts.DIFFERS
     assert summary([line]) == "0 of 1 countable numbers match; 0 not reproducible (see notes); 1 differs"
@@ -93,15 +93,15 @@ def test_every_table_has_a_title_and_a_paragraph():
 
 
 def test_csv_and_json_have_the_same_numbers(lines):
-    from_json = json.loads(as_json(lines))["numbers"]
-    from_csv = list(csv.DictReader(io.StringIO(as_csv(lines))))
+    from_json = json.loads(to_json(lines))["numbers"]
+    from_csv = list(csv.DictReader(io.StringIO(to_csv(lines))))
     assert len(from_csv) == len(lines)
     as_text_rows = [{name: "" if value is None else str(value) for name, value in row.items()} for row in from_json]
     assert as_text_rows == from_csv
 
 
 def test_markdown_and_terminal_have_every_row_and_number(lines):
-    markdown, text = as_markdown(lines), as_text(lines)
+    markdown, text = to_markdown(lines), to_text(lines)
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table_of(markdown, "Table 12.")}) == 1
     for line in lines:
         cells = [line.paper.row, line.paper.text(), *([f"{line.ours:.5g}"] if type(line.ours) is float else [])]
@@ -116,7 +116,7 @@ def table_of(markdown, name):
     return [row for row in section.splitlines() if row.startswith("|")]
 
 
-def test_numbers_not_reproducible_have_a_reason_below_the_table(lines):
-    markdown = as_markdown([line for line in lines if line.paper.table == "12"])
+def test_unreproducible_numbers_have_a_note_with_the_reason(lines):
+    markdown = to_markdown([line for line in lines if line.paper.table == "12"])
     assert "| C-C-L-L | 15.4 | 15.560 | no [1] |" in markdown
     assert "- [1] not reproducible: contradicts the other rows" in markdown

@@ -1,4 +1,4 @@
-"""Attention baselines: softmax over the scope of a lambda layer, with relative position biases."""
+"""Attention baselines: softmax attention over the scope of a lambda layer, with relative position biases."""
 
 import functools
 import importlib
@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.evidence.benchmark import reference
-from lambdanets.evidence.benchmark.peers import LeftOut, installed
+from lambdanets.evidence.benchmark.peers import Skipped, installed
 
 NAMES = ("sdpa", "flex-attention", "natten")
 
 
 class AttentionLayer(nn.Module):
-    """Multi-head attention on maps (b, dim, H, W): 1x1 projections without bias, no projection of the output.
+    """Multi-head attention on feature maps (b, dim, H, W), with 1x1 projections of the input and none of the output.
 
-    y[n,h] = sum_m softmax_m(q[n,h] . k[m,h] / sqrt(c) + B[h, m - n]) v[m,h], over the m in the scope around n.
-    B is a learned table (h, r_1, r_2). Subclasses implement `attend`.
+    y[n,h] = sum_m softmax_m(q[n,h] . k[m,h] / sqrt(c) + B[h, m - n]) v[m,h], where m is in the scope around n,
+    and B is a learned table (h, r_1, r_2). Subclasses implement `attend`.
     """
 
     def __init__(self, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> None:
@@ -37,15 +37,15 @@ class AttentionLayer(nn.Module):
         return output.transpose(2, 3).flatten(1, 2).unflatten(2, self.grid)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """(b, h, n, c) to (b, h, n, c)."""
+        """Attention of each head; all tensors are (b, h, n, c)."""
         raise NotImplementedError
 
     def reference_bias(self) -> Tensor:
-        """Biases of the scores, (h or 1, n, n) in float64, minus infinity outside the context."""
+        """Biases of the scores, (h or 1, n, n) in float64; -inf for positions outside the scope."""
         return relative_bias(self.table.double(), self.grid)
 
     def reference(self, x: Tensor) -> Tensor:
-        """The output for float64 x, computed directly from the equation."""
+        """The output for float64 x, computed from the equation without optimizations."""
         weights = self.projection.weight.double()
         projected = F.conv2d(x, weights).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(3, 4)
         output = reference.attention(projected[:, 0], projected[:, 1], projected[:, 2], self.reference_bias())
@@ -55,7 +55,7 @@ class AttentionLayer(nn.Module):
 class _Sdpa(AttentionLayer):
     """PyTorch's scaled_dot_product_attention with the bias as an (n, n) matrix.
 
-    The first call caches the index into the table and, in inference, the matrix.
+    The first call caches the indices into the table and, in inference, the matrix.
     """
 
     _bias: "RelativeBias | None" = None
@@ -99,7 +99,7 @@ class _Flex(AttentionLayer):
 
 
 class _Natten(AttentionLayer):
-    """natten's neighborhood attention: at the edges the window shifts inward and keeps its size; no bias."""
+    """natten's neighborhood attention, without bias. At the edges, its window is shifted inward and keeps its size."""
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         natten = importlib.import_module("natten")
@@ -109,39 +109,39 @@ class _Natten(AttentionLayer):
 
     def reference_bias(self) -> Tensor:
         axes = []
-        for side, reach in zip(self.grid, self._sides(), strict=True):
+        for side, window in zip(self.grid, self._sides(), strict=True):
             positions = torch.arange(side, device=self.table.device)
-            first = (positions - reach // 2).clamp(0, side - reach).unsqueeze(1)
-            axes.append((positions >= first) & (positions < first + reach))
+            first = (positions - window // 2).clamp(0, side - window).unsqueeze(1)
+            axes.append((positions >= first) & (positions < first + window))
         pairs = (axes[0][:, None, :, None] & axes[1][None, :, None, :]).flatten(2).flatten(0, 1)
         return torch.zeros(pairs.shape, dtype=torch.float64, device=pairs.device).masked_fill(~pairs, -torch.inf)[None]
 
     def _sides(self) -> tuple[int, ...]:
-        return tuple(min(reach, side) for reach, side in zip(self.table.shape[1:], self.grid, strict=True))
+        return tuple(min(window, side) for window, side in zip(self.table.shape[1:], self.grid, strict=True))
 
 
 def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> AttentionLayer:
-    """An attention layer by name. Raises LeftOut if its package is not installed or cannot be imported."""
+    """Build an attention layer by name. Raises Skipped if its package is not installed or cannot be imported."""
     if name == "natten":
         if installed("natten") is None:
-            raise LeftOut("not installed; pip install natten")
+            raise Skipped("not installed; pip install natten")
         try:
             importlib.import_module("natten")
         except ImportError as error:
-            raise LeftOut(f"cannot be imported: {error}") from error
-    kinds: dict[str, Callable[..., AttentionLayer]] = {"sdpa": _Sdpa, "flex-attention": _Flex, "natten": _Natten}
-    return kinds[name](dim, heads, scope, grid)
+            raise Skipped(f"cannot be imported: {error}") from error
+    classes: dict[str, Callable[..., AttentionLayer]] = {"sdpa": _Sdpa, "flex-attention": _Flex, "natten": _Natten}
+    return classes[name](dim, heads, scope, grid)
 
 
 class RelativeBias:
     """Biases (h, n, m) from tables (h, r_1..r_D): B[h, m - n], -inf outside the table and, if causal, for m > n.
 
-    The index (n m,), int64, and the mask (n, m) are computed once per shape and device, as attention implementations
-    keep them in buffers: 9 bytes per pair.
+    The indices (n m,), int64, and the mask (n, m) are computed once, since attention layers usually have them as
+    buffers. They take 9 bytes per pair of positions.
     """
 
     def __init__(self, table: Tensor, grid: tuple[int, ...], *, causal: bool = False) -> None:
-        self._index, self._outside = _index_of_pairs(table, grid, causal=causal)
+        self._index, self._outside = _pair_indices(table, grid, causal=causal)
 
     def __call__(self, table: Tensor) -> Tensor:
         return table.flatten(1)[:, self._index].unflatten(1, self._outside.shape).masked_fill(self._outside, -torch.inf)
@@ -152,10 +152,10 @@ def relative_bias(table: Tensor, grid: tuple[int, ...], *, causal: bool = False)
     return RelativeBias(table, grid, causal=causal)(table)
 
 
-def _index_of_pairs(table: Tensor, grid: tuple[int, ...], *, causal: bool) -> tuple[Tensor, Tensor]:
+def _pair_indices(table: Tensor, grid: tuple[int, ...], *, causal: bool) -> tuple[Tensor, Tensor]:
     positions = torch.cartesian_prod(*(torch.arange(side, device=table.device) for side in grid)).view(-1, len(grid))
     index, outside = torch.zeros((), dtype=torch.long, device=table.device), None
-    for axis, side in enumerate(table.shape[1:]):  # one axis at a time needs (n, n) numbers, not (n, n, D)
+    for axis, side in enumerate(table.shape[1:]):  # axis by axis, to allocate (n, n) instead of (n, n, D) numbers
         offset = positions[None, :, axis] - positions[:, None, axis] + side // 2
         outside_axis = (offset < 0) | (offset >= side)
         outside = outside_axis if outside is None else outside | outside_axis
@@ -167,8 +167,8 @@ def _index_of_pairs(table: Tensor, grid: tuple[int, ...], *, causal: bool) -> tu
     return index.flatten(), outside
 
 
-def estimated_bytes(batch: int, heads: int, positions: int, itemsize: int, *, training: bool) -> int:
-    """A rough estimate of the memory of attention with a bias matrix: biases, indices and, in training, scores."""
+def estimate_bytes(batch: int, heads: int, positions: int, itemsize: int, *, training: bool) -> int:
+    """Estimate the memory of attention with a bias matrix: biases, indices and, in training, scores."""
     pairs = positions**2
     biases = pairs * (heads * itemsize + 8) * (3 if training else 1)
     return biases + (4 * batch * heads * pairs * itemsize if training else 0)

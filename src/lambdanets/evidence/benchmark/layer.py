@@ -1,4 +1,4 @@
-"""Single layers: ours, those of other packages, attention over the same context, and the 3x3 convolution."""
+"""Benchmark of single layers: our lambda layer, other packages' lambda layers, attention and the 3x3 convolution."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from lambdanets.device import free_memory
 from lambdanets.evidence.benchmark import attention
 from lambdanets.evidence.benchmark.measurement import Candidate, Case, Prepared, prepare_module
 from lambdanets.evidence.benchmark.options import Shapes, parse_shape
-from lambdanets.evidence.benchmark.peers import PEERS, LeftOut, build_peer
+from lambdanets.evidence.benchmark.peers import PEERS, Skipped, build_peer
 from lambdanets.evidence.benchmark.reference import Expected, compute_expected, reference_copy
 from lambdanets.layers import LambdaLayer2d
 
@@ -19,8 +19,8 @@ OURS, CONVOLUTION = "lambdanets", "convolution"
 NAMES = [OURS, *PEERS, *attention.NAMES, CONVOLUTION]
 
 
-def cases(options: Shapes, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
-    """One case per shape, scope and pass."""
+def make_cases(options: Shapes, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+    """Make one case per shape, scope and pass."""
     return [
         _case(options, device, shape, scope, phase)
         for shape in options.shapes
@@ -55,50 +55,50 @@ def _case(options: Shapes, device: torch.device, shape: str, scope: int, phase: 
             reference_copy(layer()), *inputs(), lambda module: {"table gradient": _gradient(module, "table")}
         )
 
-    def ours() -> Prepared:
+    def prepare_ours() -> Prepared:
         return prepare_module(
             layer(), *inputs(), expected, lambda: {"table gradient": _gradient(layer(), "embedding.table")}
         )
 
-    def peer(package: str) -> Prepared:
+    def prepare_peer(package: str) -> Prepared:
         theirs = build_peer(package, layer())
         return prepare_module(
             theirs, *inputs(), expected, lambda: {"table gradient": PEERS[package].table_gradient(theirs)}
         )
 
-    def attend(baseline: str) -> Prepared:
-        needed = attention.estimated_bytes(
+    def prepare_attention(baseline: str) -> Prepared:
+        needed_bytes = attention.estimate_bytes(
             options.batch_size, options.heads, height * width, dtype.itemsize, training=training
         )
         if baseline == "sdpa":
-            check_memory_limit(needed, free_memory(device) / 2)
+            check_memory_limit(needed_bytes, free_memory(device) / 2)
         torch.manual_seed(options.seed)
         module = attention.build_attention(baseline, dim, options.heads, scope, (height, width))
         module = module.to(device, dtype).train(training)
         return prepare_module(module, *inputs(), lambda: _expected_attention(module, *inputs()))
 
-    def convolution() -> Prepared:
+    def prepare_convolution() -> Prepared:
         torch.manual_seed(options.seed)
         module = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(device, dtype).train(training)
         return prepare_module(module, *inputs(), lambda: compute_expected(reference_copy(module), *inputs()))
 
-    prepared: dict[str, Callable[[], Prepared]] = {OURS: ours}
-    prepared |= {name: functools.partial(peer, name) for name in PEERS}
-    prepared |= {name: functools.partial(attend, name) for name in attention.NAMES}
-    prepared[CONVOLUTION] = convolution
+    builders: dict[str, Callable[[], Prepared]] = {OURS: prepare_ours}
+    builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
+    builders |= {name: functools.partial(prepare_attention, name) for name in attention.NAMES}
+    builders[CONVOLUTION] = prepare_convolution
     sizes = {"shape": shape, "scope": scope, "pass": phase}
-    return Case(sizes, select_candidates(prepared, options.candidates))
+    return Case(sizes, select_candidates(builders, options.candidates))
 
 
-def select_candidates(prepared: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:
-    """The named candidates, or all if None, in the order of `prepared`."""
-    return [Candidate(name, prepare) for name, prepare in prepared.items() if not names or name in names]
+def select_candidates(builders: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:
+    """Select candidates by name, all if None, in the order of `builders`."""
+    return [Candidate(name, prepare) for name, prepare in builders.items() if not names or name in names]
 
 
-def check_memory_limit(needed: float, limit: float) -> None:
-    """Raise LeftOut if a candidate would need more bytes than the limit."""
-    if needed > limit:
-        raise LeftOut(f"would need about {needed / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
+def check_memory_limit(needed_bytes: float, limit: float) -> None:
+    """Raise Skipped if a candidate needs more bytes than the limit."""
+    if needed_bytes > limit:
+        raise Skipped(f"would need about {needed_bytes / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
 
 
 def _expected_attention(module: attention.AttentionLayer, x: Tensor, grad_output: Tensor | None) -> Expected:

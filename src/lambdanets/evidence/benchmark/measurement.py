@@ -1,4 +1,4 @@
-"""Measure the candidates of a case: build them, check them against float64, time the correct ones interleaved."""
+"""Measure the candidates of a case: build them, verify them against float64, then time the correct ones in turns."""
 
 import contextlib
 import gc
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lambdanets.errors import is_out_of_memory
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
-from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.peers import Skipped
 from lambdanets.evidence.benchmark.reference import Error, Expected
 from lambdanets.evidence.benchmark.timing import is_noisy, time_interleaved
 
@@ -22,14 +22,14 @@ NOT_REACHED = "not reached before the end"
 class Prepared:
     """A built candidate: the function to measure, the errors of its last run, and a function that frees its memory."""
 
-    work: Callable[[], Any]
+    run: Callable[[], Any]
     errors: Callable[[], dict[str, Error]]
     release: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A name and its builder, which raises LeftOut, or any error, if the candidate cannot run."""
+    """A name and a function that builds the candidate. It raises Skipped, or any error, if the candidate cannot run."""
 
     name: str
     prepare: Callable[[], Prepared]
@@ -37,7 +37,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Case:
-    """Candidates at the same sizes and pass, which identify the case."""
+    """Candidates to compare, with the same sizes and pass. These identify the case."""
 
     sizes: dict[str, Any]
     candidates: Sequence[Candidate]
@@ -48,24 +48,24 @@ class Case:
 
 @dataclass
 class Row:
-    """The result of a candidate in a case: why it was left out, or its errors, seconds and peak bytes."""
+    """The result of a candidate in a case: errors, seconds and peak bytes, or the reason why it was skipped."""
 
     sizes: dict[str, Any]
     candidate: str
-    left_out: str | None = None
+    skip_reason: str | None = None
     errors: dict[str, float] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
 
     @property
     def noisy(self) -> bool:
-        """Whether its times vary too much to be compared."""
+        """Whether the times vary too much to be compared."""
         return is_noisy(self.seconds)
 
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """How to measure cases: the device; time, memory or both; a callback for progress messages."""
+    """Options of `measure_case`: the device, what to measure, and a callback for progress messages."""
 
     device: torch.device
     time: bool = False
@@ -77,10 +77,10 @@ class MeasureOptions:
 
 
 def measure_case(case: Case, rows: list[Row], options: MeasureOptions) -> list[Row]:
-    """Append a row per candidate to rows and measure it; returns the new rows.
+    """Measure the candidates of a case; append one row for each to rows, and return the new rows.
 
-    All candidates are checked before any is measured, and incorrect ones are not measured. On an interruption all rows
-    are marked as not reached: incomplete rounds are not comparable.
+    All candidates are verified before the first is measured, and incorrect ones are skipped. After an interruption all
+    rows of the case are marked as not reached, since incomplete rounds are not comparable.
     """
     new_rows = [Row(case.sizes, candidate.name, NOT_REACHED) for candidate in case.candidates]
     rows += new_rows
@@ -89,7 +89,7 @@ def measure_case(case: Case, rows: list[Row], options: MeasureOptions) -> list[R
         _measure(correct, {row.candidate: row for row in new_rows}, options)
     except BaseException:
         for row in new_rows:
-            row.left_out = row.left_out or NOT_REACHED
+            row.skip_reason = row.skip_reason or NOT_REACHED
         raise
     correct.clear()
     gc.collect()
@@ -97,18 +97,18 @@ def measure_case(case: Case, rows: list[Row], options: MeasureOptions) -> list[R
 
 
 def _check_all(case: Case, rows: list[Row], options: MeasureOptions) -> dict[str, Prepared]:
-    """The correct candidates; the rows of the others get the reason."""
+    """Return the correct candidates; set the reason in the rows of the others."""
     correct: dict[str, Prepared] = {}
     for row, candidate in zip(rows, case.candidates, strict=True):
         options.on_progress(f"{candidate.name}, checking")
         try:
             correct[candidate.name] = _prepare_and_check(row, candidate)
-            row.left_out = None
-        except LeftOut as reason:
-            row.left_out = str(reason)
-        except Exception as error:  # a baseline may raise anything; our layers have tests
+            row.skip_reason = None
+        except Skipped as reason:
+            row.skip_reason = str(reason)
+        except Exception as error:  # other packages may raise anything
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            row.left_out = "out of memory" if is_out_of_memory(error) else message
+            row.skip_reason = "out of memory" if is_out_of_memory(error) else message
     return correct
 
 
@@ -117,11 +117,11 @@ def _measure(candidates: dict[str, Prepared], rows: dict[str, Row], options: Mea
         for name, prepared in candidates.items():
             options.on_progress(f"{name}, memory")
             prepared.release()
-            rows[name].peak_bytes = peak_bytes(prepared.work, options.device)
+            rows[name].peak_bytes = peak_bytes(prepared.run, options.device)
     if options.time:
         cuda = options.device.type == "cuda"
         time_interleaved(
-            {name: prepared.work for name, prepared in candidates.items()},
+            {name: prepared.run for name, prepared in candidates.items()},
             {name: rows[name].seconds for name in candidates},
             repeats=options.repeats,
             seconds=options.seconds,
@@ -133,12 +133,12 @@ def _measure(candidates: dict[str, Prepared], rows: dict[str, Row], options: Mea
 
 def _prepare_and_check(row: Row, candidate: Candidate) -> Prepared:
     prepared = candidate.prepare()
-    prepared.work()
+    prepared.run()
     errors = prepared.errors()
     row.errors = {name: error.relative for name, error in errors.items()}
     for name, (error, tolerance) in errors.items():
         if not error <= tolerance:
-            raise LeftOut(f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {tolerance:.0e}")
+            raise Skipped(f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {tolerance:.0e}")
     return prepared
 
 
@@ -147,11 +147,12 @@ def prepare_module(
     x: Tensor,
     grad_output: Tensor | None,
     expected: Callable[[], Expected],
-    more: Callable[[], dict[str, Tensor]] | None = None,
+    extra_gradients: Callable[[], dict[str, Tensor]] | None = None,
 ) -> Prepared:
-    """A module's forward pass without gradients, or, if grad_output is given, forward and backward.
+    """Prepare the forward pass of a module without gradients or, if grad_output is given, forward and backward.
 
-    Each run allocates its gradients, so they count as its memory. more: further gradients to check.
+    Each run allocates its gradients, so they count as its memory. extra_gradients: returns gradients to verify besides
+    that of the input.
     """
     x = x.detach().clone().requires_grad_(grad_output is not None)
     last_output: dict[str, Tensor] = {}
@@ -161,7 +162,7 @@ def prepare_module(
         module.zero_grad(set_to_none=True)
         x.grad = None
 
-    def work() -> None:
+    def run() -> None:
         release()
         with torch.set_grad_enabled(grad_output is not None):
             output = module(x)
@@ -173,15 +174,15 @@ def prepare_module(
         actual = dict(last_output)
         if grad_output is not None:
             assert x.grad is not None
-            actual |= {"input gradient": x.grad} | (more() if more else {})
+            actual |= {"input gradient": x.grad} | (extra_gradients() if extra_gradients else {})
         return expected().check(actual)
 
-    return Prepared(work, errors, release)
+    return Prepared(run, errors, release)
 
 
 @contextlib.contextmanager
-def without_tf32(threads: int | None) -> Iterator[None]:
-    """Switch TF32 off and set the number of threads; restore both at the end."""
+def measurement_settings(threads: int | None) -> Iterator[None]:
+    """Context in which TF32 is switched off and PyTorch has this number of CPU threads."""
     before = torch.get_num_threads()
     precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_num_threads(threads or before)

@@ -1,4 +1,4 @@
-"""ResNet-50 with lambda layers in some stages: our layers, and those of other packages with the same weights."""
+"""Benchmark of ResNet-50 with lambda layers in some stages: ours, and other packages' with the same weights."""
 
 import copy
 import functools
@@ -23,8 +23,8 @@ NAMES = [PLAIN, OURS, *PEERS]
 LAYERS = [f"layer{stage}.{block}.conv2" for stage, blocks in enumerate((3, 4, 6, 3), 1) for block in range(blocks)]
 
 
-def cases(options: Model, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
-    """One case per pass: every network is compared with plain ResNet-50 in the same pass."""
+def make_cases(options: Model, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+    """Make one case per pass, in which every network is compared with plain ResNet-50."""
     return [_case(options, device, phase) for phase in options.passes]
 
 
@@ -53,7 +53,7 @@ def _case(options: Model, device: torch.device, phase: str) -> Case:
 
     @functools.cache
     def expected(pattern: str | None) -> dict[str, tuple[Tensor, Tensor | None, Expected]]:
-        """For each middle layer its input and grad_output in the network, and the expected tensors."""
+        """Map each middle layer to its input and grad_output in the network, and the expected tensors."""
         reference = reference_copy(network(pattern))
         captured = _capture_inputs(copy.deepcopy(reference).to(dtype), *inputs())
         return {
@@ -69,12 +69,12 @@ def _case(options: Model, device: torch.device, phase: str) -> Case:
                     model.set_submodule(path, build_peer(peer, module))
         return _prepare(model, *inputs(), functools.partial(expected, pattern))
 
-    prepared: dict[str, Callable[[], Prepared]] = {PLAIN: functools.partial(prepare, None)}
+    builders: dict[str, Callable[[], Prepared]] = {PLAIN: functools.partial(prepare, None)}
     for pattern in options.patterns:
-        prepared[f"{OURS} {pattern}"] = functools.partial(prepare, pattern)
-        prepared |= {f"{peer} {pattern}": functools.partial(prepare, pattern, peer) for peer in PEERS}
-    selected = [entry for entry in prepared if entry == PLAIN or entry.split()[0] in (options.candidates or NAMES)]
-    return Case({"image_size": options.image_size, "pass": phase}, select_candidates(prepared, selected))
+        builders[f"{OURS} {pattern}"] = functools.partial(prepare, pattern)
+        builders |= {f"{peer} {pattern}": functools.partial(prepare, pattern, peer) for peer in PEERS}
+    selected = [entry for entry in builders if entry == PLAIN or entry.split()[0] in (options.candidates or NAMES)]
+    return Case({"image_size": options.image_size, "pass": phase}, select_candidates(builders, selected))
 
 
 def _prepare(
@@ -83,10 +83,10 @@ def _prepare(
     grad_output: Tensor | None,
     expected: Callable[[], dict[str, tuple[Tensor, Tensor | None, Expected]]],
 ) -> Prepared:
-    """Measure the whole network, and check each middle layer by itself; errors are the worst over the layers.
+    """Prepare a network to be measured as a whole and verified layer by layer; errors are the maximum over the layers.
 
-    The output of a randomly initialized network amplifies rounding errors up to its own magnitude: a ReLU near its
-    threshold is on in one dtype and off in another.
+    The whole output cannot be verified: a randomly initialized network amplifies rounding errors up to the magnitude of
+    its output, since a ReLU near 0 may be on in one dtype and off in another.
     """
     network = prepare_module(model, images, grad_output, lambda: Expected({}, 0.0))
 
@@ -96,13 +96,13 @@ def _prepare(
             layer = prepare_module(
                 model.get_submodule(path), x, layer_grad_output, functools.partial(_identity, layer_expected)
             )
-            layer.work()
+            layer.run()
             for name, error in layer.errors().items():
                 worst[name] = max(worst.get(name, error), error)
             layer.release()
         return worst
 
-    return Prepared(network.work, errors, network.release)
+    return Prepared(network.run, errors, network.release)
 
 
 def _identity(expected: Expected) -> Expected:
@@ -112,7 +112,7 @@ def _identity(expected: Expected) -> Expected:
 def _capture_inputs(
     model: nn.Module, images: Tensor, grad_output: Tensor | None
 ) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """The input and, in training, the gradient of the output of each middle layer."""
+    """Return the input and, in training, the grad_output of each middle layer."""
     captured: dict[str, tuple[Tensor, Tensor | None]] = {}
 
     def capture(path: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
@@ -122,14 +122,14 @@ def _capture_inputs(
             output.register_hook(lambda grad: captured.update({path: (x, grad.detach().clone())}))
 
     hooks = [model.get_submodule(path).register_forward_hook(functools.partial(capture, path)) for path in LAYERS]
-    prepare_module(model, images, grad_output, lambda: Expected({}, 0.0)).work()
+    prepare_module(model, images, grad_output, lambda: Expected({}, 0.0)).run()
     for hook in hooks:
         hook.remove()
     return captured
 
 
 def set_batch_norm_statistics(model: nn.Module, images: Tensor) -> None:
-    """Set running statistics to those of the images: with initial ones activations of random networks overflow."""
+    """Set running statistics from the images; with the initial ones, activations of random networks overflow."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

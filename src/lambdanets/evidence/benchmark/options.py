@@ -1,10 +1,10 @@
-"""Options of each kind of benchmark, one dataclass per kind."""
+"""Options of `lambdanets benchmark`: one dataclass per kind of benchmark."""
 
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lambdanets.errors import InputError, nearest
 
@@ -13,22 +13,31 @@ Pass = Literal["inference", "training"]
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Options of every kind. Raises InputError for invalid values and combinations."""
+    """Options of all benchmarks. Raises InputError for invalid values and combinations."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # groups of options in the help
+        "workload": (
+            *("candidates", "passes", "shapes", "patterns", "sides", "lengths", "scopes", "scope", "image_size"),
+            *("batch_size", "query_depth", "value_depth", "heads", "algorithm", "seed"),
+        ),
+        "device": ("device", "dtype", "threads"),
+        "measurement": ("repeats", "seconds", "memory"),
+    }
 
     candidates: tuple[str, ...] | None = None
-    """Names of the layers or models to measure, ours and baselines; all by default."""
+    """Names of the layers, models or algorithms to measure, baselines included; all by default."""
     device: Literal["cpu", "cuda"] | None = None
-    """By default cuda if available."""
+    """Device to measure on; cuda by default if PyTorch finds a GPU, else cpu."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of inputs and weights. TF32 is switched off."""
+    """Data type of inputs and weights. TF32 is switched off."""
     threads: int | None = None
-    """CPU threads; PyTorch's default if none."""
+    """Number of CPU threads; by default that of PyTorch."""
     passes: tuple[Pass, ...] = ("inference", "training")
-    """inference is the forward pass in evaluation mode; training is forward and backward in training mode."""
+    """inference: the forward pass in eval mode; training: forward and backward in training mode."""
     seed: int = 0
-    """Seed of weights, inputs and the order in each round."""
+    """Random seed of weights, inputs and the order of the candidates."""
     out: Path | None = None
-    """Folder for results and plots: new, empty, or an interrupted benchmark's. By default benchmark-KIND-DATE-TIME."""
+    """Folder for results and plots; an interrupted benchmark in it is resumed. By default benchmark-KIND-DATE-TIME."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -36,79 +45,79 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed(Common):
-    """Options of the kinds that measure time."""
+    """Options of the benchmarks that measure time."""
 
     repeats: int = 20
-    """Maximum of timed runs per candidate and case."""
+    """Maximum number of timed runs per candidate and case."""
     seconds: float = 10.0
     """Time budget per candidate and case; slow candidates get fewer runs, at least three."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes(Common):
-    """Options of the kinds that measure single layers."""
+    """Options of the benchmarks of single layers."""
 
     shapes: tuple[str, ...] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
-    """Maps as HEIGHTxWIDTHxCHANNELS."""
+    """Feature maps as HEIGHTxWIDTHxCHANNELS."""
     scopes: tuple[int, ...] = (23, 7)
-    """Sides of the position context."""
+    """Scopes of the lambda layers: m x m positions around each position."""
     batch_size: int = 8
-    """Maps per batch."""
+    """Feature maps per batch."""
     query_depth: int = 16
-    """k, the depth of queries and keys."""
+    """Depth of queries and keys, k."""
     heads: int = 4
-    """h, the queries that share a lambda; also the heads of the attention baselines."""
+    """Number of heads h, of lambda layers and of the attention baselines."""
     algorithm: str = "auto"
-    """Algorithm of our position term, one that lambdanets.plan lists."""
+    """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses the fastest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Shapes, Timed):
-    """Time of a layer, next to other packages' layers, attention and the 3x3 convolution."""
+    """Time of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Shapes):
-    """Peak memory of a layer, next to other packages' layers, attention and the 3x3 convolution."""
+    """Peak memory of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution."""
 
     passes: tuple[Pass, ...] = ("training",)
-    """inference is the forward pass in evaluation mode; training is forward and backward in training mode."""
+    """inference: the forward pass in eval mode; training: forward and backward in training mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Timed):
-    """Throughput of ResNet-50 with lambda layers in some stages, relative to plain ResNet-50."""
+    """Throughput of ResNet-50 with lambda layers in some stages, relative to ResNet-50 without them."""
 
     patterns: tuple[str, ...] = ("CCCL", "CCLL", "CLLL", "LLLL")
-    """Convolutions (C) or lambda layers (L) in stages c2 to c5; plain ResNet-50, CCCC, is always measured."""
+    """Convolutions (C) or lambda layers (L) in each of stages c2 to c5. ResNet-50 itself, CCCC, is always measured."""
     image_size: int = 224
     """Side of the images in pixels."""
     batch_size: int = 8
     """Images per batch."""
     scope: int = 23
-    """Side of the position context."""
+    """Scope of the lambda layers: m x m positions around each position."""
     algorithm: str = "auto"
-    """Algorithm of our position term, one that lambdanets.plan lists."""
+    """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses the fastest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Timed):
-    """Time and peak memory of each algorithm of the position term against the number of positions n."""
+    """Time and peak memory of each algorithm of the position term, as the number of positions n grows."""
 
     sides: tuple[int, ...] = (14, 20, 28, 40, 56, 80, 112, 160, 224, 256)
-    """Sides of square maps with global scope, n = side x side."""
+    """Sides of square feature maps with global scope; n = side x side."""
     lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
-    """Lengths of causal sequences with global scope, n = length."""
+    """Lengths of causal sequences with global scope; n = length."""
     batch_size: int = 1
     """Maps or sequences per batch."""
     query_depth: int = 16
-    """k, the depth of queries."""
+    """Depth of queries, k."""
     heads: int = 4
-    """h, the queries that share a lambda; also the heads of attention."""
+    """Number of heads h, of the position term and of attention."""
     value_depth: int = 16
-    """v, the depth of values."""
+    """Depth of values, v."""
     repeats: int = 7
-    """Maximum of timed runs per candidate and case."""
+    """Maximum number of timed runs per candidate and case."""
     memory: float | None = None
     """Memory limit per candidate in GiB; half of the free memory by default."""
 
@@ -138,7 +147,7 @@ def _check(options: Common) -> None:
     if isinstance(options, Scaling) and not (options.sides or options.lengths):
         raise InputError("--sides or --lengths must have at least one value, got none")
     if isinstance(options, Scaling) and options.heads > options.query_depth:
-        # attention's biases are the first h of the k numbers of the table
+        # the attention baseline uses the first h of the table's k channels as biases
         raise InputError(f"--heads must be at most --query-depth ({options.query_depth}), got {options.heads}")
     scopes = options.scopes if isinstance(options, Shapes) else (options.scope,) if isinstance(options, Model) else ()
     if even := [scope for scope in scopes if scope % 2 == 0]:
@@ -146,14 +155,14 @@ def _check(options: Common) -> None:
 
 
 def check_candidates(options: Common, known: list[str]) -> None:
-    """Raise InputError for a name that is not a candidate of this kind."""
+    """Raise InputError for a name that is not a candidate of this benchmark."""
     for name in options.candidates or ():
         if name not in known:
             raise InputError(f"--candidates must be among {', '.join(known)}, got {name!r}{nearest(name, known)}")
 
 
 def parse_shape(shape: str) -> tuple[int, int, int]:
-    """Height, width and channels of a shape like 28x28x128."""
+    """Parse a shape like 28x28x128 to height, width and channels."""
     height, width, channels = map(int, shape.split("x"))
     return height, width, channels
 

@@ -1,4 +1,4 @@
-"""Peak memory of a function call."""
+"""Measure the peak memory of a function call."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -9,12 +9,12 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(work: Callable[[], Any], device: torch.device) -> int:
-    """Peak bytes that PyTorch allocates during work(), minus those allocated before.
+    """Return the peak of the bytes that PyTorch allocates during work(), minus the bytes allocated before.
 
-    On a GPU from `torch.cuda.max_memory_allocated`. On a CPU the profiler records each allocation and release of
-    PyTorch's allocator, and the maximum of the running sum is the peak: exact and reproducible, unlike the resident
-    memory of the process, which depends on earlier releases, page size and threads. oneDNN's scratch memory uses the
-    same allocator and is included; buffers in which a BLAS library packs matrices are not.
+    On a GPU this is `torch.cuda.max_memory_allocated`. On a CPU the profiler records each allocation and release of
+    PyTorch's allocator, and the peak is the maximum of the running sum. This is exact and reproducible, unlike the
+    resident memory of the process, which depends on earlier releases, page size and threads. Scratch memory of oneDNN
+    comes from the same allocator and is included; buffers of a BLAS library are not.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -33,7 +33,7 @@ def peak_bytes(work: Callable[[], Any], device: torch.device) -> int:
 
 
 def max_running_sum(changes: Iterable[int]) -> int:
-    """The maximum of the running sum, which starts at 0."""
+    """Return the maximum of the running sum, which starts at 0."""
     total = highest = 0
     for change in changes:
         total += change

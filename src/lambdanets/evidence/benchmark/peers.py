@@ -1,4 +1,4 @@
-"""Lambda layers of other packages with our weights, so that their outputs must equal ours."""
+"""Lambda layers of other packages with the weights of ours: their outputs must equal ours."""
 
 import importlib
 import importlib.metadata
@@ -13,38 +13,38 @@ from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
 
 
-class LeftOut(Exception):  # noqa: N818
-    """The reason why a candidate does not run in a case."""
+class Skipped(Exception):  # noqa: N818
+    """Raised with the reason why a candidate does not run in a case."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A package with a lambda layer: its pip name, a builder that copies our weights, its embedding parameter."""
+    """A package with a lambda layer. package: its name for pip. build: makes a layer with our layer's weights."""
 
     package: str
     build: Callable[[LambdaLayer2d], nn.Module]
     weights: str
-    """The weight of its 3D convolution: (k, 1, r, r) and a singleton axis."""
+    """Name of the parameter with the embeddings: the weight (k, 1, r, r) of a convolution, with a singleton axis."""
     axis: int
-    """The singleton axis."""
+    """Index of the singleton axis."""
 
     def table_gradient(self, layer: nn.Module) -> Tensor:
-        """The gradient of the embeddings in the layout of our table, (r, r, k)."""
+        """Return the gradient of the embeddings in the layout of our table, (r, r, k)."""
         gradient = layer.get_parameter(self.weights).grad
         assert gradient is not None
         return gradient.squeeze(self.axis).squeeze(1).movedim(0, -1)
 
 
-# Packages whose lambda layer differs from the paper's, and how.
+# Packages whose lambda layer differs from the paper's, with the difference.
 KNOWN_INCORRECT = {
-    "xformers": "the position term of its lambda layer mixes no positions, and its keys are normalized over their depth"
+    "xformers": "its position term does not mix positions, and its softmax of the keys is over their depth"
 }
 
 
 def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("lambda_networks")
     scope = _scope(layer)
-    theirs = _as(
+    theirs = _move_like(
         layer, module.LambdaLayer(layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out)
     )
     _copy_projections(layer, theirs)
@@ -57,7 +57,9 @@ def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
 def _pylocron(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("holocron.nn")
     scope = _scope(layer)
-    theirs = _as(layer, module.LambdaLayer(layer.dim, layer.dim_out, layer.query_depth, r=scope, num_heads=layer.heads))
+    theirs = _move_like(
+        layer, module.LambdaLayer(layer.dim, layer.dim_out, layer.query_depth, r=scope, num_heads=layer.heads)
+    )
     _copy_projections(layer, theirs)
     with torch.no_grad():
         theirs.R.copy_(_weights(layer).unsqueeze(2))
@@ -68,8 +70,10 @@ def _timm(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("timm.layers.lambda_layer")
     scope = _scope(layer)
     if layer.dim != layer.dim_out:
-        raise LeftOut("needs as many output channels as input channels")
-    theirs = _as(layer, module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=scope))
+        raise Skipped("needs as many output channels as input channels")
+    theirs = _move_like(
+        layer, module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=scope)
+    )
     assert layer.key_projection is not None
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
     with torch.no_grad():
@@ -97,20 +101,20 @@ def installed(package: str) -> str | None:
 
 
 def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
-    """A peer's layer with the weights, dtype, device, mode and stride of our layer.
+    """Build a peer's layer with the weights, dtype, device, mode and stride of our layer.
 
-    Raises LeftOut if the package is not installed or cannot be imported.
+    Raises Skipped if the package is not installed or cannot be imported.
     """
     peer = PEERS[name]
     if installed(peer.package) is None:
-        raise LeftOut(f"not installed; pip install {peer.package}")
+        raise Skipped(f"not installed; pip install {peer.package}")
     try:
         theirs = peer.build(layer)
     except ImportError as error:
-        raise LeftOut(f"cannot be imported: {error}") from error
+        raise Skipped(f"cannot be imported: {error}") from error
     if layer.stride == 1:
         return theirs
-    # no peer pools as the paper does, with 3x3 averages for stride 2
+    # the peers do not pool; the paper averages over 3x3 positions for stride 2
     stride = layer.stride
     pool = nn.AvgPool2d(2 * stride - 1, stride, padding=stride - 1, count_include_pad=False)
     return nn.Sequential(theirs, pool)
@@ -122,13 +126,13 @@ def _scope(layer: LambdaLayer2d) -> int:
 
 
 def _weights(layer: LambdaLayer2d) -> Tensor:
-    """The table (r, r, k) as a convolution weight, (k, 1, r, r)."""
+    """Return the table (r, r, k) as a convolution weight, (k, 1, r, r)."""
     assert isinstance(layer.embedding, RelativeEmbedding)
     return layer.embedding.table.detach().movedim(-1, 0).unsqueeze(1)
 
 
 def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
-    """Copy projections and norms to a layer with the parameter names of lambda-networks and pylocron."""
+    """Copy projections and norms to a layer of lambda-networks or pylocron."""
     pairs = {
         "to_q": layer.query_projection,
         "to_k": layer.key_projection,
@@ -141,7 +145,7 @@ def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
         theirs.get_submodule(name).load_state_dict(ours.state_dict())
 
 
-def _as(layer: LambdaLayer2d, theirs: Any) -> Any:
+def _move_like(layer: LambdaLayer2d, theirs: Any) -> Any:
     """Move a peer's layer to the dtype, device and training mode of our layer."""
     weight = layer.value_projection.weight
     return theirs.to(weight.device, weight.dtype).train(layer.training)

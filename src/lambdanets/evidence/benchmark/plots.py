@@ -1,4 +1,4 @@
-"""Figures of benchmark results."""
+"""Draw figures of benchmark results."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,31 +11,30 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullLocat
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.evidence.benchmark.measurement import Row
-from lambdanets.evidence.benchmark.report import Report, aggregates, median_seconds, peak_bytes, ratios
+from lambdanets.evidence.benchmark.report import Report, aggregate, median_seconds, peak_bytes, ratios
 from lambdanets.evidence.benchmark.timing import summarize
 from lambdanets.evidence.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
 
-PLOT = "{}.png"
 _LABELS = {CONVOLUTION: "3x3 convolution"}
 
 
 def draw(report: Report, folder: Path) -> None:
-    """Write the figure KIND.png, or none if nothing was measured."""
+    """Write the figure KIND.png, unless nothing was measured."""
     figures = {"model": _draw_model, "scaling": _draw_scaling, "layer": _draw_layers, "memory": _draw_layers}
     figure = figures[report.kind](report)
     if figure is not None:
-        plot_style.save(figure, folder / PLOT.format(report.kind))
+        plot_style.save(figure, folder / f"{report.kind}.png")
 
 
 def _draw_layers(report: Report) -> Figure | None:
-    """Time with quartiles, or peak memory, relative to the 3x3 convolution; one panel per scope and pass."""
+    """Draw time with quartiles, or peak memory, relative to the 3x3 convolution; one panel per scope and pass."""
     measure, quantity = (peak_bytes, "peak memory") if report.kind == "memory" else (median_seconds, "time")
     measured = [row for row in report.rows if measure(row)]
     names = _names(measured)
     if not measured:
         return None
     base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
-    shown = [name for name in names if name != base] or names
+    plotted = [name for name in names if name != base] or names
     all_pairs = ratios(measured, measure, base)
     limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
     panels = _groups(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
@@ -44,19 +43,19 @@ def _draw_layers(report: Report) -> Figure | None:
         shapes = list(dict.fromkeys(row.sizes["shape"] for row, _ in pairs))
         axis.axhline(1, color=REFERENCE)
         for row, ratio in pairs:
-            if row.candidate not in shown:
+            if row.candidate not in plotted:
                 continue
-            offset = (shown.index(row.candidate) - (len(shown) - 1) / 2) * 0.7 / len(shown)
-            place = shapes.index(row.sizes["shape"]) + offset
+            offset = (plotted.index(row.candidate) - (len(plotted) - 1) / 2) * 0.7 / len(plotted)
+            x = shapes.index(row.sizes["shape"]) + offset
             spread = None
             if row.seconds and report.kind != "memory":
                 median, lower, upper = summarize(row.seconds)
                 spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
             color, marker = _color_and_marker(row.candidate, names)
-            axis.errorbar(place, ratio, spread, fmt=marker, color=color, capsize=3)
+            axis.errorbar(x, ratio, spread, fmt=marker, color=color, capsize=3)
             if row.candidate == OURS:
                 text = f"{ratio:.2g}"
-                axis.annotate(text, (place, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
+                axis.annotate(text, (x, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
         axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
         axis.set(yscale="log", ylim=limits, xlim=(-0.75, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
         axis.set(xlabel="map (height x width x channels)", ylabel=f"{quantity} / {_LABELS.get(base, base)}")
@@ -65,14 +64,14 @@ def _draw_layers(report: Report) -> Figure | None:
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.grid(axis="y", **GRID)
     _legend(
-        figure, shown, names, f"1 = as {'fast as' if quantity == 'time' else 'much as'} the {_LABELS.get(base, base)}"
+        figure, plotted, names, f"1 = as {'fast as' if quantity == 'time' else 'much as'} the {_LABELS.get(base, base)}"
     )
     return figure
 
 
 def _draw_model(report: Report) -> Figure | None:
-    """Throughput relative to plain ResNet-50, one panel per pass."""
-    measured = [entry for entry in aggregates("model", report.rows) if not entry["noisy"]]
+    """Draw throughput relative to plain ResNet-50; one panel per pass."""
+    measured = [entry for entry in aggregate("model", report.rows) if not entry["noisy"]]
     if not measured:
         return None
     passes = list(dict.fromkeys(entry["pass"] for entry in measured))
@@ -95,13 +94,13 @@ def _draw_model(report: Report) -> Figure | None:
 
 
 def _draw_scaling(report: Report) -> Figure | None:
-    """Time and peak memory against n, log-log, with the fitted exponents; one row of panels per setting and pass."""
+    """Draw time and peak memory against n, log-log, with fitted exponents; one row of panels per setting and pass."""
     panels = _groups([row for row in report.rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
     if not panels:
         return None
     exponents = {
         (entry["candidate"], entry["setting"], entry["pass"]): entry["exponent_of_time"]
-        for entry in aggregates("scaling", report.rows)
+        for entry in aggregate("scaling", report.rows)
     }
     names = _names(report.rows)
     figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
@@ -146,7 +145,7 @@ def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
 
 
 class _PlainNumbers(LogFormatter):
-    """20 instead of 2 x 10^1; also between the powers of ten if those are few."""
+    """Labels such as 20 instead of 2 x 10^1, also between powers of ten if the axis has few of them."""
 
     def __call__(self, value: float, position: int | None = None) -> str:
         return f"{value:g}" if super().__call__(value, position) else ""
@@ -157,11 +156,11 @@ def _format_log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(_PlainNumbers(minor_thresholds=(2, 0.5)))
 
 
-def _legend(figure: Figure, shown: Sequence[str], names: Sequence[str], title: str) -> None:
+def _legend(figure: Figure, plotted: Sequence[str], names: Sequence[str], title: str) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], linestyle="", markersize=7, label=_LABELS.get(name, name)) for name in shown]
-    for handle, name in zip(handles, shown, strict=True):
+    handles = [Line2D([], [], linestyle="", markersize=7, label=_LABELS.get(name, name)) for name in plotted]
+    for handle, name in zip(handles, plotted, strict=True):
         color, marker = _color_and_marker(name, names)
         handle.set(color=color, marker=marker)
-    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=min(4, len(shown)))
+    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=min(4, len(plotted)))

@@ -1,6 +1,6 @@
-"""Expected outputs and gradients of each candidate, in float64 from the equations and PyTorch's autograd.
+"""Expected outputs and gradients of each candidate, computed in float64 from the equations with PyTorch's autograd.
 
-Nothing here calls the operations under test; tests compare the lambda layer with `ops/definition.py`.
+This module does not call the operations that it verifies; tests compare its lambda layer with `ops/definition.py`.
 """
 
 import copy
@@ -16,19 +16,19 @@ from torch.utils.checkpoint import checkpoint
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
 
-# Tolerances of the relative RMS error of a layer's outputs and gradients. A wrong formula has far larger errors.
+# Tolerances of the relative RMS error of outputs and gradients; the errors of a wrong formula are much larger.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Expected tensors by name, "output" and in training gradients, with their relative tolerance."""
+    """Expected output and, in training, gradients by name, with their relative tolerance."""
 
     tensors: dict[str, Tensor]
     tolerance: float
 
     def check(self, actual: dict[str, Tensor]) -> dict[str, "Error"]:
-        """The error of each expected tensor."""
+        """Return the error of each expected tensor."""
         return {name: Error(relative_error(actual[name], t), self.tolerance) for name, t in self.tensors.items()}
 
 
@@ -40,7 +40,7 @@ class Error(NamedTuple):
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """|actual - expected| / |expected| in the RMS norm; infinite for non-finite values or another shape."""
+    """Return |actual - expected| / |expected| in the RMS norm; inf for non-finite values or another shape."""
     if actual.shape != expected.shape or not actual.isfinite().all():
         return float("inf")
     difference = actual.detach().double() - expected.detach()
@@ -48,9 +48,9 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 class ReferenceLambdaLayer(nn.Module):
-    """The equations of the lambda layer on a float64 copy of a layer's weights.
+    """A float64 implementation of the lambda layer's equations, with a copy of a layer's weights.
 
-    Supports what the benchmarks use: local scope, one head of keys, u = 1, softmax over keys, batch norm.
+    It supports what the benchmarks use: local scope, one head of keys, u = 1, softmax over keys, and batch norm.
     """
 
     def __init__(self, layer: LambdaLayer2d) -> None:
@@ -76,7 +76,7 @@ class ReferenceLambdaLayer(nn.Module):
         weights = self.table.movedim(-1, 0).unsqueeze(1)  # (k, 1, r, r)
         padding = [side // 2 for side in weights.shape[2:]]
         outputs = []
-        for i in range(x.shape[0]):  # per example, since float64 convolutions unfold the whole batch
+        for i in range(x.shape[0]):  # per example, since float64 convolutions would unfold the whole batch
             convolved = F.conv2d(values[i].unsqueeze(1), weights, padding=padding).flatten(2)  # (v, k, n)
             outputs.append(torch.einsum("hkn,vkn->hvn", queries[i], lambdas[i] + convolved))
         output = torch.stack(outputs).flatten(1, 2).unflatten(2, (height, width))
@@ -87,7 +87,7 @@ class ReferenceLambdaLayer(nn.Module):
 
 
 def reference_copy(model: nn.Module) -> nn.Module:
-    """A float64 copy of a network in which every LambdaLayer2d is a ReferenceLambdaLayer."""
+    """Copy a network to float64, with every LambdaLayer2d replaced by a ReferenceLambdaLayer."""
     if isinstance(model, LambdaLayer2d):
         return ReferenceLambdaLayer(model)
     copied = copy.deepcopy(model)
@@ -101,11 +101,11 @@ def compute_expected(
     module: nn.Module,
     x: Tensor,
     grad_output: Tensor | None,
-    more: Callable[[nn.Module], dict[str, Tensor]] | None = None,
+    extra_gradients: Callable[[nn.Module], dict[str, Tensor]] | None = None,
 ) -> Expected:
-    """Output of a float64 module and, if grad_output is given, its input gradient and those that `more` returns.
+    """Return the output of a float64 module and, if grad_output is given, the gradients of its input and extra ones.
 
-    Tolerances are those of x's dtype.
+    extra_gradients: returns further gradients by name. The tolerance is that of x's dtype.
     """
     tolerance = TOLERANCE[x.dtype]
     x = x.detach().double().requires_grad_(grad_output is not None)
@@ -116,12 +116,14 @@ def compute_expected(
         output = module(x)
         output.backward(grad_output.double())
         assert x.grad is not None
-        tensors = {"output": output.detach(), "input gradient": x.grad} | (more(module) if more else {})
+        tensors = {"output": output.detach(), "input gradient": x.grad} | (
+            extra_gradients(module) if extra_gradients else {}
+        )
     return Expected(tensors, tolerance)
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(c) + bias) v: (b, h, n, c) with bias (h or 1, n, n); one example at a time."""
+    """Return softmax(q k^T / sqrt(c) + bias) v for (b, h, n, c), with bias (h or 1, n, n), one example at a time."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""results.json with every sample, aggregates over cases, and tables for the terminal."""
+"""Write results.json with every sample, aggregate over cases, and print tables."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import Common
 from lambdanets.evidence.benchmark.peers import installed
 from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, geometric_mean, summarize
+from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.text_tables import text_table
@@ -24,7 +25,7 @@ BASELINE_PACKAGES = ("lambda-networks", "pylocron", "natten")
 
 @dataclass
 class Report:
-    """The rows of a benchmark; `finished` unless it was interrupted."""
+    """The settings and results of a benchmark. finished: False if it was interrupted."""
 
     kind: str
     options: Common
@@ -39,7 +40,7 @@ class Report:
         content = {
             "started": self.started,
             "finished": self.finished,
-            "figures": aggregates(self.kind, self.rows),
+            "figures": aggregate(self.kind, self.rows),
             "rows": rows,
             **self._settings(),
         }
@@ -48,63 +49,55 @@ class Report:
 
     def resume(self, folder: Path) -> None:
         """Load the finished cases from a folder. Raises InputError if its benchmark has other settings."""
-        content = read_unfinished(folder / RESULTS, self._settings())
+        content = with_current_keys(read_unfinished(folder / RESULTS, self._settings()))
         rows = read_rows(content)
-        unfinished = [row.sizes for row in rows if row.left_out == NOT_REACHED]
+        unfinished = [row.sizes for row in rows if row.skip_reason == NOT_REACHED]
         self.rows += [row for row in rows if row.sizes not in unfinished]
         self.started = content["started"]
 
     def _settings(self) -> dict[str, Any]:
-        """Settings that must be equal for rows to be comparable."""
+        """Settings that must be equal when a benchmark is resumed."""
         return {
             "kind": self.kind,
             "device": self.device,
-            "options": dataclasses.asdict(dataclasses.replace(self.options, out=None)),  # no paths of this machine
+            "options": dataclasses.asdict(dataclasses.replace(self.options, out=None)),  # without local paths
             "commit": commit(),
             "versions": versions() | baseline_versions(),
             "hardware": hardware(),
         }
 
 
-def candidate_of(row: Mapping[str, Any]) -> str:
-    """The candidate of a row of results.json, also of earlier versions."""
-    return str(row.get("candidate", row.get("contestant")))
-
-
 def read_rows(content: Mapping[str, Any]) -> list[Row]:
-    """The rows of a results.json."""
+    """Make rows from the content of results.json."""
     names = [field.name for field in dataclasses.fields(Row)]
-    rows = [
-        Row(**{name: row[name] for name in names if name in row} | {"candidate": candidate_of(row)})
-        for row in content["rows"]
-    ]
+    rows = [Row(**{name: row[name] for name in names if name in row}) for row in content["rows"]]
     for row in rows:
         row.errors = {name: float(value) for name, value in row.errors.items()}  # JSON has no infinity
     return rows
 
 
 def baseline_versions() -> dict[str, str | None]:
-    """Versions of the baselines' packages; None if not installed."""
+    """Return the versions of the baselines' packages; None for those not installed."""
     return {name: installed(name) for name in BASELINE_PACKAGES}
 
 
-def aggregates(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Aggregates over the cases.
+def aggregate(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Aggregate over the cases.
 
-    layer, memory: per scope and pass the geometric mean over shapes of baseline / ours. model: throughput relative to
-    plain ResNet-50. scaling: the exponent of time against n, over the larger half of the measured sizes.
+    layer, memory: geometric mean over shapes of baseline / ours, per scope and pass. model: throughput relative to
+    plain ResNet-50. scaling: the exponent of time against n, fitted to the larger half of the measured sizes.
 
-    Noisy times are left out; "noisy" counts them.
+    Noisy times are excluded; "noisy" is their number.
     """
     if kind == "model":
         return _relative_throughput(rows)
     if kind == "scaling":
-        return _exponents(rows)
+        return _fit_exponents(rows)
     return _mean_ratios(rows, median_seconds if kind == "layer" else peak_bytes)
 
 
 def ratios(rows: Iterable[Row], measure: Callable[[Row], float | None], base: str) -> list[tuple[Row, float]]:
-    """Rows with the ratio of their measure to that of the candidate `base` in the same case, if both exist."""
+    """Pair each row with the ratio of its measure to that of the candidate `base` in the same case, if both exist."""
     rows = list(rows)
     denominators = {tuple(row.sizes.items()): measure(row) for row in rows if row.candidate == base}
     pairs = []
@@ -149,7 +142,7 @@ def _relative_throughput(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return entries
 
 
-def _exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _fit_exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
     noisy: dict[tuple[Any, ...], int] = {}
     for row in rows:
@@ -172,7 +165,7 @@ def _exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
-    """The rows of one case as a text table."""
+    """Format the rows of one case as a text table."""
     base = PLAIN if kind == "model" else OURS
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
     header = ["candidate", "median ms", "quartiles", "runs", "peak MiB", "error"]
@@ -183,8 +176,8 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
         header.insert(-1, f"/ {base}")
     lines = []
     for row in rows:
-        if row.left_out:
-            lines.append([row.candidate, f"left out: {row.left_out}"])
+        if row.skip_reason:
+            lines.append([row.candidate, f"skipped: {row.skip_reason}"])
             continue
         cells = {"candidate": row.candidate, "error": f"{max(row.errors.values(), default=0.0):.0e}"}
         if row.seconds:
@@ -206,7 +199,7 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
 
 
 def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Aggregates as a text table, empty if there are none."""
+    """Format aggregate as a text table; empty without aggregate."""
     if not entries:
         return ""
     header = [name.replace("_", " ") for name in entries[0]]
@@ -215,15 +208,15 @@ def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def noise_warning(rows: Sequence[Row]) -> str:
-    """A warning about noisy rows, empty if there are none."""
+    """Return a warning about noisy rows; empty if there are none."""
     timed = [row for row in rows if row.seconds]
     noisy = sum(row.noisy for row in timed)
     if not noisy:
         return ""
     return (
         f"noisy: {noisy} of {len(timed)} measurements have an upper quartile more than {NOISY_RATIO} times the lower "
-        f"one, with up to {1 + MAX_EXTRA_PASSES} times as many runs. They are left out of the summary; end other work "
-        "on this machine and measure again"
+        f"one, with up to {1 + MAX_EXTRA_PASSES} times as many runs. They are excluded from the summary; stop other "
+        "processes on this machine and measure again"
     )
 
 

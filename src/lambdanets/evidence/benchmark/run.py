@@ -11,13 +11,13 @@ import torch
 from lambdanets.device import best_device, check_bfloat16, free_memory
 from lambdanets.errors import InputError
 from lambdanets.evidence.benchmark import layer, model, plots, scaling
-from lambdanets.evidence.benchmark.measurement import Case, MeasureOptions, measure_case, without_tf32
+from lambdanets.evidence.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
 from lambdanets.evidence.benchmark.options import KINDS, Common, Shapes, check_candidates, parse_shape
 from lambdanets.evidence.benchmark.peers import KNOWN_INCORRECT, installed
 from lambdanets.evidence.benchmark.report import (
     RESULTS,
     Report,
-    aggregates,
+    aggregate,
     aggregates_table,
     case_table,
     noise_warning,
@@ -32,18 +32,18 @@ from lambdanets.terminal import echo
 Cases = Callable[[Any, torch.device, Sequence[Any]], list[Case]]
 
 _CASES: dict[str, tuple[Cases, list[str]]] = {
-    "layer": (layer.cases, layer.NAMES),
-    "model": (model.cases, model.NAMES),
-    "memory": (layer.cases, layer.NAMES),
-    "scaling": (scaling.cases, scaling.NAMES),
+    "layer": (layer.make_cases, layer.NAMES),
+    "model": (model.make_cases, model.NAMES),
+    "memory": (layer.make_cases, layer.NAMES),
+    "scaling": (scaling.make_cases, scaling.NAMES),
 }
 
 
 def run(kind: str, options: Common) -> Path:
     """Check the options, measure all cases, and return the folder with results.json and plots.
 
-    On an interruption it writes the results so far and raises KeyboardInterrupt; with the same options and folder it
-    resumes after the last finished case. Raises InputError for invalid options, before the folder is created.
+    An interrupted benchmark writes its results so far and raises KeyboardInterrupt; another call with the same options
+    and folder resumes after the last finished case. Raises InputError for invalid options before creating the folder.
     """
     assert isinstance(options, KINDS[kind])
     make_cases, names = _CASES[kind]
@@ -51,7 +51,7 @@ def run(kind: str, options: Common) -> Path:
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
     work_folder = WorkFolder(folder, read_identity=lambda folder: {} if (folder / RESULTS).is_file() else None)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
-    with work_folder.open(), without_tf32(options.threads):
+    with work_folder.open(), measurement_settings(options.threads):
         if work_folder.is_started():
             report.resume(folder)
             echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
@@ -61,10 +61,10 @@ def run(kind: str, options: Common) -> Path:
                 _measure_all(make_cases(options, device, report.rows), report, device, folder)
             report.finished = True
         finally:
-            with deferred():  # so that a finished benchmark always has its plots
+            with deferred():  # otherwise a finished benchmark could lack its plots
                 _write_results(report, folder)
-    if all(row.left_out for row in report.rows):
-        raise InputError(f"nothing was measured: {report.rows[0].left_out}; {folder / RESULTS} has every reason")
+    if all(row.skip_reason for row in report.rows):
+        raise InputError(f"nothing was measured: {report.rows[0].skip_reason}; {folder / RESULTS} has the reasons")
     return folder
 
 
@@ -72,7 +72,7 @@ def _write_results(report: Report, folder: Path) -> None:
     """Write results and plots, and print the summary."""
     report.write(folder)
     plots.draw(report, folder)
-    echo(*aggregates_table(aggregates(report.kind, report.rows)).split("\n"))
+    echo(*aggregates_table(aggregate(report.kind, report.rows)).split("\n"))
     if warning := noise_warning(report.rows):
         echo("", warning)
     if report.finished:
@@ -86,7 +86,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
     cases = [case for case in cases if case.sizes not in done]
     with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
         while cases:
-            case = cases.pop(0)  # so that its inputs are freed after it
+            case = cases.pop(0)  # releases the inputs of each case after measuring it
             progress.set_note("", label=str(case))
             rows = measure_case(
                 case, report.rows, _measure_options(report.kind, report.options, device, progress.set_note)
@@ -97,7 +97,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
 
 
 def _check(options: Common, names: list[str]) -> torch.device:
-    """The device to measure on. Raises InputError for invalid options."""
+    """Return the device to measure on. Raises InputError for invalid options."""
     check_candidates(options, names)
     algorithm = getattr(options, "algorithm", "auto")
     try:
@@ -114,7 +114,7 @@ def _check(options: Common, names: list[str]) -> torch.device:
 
 
 def _check_memory(options: Common, device: torch.device) -> None:
-    """Raise InputError for maps whose input and output alone do not fit into memory."""
+    """Raise InputError if not even the input and output of a layer fit into memory."""
     if not isinstance(options, Shapes):
         return
     free = free_memory(device)
@@ -147,5 +147,5 @@ def _heading(device: torch.device, options: Common) -> list[str]:
     threads = options.threads or machine["threads"]
     cpu = f"{machine['processor']}, {threads} of {machine['cores']} cores"
     lines = [f"{options.dtype} on {machine['gpu'] if device.type == 'cuda' else cpu}, PyTorch {torch.__version__}"]
-    lines += [f"left out: {name} ({reason})" for name, reason in KNOWN_INCORRECT.items() if installed(name)]
+    lines += [f"skipped: {name} ({reason})" for name, reason in KNOWN_INCORRECT.items() if installed(name)]
     return lines

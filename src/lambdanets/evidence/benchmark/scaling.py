@@ -1,4 +1,4 @@
-"""Time and memory against the number of positions: every algorithm of the position term, and global attention."""
+"""Benchmark of time and memory against the number of positions: algorithms of the position term, and attention."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from lambdanets.evidence.benchmark import attention
 from lambdanets.evidence.benchmark.layer import check_memory_limit, select_candidates
 from lambdanets.evidence.benchmark.measurement import Case, Prepared, Row
 from lambdanets.evidence.benchmark.options import Scaling
-from lambdanets.evidence.benchmark.peers import LeftOut
+from lambdanets.evidence.benchmark.peers import Skipped
 from lambdanets.evidence.benchmark.reference import TOLERANCE, Error, Expected
 from lambdanets.evidence.benchmark.timing import summarize
 from lambdanets.ops import position_interaction
@@ -24,17 +24,17 @@ from lambdanets.ops.position.problem import Cost, Problem
 ATTENTION = "sdpa"
 NAMES = [*ALGORITHMS, ATTENTION]
 
-# Number of query positions whose outputs and gradients are checked against the exact sum over all context positions.
+# Number of query positions whose outputs and gradients are verified against the exact sum over all positions.
 CHECKED_POSITIONS = 32
-# Memory of forward and backward relative to forward alone, for the memory limit.
+# Memory of forward and backward relative to the forward pass, to predict whether the memory limit is exceeded.
 _BACKWARD_MEMORY_FACTOR = 3
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Queries (b, h, n, k), table (r_1..r_D, k) over the whole grid, values (b, n, v), gradient of the output.
+    """Queries (b, h, n, k), table (r_1..r_D, k) of a global scope, values (b, n, v), gradient of the output.
 
-    keys (b, h, n, k) are used by attention only.
+    Only attention uses the keys (b, h, n, k).
     """
 
     queries: Tensor
@@ -44,8 +44,8 @@ class Inputs:
     grad_output: Tensor | None
 
 
-def cases(options: Scaling, device: torch.device, rows: Sequence[Row]) -> list[Case]:
-    """Cases in ascending size per pass: times in `rows` predict whether the next size would exceed the time limit."""
+def make_cases(options: Scaling, device: torch.device, rows: Sequence[Row]) -> list[Case]:
+    """Make cases in ascending size per pass. Times in `rows` predict whether the next size exceeds the time limit."""
     grids: list[tuple[tuple[int, ...], bool]] = [((side, side), False) for side in sorted(options.sides)]
     grids += [((length,), True) for length in sorted(options.lengths)]
     return [_case(options, device, rows, grid, causal, phase) for phase in options.passes for grid, causal in grids]
@@ -102,24 +102,22 @@ def _case(
         if smaller:
             predicted = summarize(smaller[-1].seconds).median * cost / cost_at(smaller[-1].sizes["n"])
             if predicted > options.seconds:
-                raise LeftOut(f"would take about {predicted:.0f} s per run, the limit is {options.seconds:g}")
+                raise Skipped(f"would take about {predicted:.0f} s per run, the limit is {options.seconds:g}")
 
-    def algorithm(candidate: str) -> Prepared:
+    def prepare_algorithm(candidate: str) -> Prepared:
         cost = plan.costs[candidate]
         if cost is None:
-            raise LeftOut(ALGORITHMS[candidate].limits)
+            raise Skipped(ALGORITHMS[candidate].limits)
         needed_bytes = cost.workspace_bytes * (_BACKWARD_MEMORY_FACTOR if training else 1)
         check_limits(
             candidate, needed_bytes, _seconds(cost), lambda size: _seconds(_cost_at_size(problem, size, candidate))
         )
-        work = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
+        run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
         expected = functools.partial(_expected_lambda, grid, causal, checked)
-        return _prepare(inputs(), lambda i: work(i.queries, i.table, i.values), expected, checked)
+        return _prepare(inputs(), lambda i: run(i.queries, i.table, i.values), expected, checked)
 
-    def attend(_: str) -> Prepared:
-        needed_bytes = attention.estimated_bytes(
-            options.batch_size, options.heads, n, dtype.itemsize, training=training
-        )
+    def prepare_attention() -> Prepared:
+        needed_bytes = attention.estimate_bytes(options.batch_size, options.heads, n, dtype.itemsize, training=training)
         check_limits(ATTENTION, needed_bytes, n**2, lambda size: size**2)
         table = _first_heads(inputs().table, options.heads)
         make_bias = attention.RelativeBias(table, grid, causal=causal)
@@ -127,16 +125,18 @@ def _case(
 
         def run(i: Inputs) -> Tensor:
             values = i.values.unsqueeze(1).expand(-1, options.heads, -1, -1)
-            # the index and, in inference, the matrix are computed once, outside the timed function
+            # the indices and, in inference, the bias matrix are computed before timing
             bias = make_bias(_first_heads(i.table, options.heads)) if biases is None else biases
             return F.scaled_dot_product_attention(i.queries, i.keys, values, attn_mask=bias)
 
         expected = functools.partial(_expected_attention, grid, causal, checked, options.heads)
         return _prepare(inputs(), run, expected, checked)
 
-    prepared: dict[str, Callable[[], Prepared]] = {key: functools.partial(algorithm, key) for key in ALGORITHMS}
-    prepared[ATTENTION] = functools.partial(attend, ATTENTION)
-    return Case(sizes, select_candidates(prepared, options.candidates))
+    builders: dict[str, Callable[[], Prepared]] = {
+        name: functools.partial(prepare_algorithm, name) for name in ALGORITHMS
+    }
+    builders[ATTENTION] = prepare_attention
+    return Case(sizes, select_candidates(builders, options.candidates))
 
 
 def _prepare(
@@ -153,7 +153,7 @@ def _prepare(
         for leaf in leaves:
             leaf.grad = None
 
-    def work() -> None:
+    def run_once() -> None:
         release()
         output = run(inputs)
         if inputs.grad_output is not None:
@@ -167,11 +167,11 @@ def _prepare(
             actual["query gradient"] = inputs.queries.grad[:, :, checked()]
         return expected(inputs).check(actual)
 
-    return Prepared(work, errors, release)
+    return Prepared(run_once, errors, release)
 
 
 def _expected_lambda(grid: tuple[int, ...], causal: bool, checked: Callable[[], Tensor], inputs: Inputs) -> Expected:
-    """y[n] = sum_m (q[n] . R[m - n]) v[m] at the checked positions."""
+    """Compute y[n] = sum_m (q[n] . R[m - n]) v[m] at the checked positions."""
     table = inputs.table.detach().double().movedim(-1, 0)
     values = inputs.values.detach().double()
 
@@ -186,7 +186,7 @@ def _expected_lambda(grid: tuple[int, ...], causal: bool, checked: Callable[[], 
 def _expected_attention(
     grid: tuple[int, ...], causal: bool, checked: Callable[[], Tensor], heads: int, inputs: Inputs
 ) -> Expected:
-    """softmax_m(q[n] . k[m] / sqrt(k) + B[m - n]) v[m] at the checked positions."""
+    """Compute softmax_m(q[n] . k[m] / sqrt(k) + B[m - n]) v[m] at the checked positions."""
     table = _first_heads(inputs.table, heads).detach().double()
     keys, values = inputs.keys.detach().double(), inputs.values.detach().double()
 
@@ -208,7 +208,7 @@ def _expected_rows(rows: Callable[[Tensor], Tensor], inputs: Inputs, checked: Te
 
 
 def _row_of_table(table: Tensor, grid: tuple[int, ...], n: int, causal: bool, fill: float = 0.0) -> Tensor:
-    """R[m - n] for one query position n and all m: (c, 2 S_1 - 1..) to (c, m); if causal, `fill` for m > n."""
+    """Return R[m - n] for a query position n and all m, (c, m), from (c, 2 S_1 - 1..); if causal, `fill` for m > n."""
     window, remainder = table, n
     for axis in range(len(grid) - 1, -1, -1):
         remainder, coordinate = divmod(remainder, grid[axis])
@@ -220,7 +220,7 @@ def _row_of_table(table: Tensor, grid: tuple[int, ...], n: int, causal: bool, fi
 
 
 def _first_heads(table: Tensor, heads: int) -> Tensor:
-    """The first h of the k channels of the table as attention biases, (h, r_1..r_D)."""
+    """Return the first h of the table's k channels as attention biases, (h, r_1..r_D)."""
     return table[..., :heads].movedim(-1, 0)
 
 
@@ -229,9 +229,9 @@ def _seconds(cost: Cost | None) -> float:
 
 
 def _cost_at_size(problem: Problem, n: int, algorithm: str) -> Cost | None:
-    """The predicted cost of the same problem with n positions."""
+    """Predict the cost of the same problem with n positions."""
     side = round(n ** (1 / len(problem.grid)))
     grid = (side,) * len(problem.grid)
     reach = tuple(s - 1 for s in grid)
-    other = replace(problem, grid=grid, before=reach, after=(0, *reach[1:]) if problem.causal else reach)
-    return make_plan(other).costs[algorithm]
+    resized = replace(problem, grid=grid, before=reach, after=(0, *reach[1:]) if problem.causal else reach)
+    return make_plan(resized).costs[algorithm]

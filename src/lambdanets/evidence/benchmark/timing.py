@@ -1,4 +1,4 @@
-"""Interleaved timing of several candidates, and statistics of the samples."""
+"""Time several candidates in turns, and compute statistics of the samples."""
 
 import math
 import random
@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Timed runs of each candidate at least, however slow it is.
+# Minimum number of timed runs of each candidate, even if they exceed the time budget.
 MIN_REPEATS = 3
-# Samples are noisy if the upper quartile exceeds the lower one times this.
+# Samples are noisy if the upper quartile is more than this times the lower quartile.
 NOISY_RATIO = 1.5
-# Noisy candidates are timed again, at most this many times.
+# Maximum number of times that noisy candidates are timed again.
 MAX_EXTRA_PASSES = 2
 
 
 class Summary(NamedTuple):
-    """Median and quartiles of samples."""
+    """Median and quartiles."""
 
     median: float
     lower_quartile: float
@@ -34,17 +34,17 @@ def time_interleaved(
     clock: Callable[[], float] = time.perf_counter,
     on_progress: Callable[[str], Any] = lambda message: None,
 ) -> None:
-    """Time the runs in rounds, each once per round in random order, and append seconds to samples[name].
+    """Time the runs in rounds, each once per round in random order, and append the seconds to samples[name].
 
-    So drift (clock rates, other load) affects all alike. Before timing, each runs twice, to warm up and to estimate how
-    many runs fit into `seconds`; once if a run takes longer. It is then timed that often, clamped to MIN_REPEATS and
-    `repeats`, spread evenly over the rounds. On an interruption the samples taken so far are kept. synchronize waits
-    for the device before and after each run, so that kernel launches count.
+    Thus drift, such as of clock rates or other load, affects all runs equally. Before timing, each runs twice, to warm
+    up and to estimate how many runs fit into `seconds`; a run that takes longer than `seconds` runs once. The number of
+    timed runs is clamped to MIN_REPEATS and `repeats`, and they are spread evenly over the rounds. An interruption
+    keeps the samples so far. synchronize: waits for the device; called before and after each run.
 
-    Noisy candidates (`is_noisy`) are timed again with as many repeats, at most MAX_EXTRA_PASSES times.
+    Noisy candidates (`is_noisy`) are timed again with the same number of runs, at most MAX_EXTRA_PASSES times.
     """
 
-    def timed(name: str) -> float:
+    def time_once(name: str) -> float:
         synchronize()
         start = clock()
         runs[name]()
@@ -54,9 +54,9 @@ def time_interleaved(
     counts = {}
     for name in runs:
         on_progress(f"{name}, warming up")
-        duration = timed(name)
+        duration = time_once(name)
         if duration < seconds:
-            duration = timed(name)
+            duration = time_once(name)
         affordable = int(seconds / max(duration, 1e-9))
         counts[name] = min(repeats, max(affordable, MIN_REPEATS))
     generator = random.Random(seed)
@@ -70,16 +70,16 @@ def time_interleaved(
             for name in names:
                 note = ", repeated because of noise" if extra_pass else ""
                 on_progress(f"{name}, round {number + 1} of {rounds}{note}")
-                samples[name].append(timed(name))
+                samples[name].append(time_once(name))
 
 
 def _runs_in_round(number: int, count: int, rounds: int) -> bool:
-    """Whether a candidate with `count` runs runs in this round: runs are evenly spread, the first is in round 0."""
+    """Whether a candidate with `count` evenly spread runs, the first in round 0, runs in this round."""
     return number * count // rounds != (number - 1) * count // rounds or number == 0
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Median and quartiles; a single sample is all three."""
+    """Compute median and quartiles; a single sample is all three."""
     if len(samples) < 2:
         return Summary(samples[0], samples[0], samples[0])
     lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
@@ -87,7 +87,7 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def is_noisy(samples: Sequence[float]) -> bool:
-    """Whether the quartiles are too far apart to compare the median with others."""
+    """Whether the quartiles are too far apart to compare the median."""
     if len(samples) < MIN_REPEATS:
         return False
     _, lower, upper = summarize(samples)
@@ -95,12 +95,12 @@ def is_noisy(samples: Sequence[float]) -> bool:
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """Geometric mean."""
+    """Compute the geometric mean."""
     return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
 
 
 def fit_exponent(sizes: Sequence[float], measured: Sequence[float]) -> float | None:
-    """The exponent p of measured ~ size^p by least squares of logarithms; None for fewer than two sizes."""
+    """Fit the exponent p of measured ~ size^p by least squares of logarithms; None for fewer than two sizes."""
     if len(set(sizes)) < 2:
         return None
     logs = [math.log(size) for size in sizes]

@@ -1,1 +1,1 @@
-"""`lambdanets compare`: small accuracy studies with the same recipe, budget and seeds for every variant."""
+"""`lambdanets compare`: small accuracy studies that train every variant with the same recipe and seeds."""

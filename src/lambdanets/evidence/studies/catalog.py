@@ -9,9 +9,9 @@ from lambdanets.training.recipe import ModelOptions
 
 @dataclass(frozen=True)
 class Variant:
-    """Options of the network, and the paper's ImageNet top-1 for it, if reported.
+    """Options of the network, and its ImageNet top-1 in the paper, if reported.
 
-    quoted: the paper quotes the number from another paper, with another network and training.
+    quoted: whether the paper quotes the number from another paper, which used another network and training.
     """
 
     options: ModelOptions
@@ -20,14 +20,14 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The options as text: equal options have equal names, so that studies share their runs."""
+        """The options as text. Variants with equal options have equal names, so studies can share their runs."""
         mixer, *others = self.options.items()
         return " ".join([str(mixer[1]), *(f"{name}={value}" for name, value in others)])
 
 
 @dataclass(frozen=True)
 class Study:
-    """A question, its variants by label, and the label of the baseline that the others are compared with."""
+    """A question, the variants by label, and the label of the baseline among them."""
 
     question: str
     baseline: str
@@ -107,12 +107,12 @@ STUDIES = {
     ),
 }
 
-# A quarter of ResNet's width, for images of about 32 pixels, with mixers in the last two stages.
+# The network of the studies: a small ResNet for images of about 32 pixels, with mixers in the last two stages.
 MODEL = "resnet20_mixer_small"
 MODEL_OPTIONS: ModelOptions = {"pattern": "CCLL"}
 
 
-def labels_of(studies: Sequence[str]) -> list[str]:
+def variant_labels(studies: Sequence[str]) -> list[str]:
     """Labels of the studies' variants. Raises InputError for an unknown study."""
     for study in studies:
         if study not in STUDIES:

@@ -1,4 +1,4 @@
-"""Trains every variant with every seed, and resumes after interruptions."""
+"""Train every variant with every seed, and resume after an interruption."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError, nearest
-from lambdanets.evidence.studies.catalog import STUDIES, Variant, labels_of
+from lambdanets.evidence.studies.catalog import STUDIES, Variant, variant_labels
 from lambdanets.folders import WorkFolder
 from lambdanets.locks import LOCK, InUseError, locked
 from lambdanets.records import read_json, write_json
@@ -29,24 +29,24 @@ class Plan:
     seeds: tuple[int, ...]
     recipe: Recipe
 
-    def variants_of(self, study: str) -> dict[str, Variant]:
-        """The variants of a study to train, by label."""
+    def study_variants(self, study: str) -> dict[str, Variant]:
+        """The selected variants of a study by label."""
         variants = STUDIES[study].variants
         return {label: variant for label, variant in variants.items() if not self.variants or label in self.variants}
 
     def runs(self) -> list["Run"]:
-        """Every run once, one seed after another, so that an interruption leaves complete seeds."""
-        variants = {v.name: v for study in self.studies for v in self.variants_of(study).values()}
+        """All runs without duplicates, ordered by seed: after an interruption, the earlier seeds are complete."""
+        by_name = {v.name: v for study in self.studies for v in self.study_variants(study).values()}
         return [
             Run(name, seed, replace(self.recipe, seed=seed, model_options=self.recipe.model_options | variant.options))
             for seed in self.seeds
-            for name, variant in variants.items()
+            for name, variant in by_name.items()
         ]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One variant with one seed, and its recipe."""
+    """The training of one variant with one seed."""
 
     variant: str
     seed: int
@@ -57,7 +57,7 @@ class Run:
         return comparison / "runs" / f"{self.variant.replace(' ', '-')}-seed{self.seed}"
 
     def result(self, comparison: Path) -> dict[str, Any] | None:
-        """The result, or None if it is not finished."""
+        """The result of the run, or None if it is not finished."""
         folder = self.folder(comparison)
         if not (folder / RESULT).is_file():
             return None
@@ -65,8 +65,8 @@ class Run:
 
 
 def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: Recipe) -> Plan:
-    """A validated plan. Raises InputError for invalid values."""
-    known = labels_of(studies)
+    """Make a plan. Raises InputError for invalid values."""
+    known = variant_labels(studies)
     for label in variants:
         if label not in known:
             raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest(label, known)}")
@@ -79,14 +79,14 @@ def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[i
     if min(seeds) < 0:
         raise InputError(f"seeds must be at least 0, got {min(seeds)}")
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
-    varied = {name for study in studies for variant in plan.variants_of(study).values() for name in variant.options}
-    if conflicts := sorted(varied & recipe.model_options.keys()):
+    varying = {name for study in studies for variant in plan.study_variants(study).values() for name in variant.options}
+    if conflicts := sorted(varying & recipe.model_options.keys()):
         raise InputError(f"model_options must not have {', '.join(conflicts)}, which the variants set")
     return plan
 
 
 def begin(plan: Plan, folder: Path) -> None:
-    """Check that every run can be trained, and write the plan into a new or empty folder.
+    """Check that every run can be trained, and write plan.json into a new or empty folder.
 
     Raises InputError for a folder that is not empty, and for runs that cannot be trained.
     """
@@ -104,26 +104,26 @@ def begin(plan: Plan, folder: Path) -> None:
 
 def _refuse_existing(folder: Path) -> None:
     if (folder / PLAN).is_file():
-        raise InputError(f"{folder} holds a comparison; resume it with --resume, or name another folder")
+        raise InputError(f"{folder} has a comparison; resume it with --resume, or name another folder")
 
 
 def read_plan(folder: Path) -> Plan:
-    """The plan that `begin` wrote into a folder. Raises InputError if there is none."""
+    """Read the plan that `begin` wrote. Raises InputError for a folder without a plan."""
     path = folder / PLAN
     if not path.is_file():
         raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
     plan = read_json(path, Plan, "start the comparison again in another folder")
-    recipe = Recipe.from_fields(read_json(path, dict[str, Any])["recipe"], str(path))  # refuses unknown fields
+    recipe = Recipe.from_fields(read_json(path, dict[str, Any])["recipe"], str(path))  # rejects unknown fields
     return make_plan(plan.studies, plan.variants, plan.seeds, recipe)
 
 
 def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], None]) -> None:
-    """Train all unfinished runs, and call on_result with each result.
+    """Train all unfinished runs; call on_result with the result of each.
 
-    Several processes may share a folder, each on its own device; runs that another process has locked are skipped.
+    Several processes may share a folder, each on its own device: runs locked by another process are skipped.
     """
     (folder / "runs").mkdir(exist_ok=True)
-    for await_refresh in (False, True):  # first unlocked runs, then those whose lock may be of a dead host
+    for await_refresh in (False, True):  # first unlocked runs, then those whose lock may be from a dead host
         for planned in plan.runs():
             run_folder = planned.folder(folder)
             if (run_folder / RESULT).is_file():
@@ -131,7 +131,7 @@ def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], No
             try:
                 if run_folder.is_dir():
                     with locked(run_folder / LOCK, run_folder, await_refresh=await_refresh):
-                        pass  # it is free; training takes the lock itself
+                        pass  # not locked; training acquires the lock itself
                 existing = (run_folder / run.RECIPE).is_file()
                 result = run.resume(run_folder) if existing else run.start(planned.recipe, run_folder)
             except InUseError:
@@ -140,6 +140,6 @@ def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], No
 
 
 def read_results(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    """Results of the finished runs, in the order of the plan."""
+    """Read the results of the finished runs, in the order of the plan."""
     results = (planned.result(folder) for planned in plan.runs())
     return [result for result in results if result is not None]

@@ -1,4 +1,4 @@
-"""Mean and std over seeds of a comparison: as JSON, Markdown tables and figures."""
+"""The results of a comparison, as mean and std over seeds: JSON, Markdown tables and figures."""
 
 import json
 import statistics
@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from lambdanets.errors import InputError
 from lambdanets.evidence import plot_style
+from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.evidence.plot_style import GRID, OURS, REFERENCE
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import Plan
@@ -19,14 +20,14 @@ from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 
 RESULTS, TABLE = "results.json", "comparison.md"
-# Fields of results.json that are stored per run, per machine, and once.
+# Fields of a run's result that results.json has once per run, once per machine, and once.
 _RUN_FIELDS = ("variant", "seed", "top1", "parameters", "commit")
 _MACHINE_FIELDS = ("versions", "hardware")
 _COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", "epochs")
 
 
 def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Write results.json, comparison.md and one figure per study into the folder; return results.json's content."""
+    """Write results.json, comparison.md and one figure per study; return the content of results.json."""
     summary = summarize(plan, results)
     write_json(folder / RESULTS, summary)
     atomic_write(folder / TABLE, encode_utf8(markdown(summary)))
@@ -35,13 +36,13 @@ def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -
 
 
 def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The recipe, every run, and for each variant of each study mean and std over seeds, best mean first.
+    """Return the content of results.json: the recipe, the runs, and mean and std of each variant, best mean first.
 
-    A gain is the paired difference to the baseline with the same seed, which removes the common effect of the seed.
+    A gain is the difference to the baseline with the same seed, so that the effect of the seed cancels.
     """
     last = results[-1]
     recipe = asdict(plan.recipe)
-    for field in ("data", "data_root"):  # no paths of this machine
+    for field in ("data", "data_root"):  # without local paths
         recipe[field] = Path(recipe[field]).name if recipe[field] else recipe[field]
     common = {name: last[name] for name in _COMMON_FIELDS}
     data = common["data"].replace(plan.recipe.data, recipe["data"])
@@ -75,7 +76,7 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
     rows = []
     baseline = STUDIES[study].variants[STUDIES[study].baseline].name
     baseline_top1 = {result["seed"]: result["top1"] for result in results if result["variant"] == baseline}
-    for label, variant in plan.variants_of(study).items():
+    for label, variant in plan.study_variants(study).items():
         runs = [result for result in results if result["variant"] == variant.name]
         if not runs:
             continue
@@ -87,13 +88,13 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
                 "variant": variant.name,
                 "seeds": len(runs),
                 "mean_top1": round(statistics.fmean(top1), 6),
-                "deviation_top1": _std(top1),
+                "std_top1": _std(top1),
                 "mean_gain": round(statistics.fmean(gains), 6) if gains else None,
-                "deviation_gain": _std(gains),
-                "least_top1": min(top1),
-                "greatest_top1": max(top1),
+                "std_gain": _std(gains),
+                "min_top1": min(top1),
+                "max_top1": max(top1),
                 "parameters": runs[0]["parameters"],
-                "printed_top1": variant.paper_top1,
+                "paper_top1": variant.paper_top1,
                 "quoted": variant.quoted,
             }
         )
@@ -105,10 +106,10 @@ def _std(values: Sequence[float]) -> float | None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The content of a results.json. Raises InputError for any other file."""
+    """Read results.json of a comparison. Raises InputError for any other file."""
     try:
         with open_regular(path) as file:
-            summary = json.loads(file.read())
+            summary = with_current_keys(json.loads(file.read()))
         markdown(summary)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
@@ -118,14 +119,14 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """A sentence on the setup, then one table per study."""
+    """Format the setup as a sentence and each study as a table."""
     parts = [describe_setup(summary)]
     parts += [f"## {study['question']}\n\n{table(study)}" for study in summary["studies"].values()]
     return "\n\n".join(parts) + "\n"
 
 
 def describe_setup(summary: dict[str, Any]) -> str:
-    """The common setup of all runs, as a sentence."""
+    """Describe in one sentence the model, data, seeds and machines of all runs."""
     machines = [machine["hardware"]["gpu"] or machine["hardware"]["processor"] for machine in summary["machines"]]
     return (
         f"{summary['model_name']} on {summary['data']}; {summary['training_images']:,} training images, epochs: "
@@ -136,18 +137,18 @@ def describe_setup(summary: dict[str, Any]) -> str:
 
 
 def table(study: dict[str, Any]) -> str:
-    """The variants of a study as a Markdown table, the best mean first."""
+    """Format the variants of a study as a Markdown table, the best mean first."""
     header = ["variant", "top-1, mean ± std", "min to max", "seeds"]
     header += [f"paired difference to {study['baseline']}", "parameters", "paper, ImageNet"]
     rows = []
     for row in study["variants"]:
-        std = "" if row["deviation_top1"] is None else f" ± {100 * row['deviation_top1']:.2f}"
+        std = "" if row["std_top1"] is None else f" ± {100 * row['std_top1']:.2f}"
         gain = "" if row["mean_gain"] is None else f"{100 * row['mean_gain']:+.2f}"
-        if row["deviation_gain"] is not None:
-            gain += f" ± {100 * row['deviation_gain']:.2f}"
+        if row["std_gain"] is not None:
+            gain += f" ± {100 * row['std_gain']:.2f}"
         gain = "" if row["label"] == study["baseline"] else gain
-        spread = f"{100 * row['least_top1']:.2f} to {100 * row['greatest_top1']:.2f}"
-        paper = "" if row["printed_top1"] is None else f"{row['printed_top1']:.1f}{' †' if row['quoted'] else ''}"
+        spread = f"{100 * row['min_top1']:.2f} to {100 * row['max_top1']:.2f}"
+        paper = "" if row["paper_top1"] is None else f"{row['paper_top1']:.1f}{' †' if row['quoted'] else ''}"
         top1 = f"{100 * row['mean_top1']:.2f}{std}"
         rows.append([row["label"], top1, spread, str(row["seeds"]), gain, f"{row['parameters']:,}", paper])
     text = markdown_table(header, *rows)
@@ -157,7 +158,7 @@ def table(study: dict[str, Any]) -> str:
 
 
 def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
-    """Write STUDY.png for each study that has runs, and return the paths."""
+    """Draw STUDY.png for each study that has runs; return the paths."""
     paths = []
     for name, study in summary["studies"].items():
         if study["variants"]:
@@ -167,14 +168,14 @@ def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _draw(study: dict[str, Any], summary: dict[str, Any]) -> Figure:
-    """One row per variant: every run as a dot, the mean with an error bar of one std."""
+    """Draw one line per variant: a dot for each run, and the mean with an error bar of one std."""
     rows = list(reversed(study["variants"]))
     figure, (axis,) = plot_style.subplots(1, height=1.2 + 0.4 * len(rows))
     for y, row in enumerate(rows):
         runs = [100 * run["top1"] for run in summary["runs"] if run["variant"] == row["variant"]]
         color, marker = (OURS, "o") if row["variant"].startswith("lambda") else (REFERENCE, "s")
         axis.plot(runs, [y] * len(runs), marker, color=color, alpha=0.35)
-        std = None if row["deviation_top1"] is None else 100 * row["deviation_top1"]
+        std = None if row["std_top1"] is None else 100 * row["std_top1"]
         axis.errorbar(100 * row["mean_top1"], y, xerr=std, fmt="|", color=color, markersize=16, capsize=4)
     axis.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axis.set_xlabel("top-1 on test images (%): runs, mean ± std")

@@ -1,4 +1,4 @@
-"""Exponents of Tables 2, 6 and 7, fitted to multiply-adds counted on the meta device."""
+"""Fit the exponents of Tables 2, 6 and 7 to multiply-adds counted on the meta device."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ from lambdanets.ops.attention_forms import linear_attention
 Sizes = Mapping[str, int]
 Operation = Callable[[Any], object]
 
-# Lower-order terms, such as the cost of applying lambdas, change exponents by less than this at these sizes.
+# At these sizes, lower-order terms such as the cost of applying lambdas change the exponents by less than this.
 TOLERANCE = 0.05
 
 _GRID: dict[str, tuple[int, ...]] = {
@@ -32,31 +32,31 @@ _GRID: dict[str, tuple[int, ...]] = {
 
 
 def factors(term: str) -> dict[str, int]:
-    """Factors of a complexity term with their exponents: 'bnmkd/h' has b, n, m, k, d with 1 and h with -1."""
+    """Return the exponent of each factor of a complexity term: for 'bnmkd/h', 1 for b, n, m, k, d and -1 for h."""
     numerator, _, denominator = term.partition("/")
     exponents = dict.fromkeys(re.findall(r"\([^)]*\)|\w", numerator), 1)
     return exponents | dict.fromkeys(re.findall(r"\w", denominator), -1)
 
 
-def value_of(factor: str, sizes: Sizes) -> float:
-    """The value of a factor: a letter, or a sum of products such as '(hk+d)'."""
+def factor_value(factor: str, sizes: Sizes) -> float:
+    """Evaluate a factor: a letter, or a sum of products such as '(hk+d)'."""
     return sum(math.prod(sizes[letter] for letter in product) for product in factor.strip("()").split("+"))
 
 
 def fit(term: str, measured: Sequence[tuple[Sizes, float]]) -> dict[str, float]:
-    """Exponents by least squares of logarithms: of the term's factors, and of every other size that varies."""
+    """Fit the exponents of the term's factors, and of all other sizes that vary, by least squares of logarithms."""
     names = list(factors(term))
     covered = set("".join(names))
-    varied = [letter for letter in measured[0][0] if len({sizes[letter] for sizes, _ in measured}) > 1]
-    names += [letter for letter in varied if letter not in covered]
-    logs = [[1.0, *(math.log(value_of(name, sizes)) for name in names)] for sizes, _ in measured]
+    varying = [letter for letter in measured[0][0] if len({sizes[letter] for sizes, _ in measured}) > 1]
+    names += [letter for letter in varying if letter not in covered]
+    logs = [[1.0, *(math.log(factor_value(name, sizes)) for name in names)] for sizes, _ in measured]
     solution = np.linalg.lstsq(np.array(logs), np.log([value for _, value in measured]), rcond=None)[0]
     return dict(zip(names, solution[1:].tolist(), strict=True))
 
 
 @functools.cache
 def exponents(table: str, row: str, term: str) -> dict[str, float] | None:
-    """Fitted exponents of a row's time; None for a row without an operation."""
+    """Fit the exponents of a row's time; None for a row without an operation of this package."""
     if (table, row) not in _OPERATIONS:
         return None
     operation, sizes = _OPERATIONS[table, row]
@@ -64,7 +64,7 @@ def exponents(table: str, row: str, term: str) -> dict[str, float] | None:
 
 
 def matches_term(term: str, fitted: Mapping[str, float]) -> bool:
-    """Whether fitted exponents are those of the term, and 0 for every size that it does not contain."""
+    """Whether fitted exponents equal those of the term, and 0 for sizes that it does not contain."""
     expected = factors(term)
     return all(abs(exponent - expected.get(name, 0)) <= TOLERANCE for name, exponent in fitted.items())
 
@@ -76,14 +76,14 @@ def _multiply_adds(operation: Operation, sizes: Sizes) -> float:
 
 
 def _sizes(**changes: tuple[int, ...]) -> list[Sizes]:
-    """A half fraction of the two-level grid: points with an even number of large sizes."""
+    """Make half of the grid points, those with an even number of large sizes."""
     grid = _GRID | changes
     points = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
     return [sizes for sizes in points if sum(value > grid[name][0] for name, value in sizes.items()) % 2 == 0]
 
 
 def _attention_sizes() -> list[Sizes]:
-    """The grid for attention, whose (hk + d) is one factor: k and d have a fixed ratio."""
+    """Make the grid for attention, with a fixed ratio of k and d, since (hk + d) is one factor."""
     return [sizes for sizes in _sizes(h=(4,)) if sizes["d"] == 16 * sizes["k"]]
 
 
@@ -129,7 +129,7 @@ _OPERATIONS: dict[tuple[str, str], tuple[Operation, list[Sizes]]] = {
     ("2", "relative attention"): (functools.partial(_attention, relative=True), _attention_sizes()),
     ("2", "linear attention"): (_linear_attention, _sizes(m=(1,))),
     ("2", "lambda layer"): (_lambda_layer, _sizes()),
-    # large scopes, so that computing lambdas dominates applying them
+    # with large scopes, most of the cost is of computing lambdas, not of applying them
     ("2", "lambda convolution"): (_lambda_convolution, _sizes(m=(1,), r=(31**2, 63**2))),
     ("6", "multi-head"): (functools.partial(_lambda_layer, multi_head=True), _sizes()),
     ("6", "multi-query"): (_lambda_layer, _sizes()),

@@ -1,4 +1,4 @@
-"""Reads measurements from files that `lambdanets tables --measure` and `lambdanets benchmark` wrote."""
+"""Read measurements from files of `lambdanets tables --measure` and `lambdanets benchmark`."""
 
 import json
 from collections import Counter
@@ -9,16 +9,16 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
-from lambdanets.evidence.benchmark.report import candidate_of
 from lambdanets.evidence.benchmark.timing import is_noisy, summarize
-from lambdanets.evidence.tables.paper import numbers_of
+from lambdanets.evidence.former_keys import with_current_keys
+from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.rows import ROWS
 from lambdanets.evidence.tables.speed import LATENCY, Sample, machine
 from lambdanets.evidence.tables.verdicts import Measurements
 from lambdanets.files import open_regular
 
-# Rows that ratios refer to; in other tables the first row.
-_BASES = {"4": "lambda layer"}
+# Baseline row of each table, to which ratios refer; in other tables the first row.
+_BASELINE_ROWS = {"4": "lambda layer"}
 _WRITERS = {
     "tables": "lambdanets tables --measure",
     "layer": "lambdanets benchmark layer",
@@ -28,7 +28,7 @@ _WRITERS = {
 
 @dataclass(frozen=True)
 class MeasuredTable:
-    """A formatted table of measurements shown below a table of the paper."""
+    """A table of measurements, formatted, to show below a table of the paper."""
 
     title: str
     header: tuple[str, ...]
@@ -38,9 +38,10 @@ class MeasuredTable:
 
 @dataclass
 class Measured:
-    """Values for columns of the paper, each with a note; the machine; additional tables by table of the paper.
+    """Measurements of one machine.
 
-    figures: paths of figures by table, as the page links them.
+    values: (table, row, column of the paper) -> (value, note). additional: further tables by table of the paper.
+    figures: paths of figures by table, relative to the page.
     """
 
     values: dict[tuple[str, str, str], tuple[float, str]] = field(default_factory=dict)
@@ -50,33 +51,35 @@ class Measured:
 
 
 def read(paths: Sequence[Path]) -> Measured:
-    """Read measurement files. Raises InputError for a file that none of the commands wrote."""
+    """Read measurement files. Raises InputError for other files, and for files of different machines."""
     measured = Measured()
     for path in paths:
         try:
             with open_regular(path) as file:
-                content = json.loads(file.read())
-            where = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
+                content = with_current_keys(json.loads(file.read()))
+            measured_on = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
             if content["kind"] == "tables":
                 samples = [Sample(**row) for row in content["rows"]]
-                measured.values |= values_of(samples)
+                measured.values |= column_values(samples)
                 for table in dict.fromkeys(sample.table for sample in samples):
-                    measured.additional.setdefault(table, []).extend(_additional_tables(table, samples, where))
+                    measured.additional.setdefault(table, []).extend(_additional_tables(table, samples, measured_on))
             else:
                 make_table = {"layer": _times, "memory": _memory}[content["kind"]]
-                measured.additional.setdefault("4", []).append(make_table(content, where))
+                measured.additional.setdefault("4", []).append(make_table(content, measured_on))
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{path} must be a file that {' or '.join(_WRITERS.values())} wrote") from error
-        if measured.machine not in ("", where):
-            raise InputError(f"--measured files must be of one machine, got {measured.machine}, and {where} in {path}")
-        measured.machine = where
+        if measured.machine not in ("", measured_on):
+            raise InputError(
+                f"--measured files must be of one machine, got {measured.machine}, and {measured_on} in {path}"
+            )
+        measured.machine = measured_on
     return measured
 
 
-def values_of(samples: Sequence[Sample]) -> Measurements:
-    """Values by (table, row, column of the paper), with their ratio to the table's base row, and the paper's ratio.
+def column_values(samples: Sequence[Sample]) -> Measurements:
+    """Compute values by (table, row, column of the paper), each with a note on the speedup over the baseline row.
 
     Throughputs are in images/s; latencies are scaled to the paper's 1,024 images.
     """
@@ -86,46 +89,46 @@ def values_of(samples: Sequence[Sample]) -> Measurements:
         if not sample.seconds or column is None:
             continue
         seconds = _seconds(sample)
-        base = _base(sample, samples)
+        baseline = _find_baseline(sample, samples)
         note = f"batch {sample.batch_size}, {sample.image_size} px"
-        if base is not None:
-            paper_ratio = _paper_ratio(sample.table, sample.row, base.row, column)
+        if baseline is not None:
+            paper_ratio = _paper_ratio(sample.table, sample.row, baseline.row, column)
             paper = f", the paper's {paper_ratio:.2f} x" if paper_ratio is not None else ""
-            note = f"{_seconds(base) / seconds:.2f} x {base.row}{paper}; {note}"
+            note = f"{_seconds(baseline) / seconds:.2f} x {baseline.row}{paper}; {note}"
         if sample.peak_bytes is not None:
             note += f", peak {sample.peak_bytes / 2**30:.2f} GiB"
         if is_noisy(sample.seconds):
             note += ", noisy"
         values[sample.table, sample.row, column] = (seconds * 1024 if column == LATENCY else 1 / seconds, note)
-        if sample.table == "5" and base is not None:
-            values["5", sample.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / _seconds(base), "")
+        if sample.table == "5" and baseline is not None:
+            values["5", sample.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / _seconds(baseline), "")
     return values
 
 
 def _seconds(sample: Sample) -> float:
-    """Median seconds per image."""
+    """Compute the median seconds per image."""
     return summarize(sample.seconds).median / sample.batch_size
 
 
-def _base(sample: Sample, samples: Sequence[Sample]) -> Sample | None:
-    """The sample that ratios refer to; None if it was not measured."""
-    same_pass = [other for other in samples if (other.table, other.work) == (sample.table, sample.work)]
-    row = _BASES.get(sample.table, next(iter(ROWS[sample.table])))
+def _find_baseline(sample: Sample, samples: Sequence[Sample]) -> Sample | None:
+    """Find the sample of the baseline row in the same pass; None if it was not measured."""
+    same_pass = [other for other in samples if (other.table, other.phase) == (sample.table, sample.phase)]
+    row = _BASELINE_ROWS.get(sample.table, next(iter(ROWS[sample.table])))
     return next((other for other in same_pass if other.row == row and other.seconds), None)
 
 
-def _paper_ratio(table: str, row: str, base: str, column: str) -> float | None:
-    """The speedup of a row over a base row in the paper; None if the paper does not report both."""
-    speeds = {f.row: f.value for f in numbers_of([table]) if f.column == column and not isinstance(f.value, str)}
-    if row not in speeds or base not in speeds:
+def _paper_ratio(table: str, row: str, baseline: str, column: str) -> float | None:
+    """Compute the speedup of a row over the baseline row in the paper; None if the paper does not report both."""
+    speeds = {f.row: f.value for f in select_numbers([table]) if f.column == column and not isinstance(f.value, str)}
+    if row not in speeds or baseline not in speeds:
         return None
-    ratio = float(speeds[row]) / float(speeds[base])
+    ratio = float(speeds[row]) / float(speeds[baseline])
     return 1 / ratio if column == LATENCY else ratio
 
 
 def _column(sample: Sample) -> str | None:
-    """The column of the paper that a sample belongs to."""
-    training = sample.work == "training"
+    """Return the column of the paper for a sample; None if there is none."""
+    training = sample.phase == "training"
     if sample.table == "18":
         return LATENCY
     if sample.table == "5":
@@ -133,8 +136,8 @@ def _column(sample: Sample) -> str | None:
     return None if training else "throughput"
 
 
-def _additional_tables(table: str, samples: Sequence[Sample], where: str) -> list[MeasuredTable]:
-    """Measurements that the paper does not report: training in Table 4, speed in Table 10."""
+def _additional_tables(table: str, samples: Sequence[Sample], measured_on: str) -> list[MeasuredTable]:
+    """Make tables of measurements that the paper does not report: training in Table 4, speed in Table 10."""
     selected = [sample for sample in samples if sample.table == table]
     selected = [sample for sample in selected if table == "10" or _column(sample) is None]
     if not selected:
@@ -143,48 +146,48 @@ def _additional_tables(table: str, samples: Sequence[Sample], where: str) -> lis
     for sample in selected:
         peak = "" if sample.peak_bytes is None else f"{sample.peak_bytes / 2**30:.2f}"
         if sample.seconds:
-            base = _base(sample, samples)
-            ratio = "" if base is None else f"{_seconds(base) / _seconds(sample):.2f}"
+            baseline = _find_baseline(sample, samples)
+            ratio = "" if baseline is None else f"{_seconds(baseline) / _seconds(sample):.2f}"
             rows.append((sample.row, f"{1 / _seconds(sample):.2f}", ratio, peak))
         else:
-            rows.append((sample.row, sample.left_out or "not measured", "", peak))
-    base_row = _BASES.get(table, next(iter(ROWS[table])))
-    work = "Forward and backward pass" if selected[0].work == "training" else "Forward pass"
-    title = f"{work}, batch {selected[0].batch_size}, {selected[0].image_size} pixels. Measured on {where}."
-    header = ("", "images/s", f"x {base_row}", "peak memory (GiB)")
+            rows.append((sample.row, sample.skip_reason or "not measured", "", peak))
+    baseline_row = _BASELINE_ROWS.get(table, next(iter(ROWS[table])))
+    passes = "Forward and backward pass" if selected[0].phase == "training" else "Forward pass"
+    title = f"{passes}, batch {selected[0].batch_size}, {selected[0].image_size} pixels. Measured on {measured_on}."
+    header = ("", "images/s", f"x {baseline_row}", "peak memory (GiB)")
     notes = (
         "attention here is PyTorch's SDPA, whose fused kernels store no attention maps; the paper's attention did",
     )
     return [MeasuredTable(title, header, tuple(rows), notes if table == "4" else ())]
 
 
-def _times(content: Mapping[str, Any], where: str) -> MeasuredTable:
-    return _layer_table(content, where, "median_seconds", 1e-3, "ms")
+def _times(content: Mapping[str, Any], measured_on: str) -> MeasuredTable:
+    return _layer_table(content, measured_on, "median_seconds", 1e-3, "ms")
 
 
-def _memory(content: Mapping[str, Any], where: str) -> MeasuredTable:
-    return _layer_table(content, where, "peak_bytes", 2**20, "MiB")
+def _memory(content: Mapping[str, Any], measured_on: str) -> MeasuredTable:
+    return _layer_table(content, measured_on, "peak_bytes", 2**20, "MiB")
 
 
-def _layer_table(content: Mapping[str, Any], where: str, key: str, size: float, unit: str) -> MeasuredTable:
-    """One row per map, scope and pass; one column per candidate, with its ratio to the lambda layer."""
-    names = list(dict.fromkeys(candidate_of(row) for row in content["rows"]))
+def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, size: float, unit: str) -> MeasuredTable:
+    """Make a table with one row per feature map, scope and pass, and one column per candidate."""
+    names = list(dict.fromkeys(row["candidate"] for row in content["rows"]))
     names = [OURS, *(name for name in names if name not in (OURS, CONVOLUTION)), CONVOLUTION]
     cases: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in content["rows"]:
         sizes = row["sizes"]
         case = cases.setdefault((sizes["shape"], sizes["scope"], sizes["pass"]), {})
-        case[candidate_of(row)] = row
+        case[row["candidate"]] = row
     notes: list[str] = []
     compared, wins = Counter[str](), Counter[str]()
     rows = []
-    for (shape, scope, work), measured in cases.items():
+    for (shape, scope, phase), measured in cases.items():
         ours = measured.get(OURS, {}).get(key)
-        cells, better = [], []
+        cells, winners = [], []
         for name in names:
-            row = measured.get(name, {"left_out": "not run"})
-            if row["left_out"] or row[key] is None:
-                note = f"{name}: {row['left_out']}"
+            row = measured.get(name, {"skip_reason": "not run"})
+            if row["skip_reason"] or row[key] is None:
+                note = f"{name}: {row['skip_reason']}"
                 notes += [note] if note not in notes else []
                 cells.append(f"[{notes.index(note) + 1}]")
                 continue
@@ -194,14 +197,14 @@ def _layer_table(content: Mapping[str, Any], where: str, key: str, size: float, 
             if comparable:
                 compared[name] += 1
                 noisy = key == "median_seconds" and (row.get("noisy") or measured[OURS].get("noisy"))
-                better += [name] if row[key] < ours and not noisy else []
-        wins.update(better)
-        rows.append((shape, str(scope), work, *cells, ", ".join(better)))
+                winners += [name] if row[key] < ours and not noisy else []
+        wins.update(winners)
+        rows.append((shape, str(scope), phase, *cells, ", ".join(winners)))
     options = content["options"]
     quantity = "Time (ms)" if unit == "ms" else "Peak memory (MiB)"
     title = (
         f"{quantity} of one layer, batch {options['batch_size']}, {options['heads']} heads, next to attention over the "
-        f"same context and the 3x3 convolution (in brackets the ratio to the lambda layer). Measured on {where}."
+        f"same context and the 3x3 convolution (in brackets the ratio to the lambda layer). Measured on {measured_on}."
     )
     less = "faster than the lambda layer" if unit == "ms" else "less than the lambda layer"
     header = ("map", "scope", "pass", "lambda layer", *names[1:], less)

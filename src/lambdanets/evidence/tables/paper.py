@@ -8,15 +8,16 @@ from importlib import resources
 
 from lambdanets.errors import InputError, nearest
 
-# Columns that can be counted, because the architecture determines them.
+# Columns that can be counted, since the architecture determines them.
 COUNTABLE = ("params", "FLOPs", "memory")
 
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """A number (or text) in a table of the paper. precision: the unit of its last digit, None for text.
+    """A number or a text in a table of the paper.
 
-    unreproducible: why the number contradicts the architecture, for a countable one.
+    precision: unit of the last digit, such as 0.1; None for a text. unreproducible: for a countable number that
+    contradicts the architecture, how it does.
     """
 
     table: str
@@ -28,14 +29,14 @@ class PaperNumber:
     unreproducible: str | None = None
 
     def text(self) -> str:
-        """The value with the paper's digits."""
+        """The value with as many digits as in the paper."""
         if isinstance(self.value, str) or self.precision is None:
             return str(self.value)
         digits = len(f"{self.precision:g}".partition(".")[2])
         return f"{self.value:.{digits}f}"
 
     def matches(self, value: float) -> bool:
-        """Whether a value rounded to the paper's digits equals the paper's."""
+        """Whether a value, rounded to the paper's precision, equals the paper's."""
         if isinstance(self.value, str) or self.precision is None:
             raise ValueError(f"value must be a number to be compared with {value}, got {self.value!r}")
         return round(value / self.precision) == round(self.value / self.precision)
@@ -43,21 +44,21 @@ class PaperNumber:
 
 @functools.cache
 def paper_numbers() -> tuple[PaperNumber, ...]:
-    """All numbers, in the order of the paper's tables."""
+    """Load all numbers, in the order of the paper's tables."""
     content = resources.files(__package__).joinpath("paper.json").read_text(encoding="utf-8")
     numbers = [PaperNumber(**number) for number in json.loads(content)["figures"]]
     order = [str(table) for table in range(2, 21)]
     return tuple(sorted(numbers, key=lambda number: (*order, "E.2", "fn2").index(number.table)))
 
 
-def tables() -> list[str]:
-    """Names of the tables, in order."""
+def table_names() -> list[str]:
+    """Return the names of the tables, in order."""
     return list(dict.fromkeys(number.table for number in paper_numbers()))
 
 
-def numbers_of(names: Sequence[str]) -> list[PaperNumber]:
-    """The numbers of the named tables, all for no name, in the paper's order. Raises InputError for an unknown name."""
-    known = tables()
+def select_numbers(names: Sequence[str]) -> list[PaperNumber]:
+    """Select the numbers of the named tables, or all without names. Raises InputError for an unknown name."""
+    known = table_names()
     for name in names:
         if name not in known:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Figures: accuracy against training time (Figure 4), FLOPs and throughput against scope (Table 10)."""
+"""Draw accuracy against training time (Figure 4), and FLOPs and throughput against the scope (Table 10)."""
 
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,16 @@ from matplotlib.ticker import FuncFormatter
 
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.plot_style import GRID, NEUTRAL, OURS
-from lambdanets.evidence.tables.paper import numbers_of
+from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.verdicts import Measurements, compare
 
 _LABEL: dict[str, Any] = {"fontsize": 10, "ha": "left", "va": "top", "rotation_mode": "anchor"}
 
 
 def draw(folder: Path, measured: Measurements, machine: str = "") -> dict[str, Path]:
-    """Write frontier.png and scope.png into a folder, created if missing, and return their paths by table.
+    """Draw frontier.png and scope.png into a folder, which is created if missing; return their paths by table.
 
-    Accuracies are the paper's. Measured times have panels of their own.
+    Accuracies are the paper's. Measured times have separate panels.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plot_style.save(_frontier(measured, machine), folder / "frontier.png")
@@ -26,21 +26,21 @@ def draw(folder: Path, measured: Measurements, machine: str = "") -> dict[str, P
 
 
 def _frontier(measured: Measurements, machine: str) -> Figure:
-    """Top-1 against the time of a training step: the paper's times, and measured ones if any."""
-    numbers = numbers_of(["18"])
+    """Draw top-1 against the time of a training step, with the paper's times and, in another panel, measured ones."""
+    numbers = select_numbers(["18"])
     accuracy = {f.row: float(f.value) for f in numbers if f.column == "supervised top-1"}
     seconds = {f.row: float(f.value) for f in numbers if f.column == "train step latency"}
     ours = {row: measured[key][0] for row in accuracy if (key := ("18", row, "train step latency")) in measured}
     panels = {"time on 8 TPUv3 cores (paper)": seconds} | ({f"time on {machine}": ours} if ours else {})
     figure, axes = plot_style.subplots(len(panels), height=4.6)
-    for axis, (where, times) in zip(axes, panels.items(), strict=True):
+    for axis, (title, times) in zip(axes, panels.items(), strict=True):
         rows = [row for row in accuracy if row in times]
         axis.plot([times[row] for row in rows], [accuracy[row] for row in rows], "o-", color=OURS)
         for row in rows:
             depth, size = row.removeprefix("depth ").removesuffix("px").split(", ")
-            place = (times[row], accuracy[row])
-            axis.annotate(f"({depth}, {size})", place, (4, -4), textcoords="offset points", rotation=-40, **_LABEL)
-        axis.set(xscale="log", xlabel="time per training step of 1,024 images (s)", title=where)
+            point = (times[row], accuracy[row])
+            axis.annotate(f"({depth}, {size})", point, (4, -4), textcoords="offset points", rotation=-40, **_LABEL)
+        axis.set(xscale="log", xlabel="time per training step of 1,024 images (s)", title=title)
         axis.set_ylabel("ImageNet top-1, paper (%)")
         axis.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
         axis.margins(0.15)
@@ -50,25 +50,25 @@ def _frontier(measured: Measurements, machine: str) -> Figure:
 
 
 def _scope(measured: Measurements, machine: str) -> Figure:
-    """The paper's and our FLOPs and the paper's accuracy against the scope, and measured throughput if any."""
-    numbers = numbers_of(["10"])
+    """Draw FLOPs, the paper's accuracy and, if measured, throughput against the scope."""
+    numbers = select_numbers(["10"])
     lines = [line for line in compare(numbers) if line.paper.column == "FLOPs"]
     rows = [line.paper.row for line in lines]
     speeds = {row: measured[key][0] for row in rows if (key := ("10", row, "throughput")) in measured}
     figure, axes = plot_style.subplots(3 if speeds else 2)
-    places = range(len(rows))
+    x = range(len(rows))
     paper, ours = [float(line.paper.value) for line in lines], [float(line.ours or 0) for line in lines]
-    axes[0].bar([p - 0.2 for p in places], paper, 0.4, color=NEUTRAL, label="paper")
-    axes[0].bar([p + 0.2 for p in places], ours, 0.4, color=OURS, label="counted")
+    axes[0].bar([p - 0.2 for p in x], paper, 0.4, color=NEUTRAL, label="paper")
+    axes[0].bar([p + 0.2 for p in x], ours, 0.4, color=OURS, label="counted")
     axes[0].set(ylabel="GFLOPs per 224-pixel image")
     axes[0].legend(fontsize=10)
-    axes[1].plot(places, [float(f.value) for f in numbers if f.column == "top-1"], "o-", color=OURS)
+    axes[1].plot(x, [float(f.value) for f in numbers if f.column == "top-1"], "o-", color=OURS)
     axes[1].set(ylabel="ImageNet top-1, paper (%)")
     if speeds:
-        axes[2].bar([p for p in places if rows[p] in speeds], list(speeds.values()), 0.6, color=OURS)
+        axes[2].bar([p for p in x if rows[p] in speeds], list(speeds.values()), 0.6, color=OURS)
         axes[2].set(ylabel="throughput (images/s)", title=machine)
     for axis in axes:
-        axis.set_xticks(list(places), rows)
+        axis.set_xticks(list(x), rows)
         axis.set(xlabel="scope")
         axis.grid(axis="y", **GRID)
     figure.suptitle("Scope of ResNet-50 with lambda layers in c3 to c5 (Table 10)")

@@ -1,4 +1,4 @@
-"""Formats lines as text tables, Markdown, CSV or JSON."""
+"""Format comparisons with the paper as text tables, Markdown, CSV or JSON."""
 
 import csv
 import io
@@ -22,40 +22,42 @@ from lambdanets.evidence.tables.verdicts import (
 )
 from lambdanets.text_tables import markdown_table, text_table
 
-NOTHING = Measured()
+NO_MEASUREMENTS = Measured()
 FIELDS = ("table", "row", "column", "unit", "paper", "ours", "verdict", "note", "model")
 
 
-def record(line: Line) -> dict[str, Any]:
-    """A line as a flat dictionary."""
+def to_record(line: Line) -> dict[str, Any]:
+    """Convert a line to a flat dictionary."""
     paper = line.paper
     values = (paper.table, paper.row, paper.column, paper.unit, paper.value, line.ours, line.verdict)
     return dict(zip(FIELDS, (*values, line.note, line.model), strict=True))
 
 
-def as_json(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """The summary, the machine, every line as an object, and the additional measured tables."""
+def to_json(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format the summary, the machine, one object per line, and the additional measured tables as JSON."""
     content = {
         "summary": summary(lines),
         "measured_on": measured.machine or None,
-        "numbers": [record(line) for line in lines],
-        "additional_tables": {name: [asdict(table) for table in more] for name, more in measured.additional.items()},
+        "numbers": [to_record(line) for line in lines],
+        "additional_tables": {
+            name: [asdict(table) for table in tables] for name, tables in measured.additional.items()
+        },
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_csv(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """A header, and one row per number of the paper."""
+def to_csv(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format a header and one row per number of the paper as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
     for line in lines:
-        writer.writerow(record(line))
+        writer.writerow(to_record(line))
     return text.getvalue()
 
 
-def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """Tables for the terminal."""
+def to_text(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format tables for the terminal."""
     parts = []
     for name, table_lines in _by_table(lines).items():
         header, rows, notes = _cells(table_lines)
@@ -63,12 +65,12 @@ def as_text(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
         for table in measured.additional.get(name, []):
             text = text_table([table.header, *table.rows])
             parts += [table.title, "", text, "", *(f"  {note}" for note in table.notes), ""]
-    return "\n".join([*parts, *_closing(lines, measured)]) + "\n"
+    return "\n".join([*parts, *_summary_lines(lines, measured)]) + "\n"
 
 
-def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
-    """One section per table, with a paragraph of explanation."""
-    parts = ["# The paper's tables", "", _OPENING, "", *_closing(lines, measured), ""]
+def to_markdown(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format a page with one section per table and a paragraph that explains it."""
+    parts = ["# The paper's tables", "", _OPENING, "", *_summary_lines(lines, measured), ""]
     for name, table_lines in _by_table(lines).items():
         header, rows, notes = _cells(table_lines)
         parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
@@ -81,25 +83,25 @@ def as_markdown(lines: Sequence[Line], measured: Measured = NOTHING) -> str:
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-RENDERINGS = {"text": as_text, "markdown": as_markdown, "csv": as_csv, "json": as_json}
+FORMATTERS = {"text": to_text, "markdown": to_markdown, "csv": to_csv, "json": to_json}
 
-# Marks in the headers of columns that have no number of ours.
+# Marks in the headers of columns without a number of ours.
 _MARKS = {
     NOT_REPRODUCED: ("†", "the paper's, not reproduced"),
-    NOT_MEASURED: ("‡", "the paper's, on TPUs; measured here only with --measure"),
+    NOT_MEASURED: ("‡", "the paper's, on TPUs; not measured here (see --measure)"),
 }
 _OPENING = """\
     lambdanets tables                                   # all tables
-    lambdanets tables 12                                # one of them
-    lambdanets tables --check                           # a summary; exit code 1 if a number that should match does not
-    lambdanets tables --format markdown --out tables.md # or csv, json
-    lambdanets tables 12 --measure --out measured.json  # speed and peak memory; hours for all tables on a CPU
-    lambdanets tables 12 --measured measured.json       # next to the paper's, with the ratio to the first row of each
-    lambdanets tables --figures figures                 # accuracy by time (Figure 4), FLOPs by scope (Table 10)
+    lambdanets tables 12                                # one table
+    lambdanets tables --check                           # a summary; exit code 1 if a number differs
+    lambdanets tables --format markdown --out tables.md # formats: text, markdown, csv, json
+    lambdanets tables 12 --measure --out measured.json  # measure speed and peak memory; all tables take hours on a CPU
+    lambdanets tables 12 --measured measured.json       # show these next to the paper's, with ratios to a baseline
+    lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)
 
 The tables of the paper (Bello, ICLR 2021), with our numbers next to the paper's. Parameters and FLOPs are counted on
-the models, memory is computed by formula, complexities are fitted. Accuracies are the paper's and were not reproduced.
-Numbers in brackets refer to notes below the table. This command writes the page:
+the models, memory is computed by the paper's formulas, and complexities are fitted. Accuracies are the paper's; they
+were not reproduced. Numbers in brackets refer to the notes below a table. This command generates the page:
 
     lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\
         --format markdown --out docs/tables.md"""
@@ -109,7 +111,7 @@ def _heading(name: str) -> str:
     return f"Table {name}. {TITLES[name]}" if name.isdigit() else TITLES[name]
 
 
-def _closing(lines: Sequence[Line], measured: Measured) -> list[str]:
+def _summary_lines(lines: Sequence[Line], measured: Measured) -> list[str]:
     return [f"{summary(lines)}.", *([f"Speeds measured on {measured.machine}."] if measured.machine else [])]
 
 
@@ -121,7 +123,7 @@ def _by_table(lines: Sequence[Line]) -> dict[str, list[Line]]:
 
 
 def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]], list[str]]:
-    """Header, rows and notes of one table: each column of the paper, followed by ours and the verdict if any."""
+    """Return header, rows and notes of one table: each column of the paper, then ours and the verdict, if any."""
     names = list(dict.fromkeys(line.paper.column for line in lines))
     columns = {name: [line for line in lines if line.paper.column == name] for name in names}
     compared = [name for name in names if any(line.ours is not None for line in columns[name])]
@@ -141,7 +143,7 @@ def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]], list[str]
             unit = f" {line.paper.unit}" if line is not None and len(units[name]) > 1 else ""
             cells.append("" if line is None else f"{line.paper.text()}{unit}")
             if name in compared:
-                cells += ["", ""] if line is None else _ours(line, unit, notes)
+                cells += ["", ""] if line is None else _our_cells(line, unit, notes)
         rows.append(cells)
     notes += [
         f"{sign} {meaning}"
@@ -151,7 +153,7 @@ def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]], list[str]
     return header, rows, notes
 
 
-def _ours(line: Line, unit: str, notes: list[str]) -> list[str]:
+def _our_cells(line: Line, unit: str, notes: list[str]) -> list[str]:
     ours = "" if line.ours is None else line.ours if isinstance(line.ours, str) else f"{line.ours:#.5g}{unit}"
     verdict = line.verdict if line.verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE, MEASURED, OTHER_NETWORK) else ""
     if line.note and line.verdict == MEASURED:

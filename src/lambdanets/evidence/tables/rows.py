@@ -13,8 +13,8 @@ from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
 
 
 @dataclass(frozen=True)
-class Build:
-    """Arguments of `lambdanets.create_model` for a row, and the side of its images."""
+class ModelSpec:
+    """Arguments of `lambdanets.create_model` for a row, and the image size, pixels."""
 
     name: str
     overrides: dict[str, Any] = field(default_factory=dict, hash=False)  # unhashable, but compared by ==
@@ -24,38 +24,38 @@ class Build:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.overrides.items())})"
 
     def create(self, device: str = "meta") -> nn.Module:
-        """The model, by default on the meta device."""
+        """Create the model, by default on the meta device."""
         with torch.device(device):
             return create_model(self.name, **self.overrides)
 
 
-def _lambda(**overrides: Any) -> Build:
-    return Build("resnet50_lambda", overrides)
+def _lambda(**overrides: Any) -> ModelSpec:
+    return ModelSpec("resnet50_lambda", overrides)
 
 
-def _mixer(mixer: str, **overrides: Any) -> Build:
-    return Build("resnet50_mixer", {"mixer": mixer} | overrides)
+def _mixer(mixer: str, **overrides: Any) -> ModelSpec:
+    return ModelSpec("resnet50_mixer", {"mixer": mixer} | overrides)
 
 
-def _with_c3(depth: int, image_size: int, **overrides: Any) -> Build:
-    """A LambdaResNet-C4 with lambda layers in c3 as well, as the FLOPs of Table 16 imply."""
+def _with_c3(depth: int, image_size: int, **overrides: Any) -> ModelSpec:
+    """A LambdaResNet-C4 that has lambda layers in c3 as well, as the FLOPs of Table 16 imply."""
     blocks = ((), *(tuple(range(1, count + 1)) for count in LAMBDA_RESNET_BLOCKS[depth][0][1:]))
-    return Build(f"lambda_resnet{depth}_c4", {"lambda_blocks": blocks} | overrides, image_size)
+    return ModelSpec(f"lambda_resnet{depth}_c4", {"lambda_blocks": blocks} | overrides, image_size)
 
 
-def _depths_and_sizes() -> dict[str, Build]:
+def _depths_and_sizes() -> dict[str, ModelSpec]:
     sizes = {50: (128, 160), 101: (160, 192), 152: (192, 224, 256, 288), 270: (256,), 350: (256, 288, 320), 420: (320,)}
     return {
-        f"depth {depth}, {size}px": Build(f"lambda_resnet{depth}", image_size=size)
+        f"depth {depth}, {size}px": ModelSpec(f"lambda_resnet{depth}", image_size=size)
         for depth, image_sizes in sizes.items()
         for size in image_sizes
     }
 
 
-ROWS: dict[str, dict[str, Build]] = {
+ROWS: dict[str, dict[str, ModelSpec]] = {
     "3": {
-        "conv (He et al. 2016, author run)": Build("resnet50"),
-        "conv + channel attention (Hu et al. 2018c, author run)": Build("seresnet50"),
+        "conv (He et al. 2016, author run)": ModelSpec("resnet50"),
+        "conv + channel attention (Hu et al. 2018c, author run)": ModelSpec("seresnet50"),
         "conv + linear attention (Chen et al. 2018)": _mixer("double_attention"),
         "conv + linear attention (Shen et al. 2018)": _mixer("efficient_attention"),
         "conv + relative self-attention (Bello et al. 2019)": _mixer("augmented_attention"),
@@ -75,11 +75,11 @@ ROWS: dict[str, dict[str, Build]] = {
         "lambda convolution 7x7": _lambda(scope=7),
     },
     "5": {
-        "LambdaResNet-152": Build("lambda_resnet152", image_size=288),
-        "EfficientNet-B7": Build("efficientnet_b7", image_size=600),
-        "ViT-L/16": Build("vit_large_patch16_384", image_size=384),
+        "LambdaResNet-152": ModelSpec("lambda_resnet152", image_size=288),
+        "EfficientNet-B7": ModelSpec("efficientnet_b7", image_size=600),
+        "ViT-L/16": ModelSpec("vit_large_patch16_384", image_size=384),
     },
-    "8": {"ResNet baseline": Build("resnet50")}
+    "8": {"ResNet baseline": ModelSpec("resnet50")}
     | {
         f"k={k},h={h},u={u}": _lambda(query_depth=k, heads=h, intra_depth=u)
         for k, h, u in (
@@ -93,7 +93,7 @@ ROWS: dict[str, dict[str, Build]] = {
         "content and position": _lambda(),
     },
     "10": {f"{scope}x{scope}": _lambda(pattern="CLLL", scope=scope) for scope in (3, 7, 15, 23, 31)}
-    # offsets of up to 55 in each direction: all pairs of positions of c3's 56x56 maps
+    # offsets of up to 55 in each direction, which are all pairs of positions in c3's 56x56 maps
     | {"global": _lambda(pattern="CLLL", scope=111)},
     "11": {
         "softmax on keys (default)": _lambda(),
@@ -107,30 +107,30 @@ ROWS: dict[str, dict[str, Build]] = {
         for pattern in ("CCCC", "LCCC", "LLCC", "LLLC", "LLLL", "CLLL", "CCLL", "CCCL")
     },
     "13": {
-        "ResNet-101 wo/ SE": Build("resnetrs101_plain"),
-        "ResNet-101 w/ SE": Build("resnetrs101"),
-        "LambdaResNet-101": Build("lambda_resnet101"),
-        "LambdaResNet-101-C4": Build("lambda_resnet101_c4"),
-        "ResNet-152 wo/ SE": Build("resnetrs152_plain", image_size=256),
-        "ResNet-152 w/ SE": Build("resnetrs152", image_size=256),
-        "LambdaResNet-152": Build("lambda_resnet152", image_size=256),
-        "LambdaResNet-152-C4": Build("lambda_resnet152_c4", image_size=256),
+        "ResNet-101 wo/ SE": ModelSpec("resnetrs101_plain"),
+        "ResNet-101 w/ SE": ModelSpec("resnetrs101"),
+        "LambdaResNet-101": ModelSpec("lambda_resnet101"),
+        "LambdaResNet-101-C4": ModelSpec("lambda_resnet101_c4"),
+        "ResNet-152 wo/ SE": ModelSpec("resnetrs152_plain", image_size=256),
+        "ResNet-152 w/ SE": ModelSpec("resnetrs152", image_size=256),
+        "LambdaResNet-152": ModelSpec("lambda_resnet152", image_size=256),
+        "LambdaResNet-152-C4": ModelSpec("lambda_resnet152_c4", image_size=256),
     },
     "15": {
-        "EfficientNet-B6": Build("efficientnet_b6", image_size=528),
-        "LambdaResNet-152-C4": Build("lambda_resnet152_c4", image_size=320),
-        "LambdaResNet-200-C4": Build("lambda_resnet200_c4", image_size=320),
+        "EfficientNet-B6": ModelSpec("efficientnet_b6", image_size=528),
+        "LambdaResNet-152-C4": ModelSpec("lambda_resnet152_c4", image_size=320),
+        "LambdaResNet-200-C4": ModelSpec("lambda_resnet200_c4", image_size=320),
     },
     "16": {
-        "EfficientNet-B6": Build("efficientnet_b6", image_size=528),
+        "EfficientNet-B6": ModelSpec("efficientnet_b6", image_size=528),
         "LambdaResNet-270-C4 (7x7)": _with_c3(270, 256, scope=7),
     },
     "17": {
-        "MobileNet-v2": Build("mobilenetv2_100"),
-        "MobileNet-v2 with 2 lightweight lambda blocks": Build("mobilenetv2_lambda"),
+        "MobileNet-v2": ModelSpec("mobilenetv2_100"),
+        "MobileNet-v2 with 2 lightweight lambda blocks": ModelSpec("mobilenetv2_lambda"),
     },
     "18": _depths_and_sizes(),
-    "19": {f"LambdaResNet-{depth}": Build(f"lambda_resnet{depth}") for depth in LAMBDA_RESNET_BLOCKS},
+    "19": {f"LambdaResNet-{depth}": ModelSpec(f"lambda_resnet{depth}") for depth in LAMBDA_RESNET_BLOCKS},
 }  # fmt: skip
 
 
@@ -139,35 +139,35 @@ OTHER_NETWORKS = {
     (
         "3",
         "conv + linear attention (Chen et al. 2018)",
-    ): "A2-Nets adds blocks to ResNet-50, here they replace convolutions",
+    ): "A2-Nets adds blocks to ResNet-50; here they replace convolutions",
     (
         "3",
         "conv + relative self-attention (Bello et al. 2019)",
-    ): "25.82 in c3 to c5 alone, 25.85 with tables of 27 instead of 55 offsets either "
-    "way: the original's are no longer than its maps",
+    ): "25.82 with these layers in c3 to c5 only, and 25.85 if the tables have 27 "
+    "instead of 55 offsets in each direction, as many as the original's maps need",
     ("3", "local relative self-attention (Ramachandran et al. 2019)"): "the authors' own network, with the same count",
     ("3", "local relative self-attention (Hu et al. 2019)"): "the original widens the blocks to keep ResNet-50's size",
     (
         "3",
         "local relative self-attention (Zhao et al. 2020)",
-    ): "the original is a network of its own, without ResNet-50's bottlenecks",
+    ): "the original is a different network, without ResNet-50's bottlenecks",
 }
 
 
-def build_of(table: str, row: str) -> Build | None:
-    """The model of a row, or None if this package has none."""
+def find_model(table: str, row: str) -> ModelSpec | None:
+    """Find the model of a row; None if this package has none."""
     return ROWS.get(table, {}).get(row)
 
 
 @functools.cache
 def _structure(name: str) -> tuple[str, str]:
-    """The number of blocks in c2 to c5, and the indices of c4's blocks with a lambda layer, of the built model."""
-    model: Any = Build(name).create()
+    """Count the blocks in c2 to c5, and list the indices of c4's blocks with a lambda layer."""
+    model: Any = ModelSpec(name).create()
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     in_c4 = [i for i, block in enumerate(model.layer3, 1) if isinstance(block.conv2, LambdaLayer2d)]
     return "-".join(str(len(stage)) for stage in stages), ", ".join(map(str, in_c4))
 
 
-def structure(build: Build, column: str) -> str:
-    """A column of Table 19, computed from the built model."""
-    return _structure(build.name)[("blocks", "lambda layers in c4").index(column)]
+def structure(spec: ModelSpec, column: str) -> str:
+    """Compute a column of Table 19 from the model."""
+    return _structure(spec.name)[("blocks", "lambda layers in c4").index(column)]

@@ -1,4 +1,4 @@
-"""Measures throughput, latency and peak memory of the tables' models on this machine."""
+"""Measure throughput, latency and peak memory of the tables' models on this machine."""
 
 import dataclasses
 import json
@@ -14,10 +14,11 @@ from torch import nn
 
 from lambdanets.device import best_device
 from lambdanets.errors import InputError, is_out_of_memory, one_line
-from lambdanets.evidence.benchmark.measurement import without_tf32
+from lambdanets.evidence.benchmark.measurement import measurement_settings
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.timing import time_interleaved
-from lambdanets.evidence.tables.rows import ROWS, Build
+from lambdanets.evidence.former_keys import with_current_keys
+from lambdanets.evidence.tables.rows import ROWS, ModelSpec
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.locks import locked
 from lambdanets.models.counting import count_flops
@@ -36,13 +37,13 @@ TABLES = {
     "18": ("training",),
 }
 LATENCY = "train step latency"
-_FORWARD_AND_BACKWARD = 3  # relative cost of a forward and backward pass
+_FORWARD_AND_BACKWARD = 3  # cost of forward and backward, relative to forward
 _WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. image_size: one size for all rows in place of their own."""
+    """What to measure. image_size: size for all rows; if None, each row has its own as in the paper."""
 
     tables: tuple[str, ...]
     batch_size: int
@@ -53,23 +54,23 @@ class Plan:
 
 @dataclass
 class Sample:
-    """Seconds per batch and peak bytes of a row in a pass, or why it was left out."""
+    """Seconds per batch and peak bytes of a row in a pass, inference or training; or why it was skipped."""
 
     table: str
     row: str
-    work: str
+    phase: str
     batch_size: int
     image_size: int
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
-    left_out: str | None = None
+    skip_reason: str | None = None
 
 
 def measure(plan: Plan, out: Path) -> None:
-    """Measure one table after another, its rows interleaved, and write JSON to out after each pass.
+    """Measure the tables one after another, each with its rows interleaved; write JSON to out after each pass.
 
-    On an interruption it writes the results so far and raises KeyboardInterrupt; with the same plan and file it resumes
-    after the last finished pass. Raises InputError if out has other content or a table has no speeds.
+    An interrupted measurement writes the results so far and raises KeyboardInterrupt; another call with the same plan
+    and file resumes after the last finished pass. Raises InputError if out has other content or a table has no speeds.
     """
     unknown = [name for name in plan.tables if name not in TABLES]
     if unknown:
@@ -83,12 +84,12 @@ def measure(plan: Plan, out: Path) -> None:
         "versions": versions(),
         "hardware": hardware(),
     }
-    with locked(out.with_name(f".{out.name}.lock"), out), without_tf32(None):
+    with locked(out.with_name(f".{out.name}.lock"), out), measurement_settings(None):
         content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "passes": [], "rows": []}
         if out.exists():
-            content = read_unfinished(out, settings)
+            content = with_current_keys(read_unfinished(out, settings))
             _log(f"resuming: {len(content['passes'])} passes are done")
-        samples = [Sample(**row) for row in content["rows"] if [row["table"], row["work"]] in content["passes"]]
+        samples = [Sample(**row) for row in content["rows"] if [row["table"], row["phase"]] in content["passes"]]
         content |= settings | {"finished": False}
 
         def save() -> None:
@@ -96,14 +97,14 @@ def measure(plan: Plan, out: Path) -> None:
             atomic_write(out, encode_utf8(json.dumps(content, indent=1, default=str) + "\n"))
 
         save()
-        passes = [[name, work] for name in plan.tables for work in TABLES[name]]
+        passes = [[name, phase] for name in plan.tables for phase in TABLES[name]]
         try:
             with interruptible():
                 _log(f"about {estimate_seconds(plan, device) / 60:.1f} minutes on {machine(hardware())}")
-                for name, work in passes:
-                    if [name, work] not in content["passes"]:
-                        _measure_pass(name, work, plan, device, samples)
-                        content["passes"].append([name, work])
+                for name, phase in passes:
+                    if [name, phase] not in content["passes"]:
+                        _measure_pass(name, phase, plan, device, samples)
+                        content["passes"].append([name, phase])
                         save()
         except InputError:  # a row cannot be measured with these options
             if not content["passes"]:
@@ -124,68 +125,68 @@ def _log(message: str) -> None:
 
 
 def estimate_seconds(plan: Plan, device: torch.device) -> float:
-    """The predicted time of all measurements: their FLOPs at the rate of plain ResNet-50, timed now."""
-    resnet = Build("resnet50", image_size=plan.image_size or 224)
-    work = _work(resnet.create(str(device)).eval(), plan.batch_size, resnet.image_size, False, device)
-    work()
+    """Predict the time of all measurements from their FLOPs, at the FLOP/s of ResNet-50, which is timed."""
+    resnet = ModelSpec("resnet50", image_size=plan.image_size or 224)
+    run = _make_run(resnet.create(str(device)).eval(), plan.batch_size, resnet.image_size, False, device)
+    run()
     start = time.perf_counter()
-    work()
+    run()
     rate = _operations(resnet, plan, training=False) / (time.perf_counter() - start)
     total = sum(
-        _operations(build, plan, training=training) * (plan.repeats + _WARM_UP + 1)
-        for _, build, training in _passes(plan)
+        _operations(spec, plan, training=training) * (plan.repeats + _WARM_UP + 1)
+        for _, spec, training in _passes(plan)
     )
     return total / rate
 
 
 def machine(properties: dict[str, Any]) -> str:
-    """A short description of a machine, from the result of `provenance.hardware`."""
+    """Format a short description of a machine from the result of `provenance.hardware`."""
     return properties["gpu"] or f"{properties['processor']}, {properties['threads']} of {properties['cores']} cores"
 
 
-def _passes(plan: Plan) -> Iterator[tuple[Sample, Build, bool]]:
+def _passes(plan: Plan) -> Iterator[tuple[Sample, ModelSpec, bool]]:
     for name in plan.tables:
-        for work in TABLES[name]:
-            for row, build in ROWS[name].items():
-                sample = Sample(name, row, work, plan.batch_size, plan.image_size or build.image_size)
-                yield sample, build, work == "training"
+        for phase in TABLES[name]:
+            for row, spec in ROWS[name].items():
+                sample = Sample(name, row, phase, plan.batch_size, plan.image_size or spec.image_size)
+                yield sample, spec, phase == "training"
 
 
-def _operations(build: Build, plan: Plan, *, training: bool) -> float:
-    times = _FORWARD_AND_BACKWARD if training else 1
-    return times * plan.batch_size * count_flops(_resized(build, plan).create(), plan.image_size or build.image_size)
+def _operations(spec: ModelSpec, plan: Plan, *, training: bool) -> float:
+    factor = _FORWARD_AND_BACKWARD if training else 1
+    return factor * plan.batch_size * count_flops(_resized(spec, plan).create(), plan.image_size or spec.image_size)
 
 
-def _resized(build: Build, plan: Plan) -> Build:
-    """The model for the plan's image size, which a vision transformer needs at construction."""
-    if plan.image_size is None or not build.name.startswith("vit_"):
-        return build
-    return dataclasses.replace(build, overrides=build.overrides | {"img_size": plan.image_size})
+def _resized(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """Return the model for the plan's image size, which a vision transformer must have as an argument."""
+    if plan.image_size is None or not spec.name.startswith("vit_"):
+        return spec
+    return dataclasses.replace(spec, overrides=spec.overrides | {"img_size": plan.image_size})
 
 
-def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
-    passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].work == work]
+def _measure_pass(name: str, phase: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
+    passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].phase == phase]
     new_samples = {sample.row: sample for sample, _, _ in passes}
     samples += new_samples.values()
     models: dict[str, nn.Module] = {}
     runs: dict[str, Callable[[], Any]] = {}
-    with Progress(f"table {name}, {work}", len(passes), "rows") as progress:
-        for sample, build, training in passes:
+    with Progress(f"table {name}, {phase}", len(passes), "rows") as progress:
+        for sample, spec, training in passes:
             progress.set_note(f"{sample.row}, building and memory")
-            key = str(_resized(build, plan))
+            key = str(_resized(spec, plan))
             try:
                 if key not in models:
-                    models[key] = _resized(build, plan).create(str(device)).train(training)
-                run = _work(models[key], plan.batch_size, sample.image_size, training, device)
+                    models[key] = _resized(spec, plan).create(str(device)).train(training)
+                run = _make_run(models[key], plan.batch_size, sample.image_size, training, device)
                 sample.peak_bytes = peak_bytes(run, device)
             except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
                 if not is_out_of_memory(error):
                     side = sample.image_size
                     raise InputError(
                         f"{sample.row} of table {name} failed with {plan.batch_size} images of {side} x {side} in "
-                        f"{work}: {one_line(error)}; choose another --batch-size or --image-size"
+                        f"{phase}: {one_line(error)}; choose another --batch-size or --image-size"
                     ) from error
-                sample.left_out = "out of memory"
+                sample.skip_reason = "out of memory"
                 continue
             finally:
                 progress.update()
@@ -200,15 +201,15 @@ def _measure_pass(name: str, work: str, plan: Plan, device: torch.device, sample
         )
 
 
-def _work(model: nn.Module, batch_size: int, side: int, training: bool, device: torch.device) -> Callable[[], Any]:
-    """A function that runs forward, or forward and backward, in the model's mode, and releases the gradients."""
+def _make_run(model: nn.Module, batch_size: int, side: int, training: bool, device: torch.device) -> Callable[[], Any]:
+    """Make a function that runs forward, or forward and backward, and frees the gradients."""
     images = torch.randn(batch_size, 3, side, side, device=device)
 
-    def work() -> None:
+    def run() -> None:
         with torch.set_grad_enabled(training):
             output = model(images)
         if training:
             output.sum().backward()
             model.zero_grad(set_to_none=True)
 
-    return work
+    return run

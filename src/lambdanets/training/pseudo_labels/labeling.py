@@ -54,6 +54,7 @@ def label_shards(
     batch_size: int | None = None,
     workers: int = 0,
     max_unreadable: int = 1000,
+    device: str | None = None,
     report: Callable[[str, int, float], None] = lambda name, images, seconds: None,
 ) -> LabelingResult:
     """Write a table with the teacher's most probable classes for each training shard.
@@ -63,7 +64,9 @@ def label_shards(
     shard is labeled once. If a process is killed, another one labels its shard.
 
     top: number of classes stored per image. batch_size: images per forward pass; if None, as many as fit into memory.
-    workers: number of data loading processes. report: called with name, number of images and seconds of each finished
+    workers: number of data loading processes.
+    device: such as cpu or cuda:1; by default the GPU of the process, if there is one. report: called with name, number
+    of images and seconds of each finished
     shard. Raises InputError if the folder has labels of another teacher, data set or top, and if more than
     max_unreadable images are unreadable.
     """
@@ -72,7 +75,7 @@ def label_shards(
     for name, value, minimum in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
         if value is not None and value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
-    classifier = load_classifier(teacher)
+    classifier = load_classifier(teacher, device=device)
     splits, _ = open_shards(location)
     images = splits["train"].without_labels()
     batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)
