@@ -45,27 +45,27 @@ def held_phases(script, monkeypatch):
 @pytest.mark.forks
 @pytest.mark.usefixtures("held_phases")
 def test_killed_run_resumes_to_the_same_bits_in_every_phase(script, tmp_path):
-    recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)
+    recipe = replace(script.make_recipe(script.write_images(tmp_path / "images")), epochs=2)
     script.attempt(recipe, tmp_path / "unbroken")
     folder = tmp_path / "run"
     found = [
         script.kill_and_check(recipe, tmp_path / "unbroken", folder, script.Aim(*aim))
         for aim in (
-            (script.HALF, 1),  # recipe.json
+            (script.HALF_FILE, 1),  # recipe.json
             (script.RENAME, 4),  # the third checkpoint's, when last.ckpt is before.ckpt already
-            ("weights, pictures, result", 1, 0.1),
+            ("weights, figures, result", 1, 0.1),
         )
     ]
     assert [kill["phase"] for kill in found] == [
-        "making the folder",
+        "creating the folder",
         "writing a checkpoint",
-        "weights, pictures, result",
+        "weights, figures, result",
     ]
-    assert [kill["left_an_unfinished_file"] for kill in found] == [True, True, False]
-    assert [kill["left_no_last_checkpoint_but_one_before"] for kill in found] == [False, True, False]
+    assert [kill["left_unfinished_file"] for kill in found] == [True, True, False]
+    assert [kill["left_only_before_ckpt"] for kill in found] == [False, True, False]
     script.attempt(recipe, folder)
     script.check_bit_identical(tmp_path / "unbroken", folder)
     weights = folder / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(AssertionError, match=r"ended with another weights\.safetensors"):
+    with pytest.raises(AssertionError, match=r"ended with a different weights\.safetensors"):
         script.check_bit_identical(tmp_path / "unbroken", folder)
