@@ -34,7 +34,7 @@ def held_phases(script, monkeypatch):
 
     def attempt(recipe, folder, aim=None):
         with monkeypatch.context() as patch:
-            for owner, name in script.PHASES.get(aim.at, ()) if aim else ():
+            for owner, name in script.PHASES.get(aim.event, ()) if aim else ():
                 hold(patch, owner, name, aim.count)
             return original(recipe, folder, aim)
 
