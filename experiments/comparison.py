@@ -49,8 +49,8 @@ both. It has one set of keys for all heads, the Performer one for each of its ei
 may compensate for missing positions.""",
     "content_position": """\
 As in Table 9, position lambdas alone are only 0.3 ± 0.3 points behind both together, and content lambdas alone are
-0.7 ± 0.3 points behind (9.6 on ImageNet). Here two of four stages are convolutions before the first
-lambda layer, and the maps are small, so less position information may be missing.""",
+0.7 ± 0.3 points behind (9.6 on ImageNet). Here two of four stages are convolutions before the first lambda layer, and
+the maps are small, so less position information may be missing.""",
     "scope": """\
 One lambda layer has maps of 14x14, the other two 7x7: scopes of 15, 23 and 31 differ only in the first layer, and there
 only in offsets of more than 7. Their top-1 differs by less than the std; 3x3 and 7x7 are about 1 point lower. In Table

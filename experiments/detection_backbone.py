@@ -313,7 +313,7 @@ def tables(results: dict[str, Any]) -> str:
     """The text between the page's markers."""
     size, machine = results["size"], results["hardware"]
     measured = {(candidate_of(row), row["sizes"]["pass"]): row for row in results["rows"]}
-    header = ["in place of 4 convolutions", "forward, s", "min to max", "peak GiB"]
+    header = ["layer", "forward, s", "min to max", "peak GiB"]
     header += ["forward and backward, s", "min to max", "peak GiB"]
     rows = []
     for name, label in ROWS.items():
@@ -333,8 +333,8 @@ def tables(results: dict[str, Any]) -> str:
     text = ""
     if runs:
         machine_text = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
-        text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, maps of strides 4 to 32,
-with its lambda layers or with baselines in their place; float32, batch norm with fixed statistics. Medians of
+        text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, feature maps of strides 4
+to 32, with its four lambda layers or with other layers instead; float32, batch norm with fixed statistics. Medians of
 {" to ".join(map(str, sorted({min(runs), max(runs)})))} interleaved runs, on {machine_text}.
 The peak is what PyTorch's allocator reports, not counting weights and images.
 

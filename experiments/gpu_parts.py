@@ -41,7 +41,7 @@ INPUT_BYTES = 160 << 20  # of all sets of inputs, larger than the L2 cache
 
 
 class Part:
-    """The output file and the deadline of a part."""
+    """The settings of a part; its methods append rows to the output file."""
 
     def __init__(self, name: str, out: Path, seconds: float, dry_run: bool) -> None:
         self.name, self.out, self.dry_run = name, out, dry_run
@@ -52,10 +52,10 @@ class Part:
         """Whether the deadline has passed; if so, record that this is not run."""
         out_of_time = time.monotonic() > self.deadline
         if out_of_time:
-            self.add(name, failure="not run: no time left")
+            self.write_row(name, failure="not run: no time left")
         return out_of_time
 
-    def add(self, name: str, **row: Any) -> None:
+    def write_row(self, name: str, **row: Any) -> None:
         line = json.dumps({"part": self.name, "name": name, **row})
         with self.out.open("a") as file:
             file.write(line + "\n")
@@ -67,7 +67,7 @@ class Part:
         try:
             yield
         except Exception as error:
-            self.add(name, failure=f"{type(error).__name__}: {error}"[:500])
+            self.write_row(name, failure=f"{type(error).__name__}: {error}"[:500])
 
 
 def command_output(*command: str) -> str | None:
@@ -99,17 +99,17 @@ def machine(part: Part) -> None:
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "driver": command_output("nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"),
         }
-    part.add("versions", **row)
+    part.write_row("versions", **row)
     side, size = (64, 1 << 16) if part.dry_run else (8192, 1 << 30)
     for dtype in (torch.bfloat16, torch.float32):
         square = torch.randn(side, side, device=part.device).to(dtype)
         seconds = measure_seconds(lambda x=square: x @ x)
-        part.add(f"product of {side} x {side}, {dtype}", tflops=2 * side**3 / seconds / 1e12)
+        part.write_row(f"product of {side} x {side}, {dtype}", tflops=2 * side**3 / seconds / 1e12)
     source, target = (torch.zeros(size, device=part.device, dtype=torch.uint8) for _ in range(2))
-    part.add("copy", gbytes=2 * size / measure_seconds(lambda: target.copy_(source)) / 1e9)
+    part.write_row("copy", gbytes=2 * size / measure_seconds(lambda: target.copy_(source)) / 1e9)
     # repeated sum of a tensor that fits into the L2 cache
     cached = torch.ones(min(size, 16 << 20) // 4, device=part.device)
-    part.add("reads from the L2 cache", gbytes=4 * cached.numel() / measure_seconds(lambda: cached.sum()) / 1e9)
+    part.write_row("reads from the L2 cache", gbytes=4 * cached.numel() / measure_seconds(lambda: cached.sum()) / 1e9)
 
 
 def measure_seconds(call: Callable[[], Any]) -> float:
@@ -122,21 +122,21 @@ def compile_kernels(part: Part) -> None:
     import kernels
 
     architecture = 90 if part.dry_run else int("".join(map(str, torch.cuda.get_device_capability())))
-    todo = kernels.configurations([architecture])
+    configurations = kernels.configurations([architecture])
     if part.dry_run:
-        part.add("configurations", count=len(todo))
+        part.write_row("configurations", count=len(configurations))
         return
     start, compiled = time.monotonic(), 0
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        for row in pool.imap_unordered(kernels.examine, todo):
+        for row in pool.imap_unordered(kernels.examine, configurations):
             compiled += 1
             failures = "; ".join(kernels.failures(row))
             if failures:
-                part.add(f"{row['kernel']} h={row['heads']} {row['tiles']}", failure=failures)
+                part.write_row(f"{row['kernel']} h={row['heads']} {row['tiles']}", failure=failures)
             if part.out_of_time("the other configurations"):
                 pool.terminate()
                 break
-    part.add("all", compiled=compiled, of=len(todo), seconds=time.monotonic() - start)
+    part.write_row("all", compiled=compiled, of=len(configurations), seconds=time.monotonic() - start)
 
 
 def smoke(part: Part) -> None:
@@ -161,7 +161,7 @@ def smoke(part: Part) -> None:
                 batch, side = 2, 5
             with part.record_errors(f"{name}, {dtype}"):
                 error = layer_error(part, options, (batch, 64, side, side), dtype)
-                part.add(f"{name}, {dtype}", error=error, correct=error < _SMOKE_TOLERANCE)
+                part.write_row(f"{name}, {dtype}", error=error, correct=error < _SMOKE_TOLERANCE)
 
 
 def layer_error(part: Part, options: dict[str, Any], sizes: tuple[int, ...], dtype: torch.dtype) -> float:
@@ -202,11 +202,11 @@ def check(part: Part) -> None:
                 name = f"{kernel} {dtype} {case}"
                 with part.record_errors(name):
                     verdict = check_kernel(kernel, [example])
-                    is_equal = bit_equal(kernel, example, 2 if part.dry_run else 20)
-                    part.add(name, correct=not verdict["reason"], error=verdict["error"], bit_equal=is_equal)
+                    bit_equal = is_bit_identical(kernel, example, 2 if part.dry_run else 20)
+                    part.write_row(name, correct=not verdict["reason"], error=verdict["error"], bit_equal=bit_equal)
 
 
-def bit_equal(kernel: str, example: Any, repeats: int) -> bool:
+def is_bit_identical(kernel: str, example: Any, repeats: int) -> bool:
     """Whether repeated runs of a kernel have bit-identical results."""
     from lambdanets.ops.position.fused.self_test import run_kernel
 
@@ -227,8 +227,9 @@ def make_inputs(
     sizes = (batch, n, HEADS, QUERY_DEPTH), (*sides, QUERY_DEPTH, 1), (batch, n, v, 1), (batch, n, HEADS, v)
 
     def make_set() -> list[Tensor]:
-        q, r, values, g = (torch.randn(size, device=part.device).to(dtype) for size in sizes)
-        return [q.transpose(1, 2), crop_to_grid(r, grid).contiguous(), values, g.transpose(1, 2)]
+        tensors = (torch.randn(size, device=part.device).to(dtype) for size in sizes)
+        queries, table, values, grad_output = tensors
+        return [queries.transpose(1, 2), crop_to_grid(table, grid).contiguous(), values, grad_output.transpose(1, 2)]
 
     sets = [make_set()]
     set_bytes = sum(x.nbytes for x in sets[0])
@@ -241,9 +242,9 @@ def time_kernels(part: Part) -> None:
     device = kernel_device(part.device)
     assert device is not None
     gpu = gpu_named(device.name, device.capability)
-    todo = [(shape, torch.bfloat16) for shape in (*SHAPES, *MORE_SHAPES)]
-    todo += [(shape, dtype) for dtype in (torch.float16, torch.float32) for shape in SHAPES[:2]]
-    for shape, dtype in todo[-1:] if part.dry_run else todo:
+    problems = [(shape, torch.bfloat16) for shape in (*SHAPES, *MORE_SHAPES)]
+    problems += [(shape, dtype) for dtype in (torch.float16, torch.float32) for shape in SHAPES[:2]]
+    for shape, dtype in problems[-1:] if part.dry_run else problems:
         sets, problem = make_inputs(part, shape, dtype)
         for kernel, call in kernel_calls(problem).items():
             name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} r={shape[2]} b={shape[3]} {str(dtype)[6:]}"
@@ -252,7 +253,7 @@ def time_kernels(part: Part) -> None:
             with part.record_errors(name):
                 predicted = prediction.seconds_of_kernel(kernel, problem, device.capability, gpu)
                 times = measure_calls([partial(call, *tensors) for tensors in sets])
-                part.add(name, predicted_us=1e6 * predicted, **times)
+                part.write_row(name, predicted_us=1e6 * predicted, **times)
 
 
 def kernel_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
@@ -278,7 +279,9 @@ def self_test(part: Part) -> None:
     for dtype in DTYPES:
         if not part.dry_run and not part.out_of_time(f"{dtype}"):
             for name, verdict in retest(device, dtype).items():
-                part.add(f"{name} {dtype}", correct=not verdict.reason, error=verdict.error, reason=verdict.reason)
+                part.write_row(
+                    f"{name} {dtype}", correct=not verdict.reason, error=verdict.error, reason=verdict.reason
+                )
 
 
 def layers(part: Part) -> None:
@@ -328,13 +331,13 @@ def time_module(part: Part, name: str, module: nn.Module, sizes: tuple[int, ...]
     grad_output = torch.randn_like(forward())
     inputs = [x, *module.parameters()]
     module.eval()
-    part.add(f"{name}, inference", **measure_calls([inference], graph=graph))
+    part.write_row(f"{name}, inference", **measure_calls([inference], graph=graph))
     module.train()
     if device_type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     step = measure_calls([lambda: torch.autograd.grad(forward(), inputs, grad_output)], graph=False)
     peak = torch.cuda.max_memory_allocated() / 2**20 if device_type == "cuda" else None
-    part.add(f"{name}, training step", **step, peak_mib=peak)
+    part.write_row(f"{name}, training step", **step, peak_mib=peak)
 
 
 def networks(part: Part) -> None:

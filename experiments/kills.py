@@ -54,7 +54,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "validation": [(lightning.pytorch.loops._EvaluationLoop, "run")],
     "weights, figures, result": [(run, "_finish")],
 }
-NAMES = list(PHASES)
+PHASE_NAMES = list(PHASES)
 HALF_FILE, RENAME = "half a file", "a rename"
 UNFINISHED, ONLY_BEFORE = "left_unfinished_file", "left_only_before_ckpt"
 KILLS_PER_RUN = 5
@@ -65,15 +65,15 @@ class PhaseRecorder:
     """Records a child process's current phase, and the count and seconds of all phases, in shared memory."""
 
     def __init__(self) -> None:
-        shared = np.frombuffer(mmap.mmap(-1, 8 * (1 + 2 * len(NAMES))), np.float64)
-        self._phase, self.counts, self.seconds = np.split(shared, [1, 1 + len(NAMES)])
+        shared = np.frombuffer(mmap.mmap(-1, 8 * (1 + 2 * len(PHASE_NAMES))), np.float64)
+        self._phase, self.counts, self.seconds = np.split(shared, [1, 1 + len(PHASE_NAMES)])
 
     @property
     def phase(self) -> str:
-        return NAMES[int(self._phase[0])]
+        return PHASE_NAMES[int(self._phase[0])]
 
     def patch(self, owner: Any, name: str, phase: int) -> None:
-        """Replace the function `owner.name` by one that records its phase."""
+        """Replace the function `owner.name` by one that also records the phase."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -91,7 +91,7 @@ class PhaseRecorder:
 
 
 @dataclass(frozen=True)
-class Aim:
+class KillPoint:
     """When to kill: `seconds` after a phase started for the count-th time, or at the count-th file or rename."""
 
     event: str  # a phase, HALF_FILE or RENAME
@@ -100,7 +100,7 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class ChildResult:
     """How a child process ended, in which phase, and after how many seconds."""
 
     killed: bool
@@ -112,10 +112,10 @@ class Attempt:
 def write_images(folder: Path) -> Path:
     """Write 18 noise images of 12 x 10 pixels in each of two classes, dark and light."""
     generator = np.random.default_rng(0)
-    for name, bright in (("dark", 95), ("light", 160)):
+    for name, brightness in (("dark", 95), ("light", 160)):
         (folder / name).mkdir(parents=True)
         for number in range(18):
-            pixels = np.clip(generator.normal(bright, 50, (10, 12, 3)), 0, 255).astype(np.uint8)
+            pixels = np.clip(generator.normal(brightness, 50, (10, 12, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
     return folder
 
@@ -130,20 +130,20 @@ def make_recipe(images: Path) -> Recipe:
     )  # fmt: skip
 
 
-def attempt(recipe: Recipe, folder: Path, aim: Aim | None = None) -> Attempt:
-    """Start or resume a run in a child process and kill it at the aim. Raises RuntimeError if the run fails."""
+def run_child(recipe: Recipe, folder: Path, kill_point: KillPoint | None = None) -> ChildResult:
+    """Start or resume a run in a child process and kill it at the kill point. Raises RuntimeError if the run fails."""
     recorder, log = PhaseRecorder(), Path(f"{folder}.log")
     start = time.perf_counter()
     child = os.fork()
     if child == 0:
-        _run_child(recipe, folder, recorder, aim, log)
+        _train_in_child(recipe, folder, recorder, kill_point, log)
     ended = status = 0
-    if aim is not None and aim.event in PHASES:
-        phase, kill_time = NAMES.index(aim.event), float("inf")
+    if kill_point is not None and kill_point.event in PHASES:
+        phase, kill_time = PHASE_NAMES.index(kill_point.event), float("inf")
         while not ended and time.perf_counter() < kill_time:
-            if kill_time == float("inf") and recorder.counts[phase] >= aim.count:
-                kill_time = time.perf_counter() + aim.seconds
-            time.sleep(min(0.0002, aim.seconds))
+            if kill_time == float("inf") and recorder.counts[phase] >= kill_point.count:
+                kill_time = time.perf_counter() + kill_point.seconds
+            time.sleep(min(0.0002, kill_point.seconds))
             ended, status = os.waitpid(child, os.WNOHANG)
         if not ended:
             os.kill(child, signal.SIGKILL)
@@ -151,10 +151,12 @@ def attempt(recipe: Recipe, folder: Path, aim: Aim | None = None) -> Attempt:
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     if status and not killed:
         raise RuntimeError(f"the run failed with status {status}:\n{log.read_text(errors='replace')}")
-    return Attempt(killed, recorder.phase, time.perf_counter() - start, recorder)
+    return ChildResult(killed, recorder.phase, time.perf_counter() - start, recorder)
 
 
-def _run_child(recipe: Recipe, folder: Path, recorder: PhaseRecorder, aim: Aim | None, log: Path) -> None:
+def _train_in_child(
+    recipe: Recipe, folder: Path, recorder: PhaseRecorder, kill_point: KillPoint | None, log: Path
+) -> None:
     """Train in a child process, and exit it."""
     code = 1
     try:
@@ -165,8 +167,8 @@ def _run_child(recipe: Recipe, folder: Path, recorder: PhaseRecorder, aim: Aim |
         for number, functions in enumerate(PHASES.values()):
             for owner, name in functions:
                 recorder.patch(owner, name, number)
-        if aim is not None and aim.event not in PHASES:
-            _kill_at_file_operation(aim)
+        if kill_point is not None and kill_point.event not in PHASES:
+            _kill_at_file_operation(kill_point)
         run.start(recipe, folder)
         code = 0
     except BaseException:
@@ -175,16 +177,16 @@ def _run_child(recipe: Recipe, folder: Path, recorder: PhaseRecorder, aim: Aim |
         os._exit(code)
 
 
-def _kill_at_file_operation(aim: Aim) -> None:
+def _kill_at_file_operation(kill_point: KillPoint) -> None:
     """Patch this process to kill itself when half of a file is written, or before a rename."""
-    owner: Any = os if aim.event == HALF_FILE else Path
-    name = "fsync" if aim.event == HALF_FILE else "replace"
-    original, calls = getattr(owner, name), iter(range(1, aim.count))
+    owner: Any = os if kill_point.event == HALF_FILE else Path
+    name = "fsync" if kill_point.event == HALF_FILE else "replace"
+    original, calls = getattr(owner, name), iter(range(1, kill_point.count))
 
     def patched(subject: Any, *args: Any) -> Any:
         if next(calls, None) is not None:
             return original(subject, *args)
-        if aim.event == HALF_FILE:
+        if kill_point.event == HALF_FILE:
             os.ftruncate(subject, os.fstat(subject).st_size // 2)
         return os.kill(os.getpid(), signal.SIGKILL)
 
@@ -207,42 +209,44 @@ def check_bit_identical(uninterrupted: Path, folder: Path) -> None:
 
 
 def file_names(folder: Path) -> set[str]:
-    """Files of a run except those of TensorBoard, because each attempt adds one."""
+    """Files of a run except those of TensorBoard, since each start of the run adds one."""
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return {name for name in files if not name.startswith("tensorboard/")}
 
 
-def draw_aim(generator: random.Random, uninterrupted: Attempt, resumes: bool) -> Aim:
+def draw_kill_point(generator: random.Random, uninterrupted: ChildResult, resumes: bool) -> KillPoint:
     """Draw when to kill next, given the times of an uninterrupted run. resumes: whether the killed run resumes."""
-    impossible, short = NAMES[1 if resumes else 2], NAMES[2 if resumes else 1]
+    impossible, short = PHASE_NAMES[1 if resumes else 2], PHASE_NAMES[2 if resumes else 1]
     frequent = ["any time", "any time", HALF_FILE, HALF_FILE, RENAME, RENAME, "training", short]
-    event = generator.choice([*frequent, *(name for name in NAMES if name != impossible)])
+    event = generator.choice([*frequent, *(name for name in PHASE_NAMES if name != impossible)])
     if event == "any time":
-        return Aim(NAMES[0], 1, generator.uniform(0, uninterrupted.seconds))
+        return KillPoint(PHASE_NAMES[0], 1, generator.uniform(0, uninterrupted.seconds))
     if event not in PHASES:  # most checkpoints need two renames, the first one from last.ckpt to before.ckpt
-        return Aim(event, generator.choice([1, 2, 4, 5] if resumes or event == HALF_FILE else [1, 4, 6]))
-    count = max(1, int(uninterrupted.recorder.counts[NAMES.index(event)]))
-    seconds = uninterrupted.recorder.seconds[NAMES.index(event)] / count
-    # 0 for the first phase, whose end is not recorded, and for reading a checkpoint, which this run did not
-    return Aim(event, generator.randint(1, min(count, 3)), generator.uniform(0, seconds if seconds > 0.001 else 0.02))
+        return KillPoint(event, generator.choice([1, 2, 4, 5] if resumes or event == HALF_FILE else [1, 4, 6]))
+    count = max(1, int(uninterrupted.recorder.counts[PHASE_NAMES.index(event)]))
+    seconds = uninterrupted.recorder.seconds[PHASE_NAMES.index(event)] / count
+    # 0 s were recorded for the first phase, which has no end, and for reading a checkpoint, which this run did not do
+    return KillPoint(
+        event, generator.randint(1, min(count, 3)), generator.uniform(0, seconds if seconds > 0.001 else 0.02)
+    )
 
 
-def kill_and_check(recipe: Recipe, uninterrupted: Path, folder: Path, aim: Aim) -> dict[str, Any] | None:
+def kill_and_check(recipe: Recipe, uninterrupted: Path, folder: Path, kill_point: KillPoint) -> dict[str, Any] | None:
     """Kill a new or resumed run, and check that a copy ends bit-identically; None if it ended before the kill."""
-    outcome = attempt(recipe, folder, aim)
+    outcome = run_child(recipe, folder, kill_point)
     if not outcome.killed:
         return None
     files = file_names(folder)
     copy = folder.with_name(f"{folder.name}-copy")
     if folder.exists():
         shutil.copytree(folder, copy)
-    attempt(recipe, copy)
+    run_child(recipe, copy)
     check_bit_identical(uninterrupted, copy)
     shutil.rmtree(copy)
     return {
         "phase": outcome.phase,
         "seconds": round(outcome.seconds, 3),
-        "aim": dataclasses.asdict(aim),
+        "kill_point": dataclasses.asdict(kill_point),
         UNFINISHED: any(name.endswith(".unfinished") for name in files),
         ONLY_BEFORE: f"checkpoints/{BEFORE}" in files and f"checkpoints/{LAST}" not in files,
     }
@@ -252,20 +256,20 @@ def kill_runs(recipe: Recipe, scratch: Path, kills: int, seed: int) -> tuple[lis
     """Kill runs `kills` times in total, and let each run finish. Returns the kills, and the number of runs."""
     generator = random.Random(seed)
     uninterrupted = scratch / "uninterrupted"
-    uninterrupted_attempt = attempt(recipe, uninterrupted)
+    uninterrupted_result = run_child(recipe, uninterrupted)
     results: list[dict[str, Any]] = []
     runs = 0
     while len(results) < kills:
         folder = scratch / f"run{runs}"
         runs += 1
         for _ in range(min(KILLS_PER_RUN, kills - len(results))):
-            aim = draw_aim(generator, uninterrupted_attempt, (folder / run.RECIPE).exists())
-            kill = kill_and_check(recipe, uninterrupted, folder, aim)
+            kill_point = draw_kill_point(generator, uninterrupted_result, (folder / run.RECIPE).exists())
+            kill = kill_and_check(recipe, uninterrupted, folder, kill_point)
             if kill is None:
                 break
             results.append({"run": runs, **kill})
             print(f"{len(results):>4}  run {runs:>3}  {kill['seconds']:6.2f} s  {kill['phase']}", flush=True)
-        attempt(recipe, folder)
+        run_child(recipe, folder)
         check_bit_identical(uninterrupted, folder)
         shutil.rmtree(folder)
     return results, runs
@@ -281,15 +285,17 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
 def section(result: dict[str, Any]) -> str:
     """The table of phases, and a summary of the kills."""
     if {*result["by_phase"]} != {*PHASES} or result["kills"] != sum(result["by_phase"].values()):
-        raise ValueError(f"results must have the phases {NAMES}, got other phases or counts; run the script again")
-    aims = Counter(kill["aim"]["event"] for kill in result["each"])
+        raise ValueError(
+            f"results must have the phases {PHASE_NAMES}, got other phases or counts; run the script again"
+        )
+    events = Counter(kill["kill_point"]["event"] for kill in result["each"])
     rows = [[phase, str(count)] for phase, count in result["by_phase"].items()]
     return "\n".join(
         [
             markdown_table(["phase", "kills"], *rows),
             "",
-            f"The {result['kills']} kills were spread over {result['runs']} runs: {aims[HALF_FILE]} in the middle of "
-            f"writing a file, {aims[RENAME]} before a rename,",
+            f"The {result['kills']} kills were spread over {result['runs']} runs: {events[HALF_FILE]} in the middle of "
+            f"writing a file, {events[RENAME]} before a rename,",
             "the others at a random time within a phase or the whole run. "
             f"After {result[UNFINISHED]} an unfinished file was left in the",
             f"folder, after {result[ONLY_BEFORE]} a before.ckpt and no last.ckpt.",
@@ -313,7 +319,7 @@ def main() -> None:
         recipe = make_recipe(write_images(Path(scratch) / "images"))
         results, runs = kill_runs(recipe, Path(scratch), options.kills, options.seed)
     counts = Counter(kill["phase"] for kill in results)
-    by_phase = {phase: counts[phase] for phase in NAMES}
+    by_phase = {phase: counts[phase] for phase in PHASE_NAMES}
     print(f"\n{len(results)} kills of {runs} runs, all bit-identical in the end")
     print(*(f"{count:>4}  {phase}" for phase, count in by_phase.items()), sep="\n")
     leftovers = {name: sum(kill[name] for kill in results) for name in results[0] if name.startswith("left")}

@@ -85,8 +85,8 @@ def page(results: dict[str, Any]) -> str:
     lambdanets evaluate student --data test
 
 Noisy Student (Xie et al. 2020): a teacher learns from labeled images and labels others, the confident labels are
-selected and balanced over classes, and a student learns from both. Labeling runs on any number of processes, each
-shard once; every command resumes after an interruption.
+selected and balanced over classes, and a student learns from both. Labeling can be distributed over processes, each
+of which labels some of the shards. Every command can be resumed after an interruption.
 
 `labeled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`, `unlabeled` is a folder of images.
 `lambdanets pseudo-label --help` and `lambdanets pseudo-label select --help` list the options.

@@ -144,11 +144,11 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
 
 These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350 epochs on ImageNet and 130 million pseudo-labeled images
 (Tables 5 and 18). [`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
-`lambdanets train imagenet_pseudo --plan --devices 64` estimates a run for the device it runs on.
+`lambdanets train imagenet_pseudo --plan --devices 64` estimates the run on the current device.
 
 This page estimates storage, time and processor cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
-cores), November 2026. Device rates are the paper's (Table 5: 1,620 images/s in training and 6,100 in inference on 8 TPUv3 cores):
-this project has measured no device of its own. `python experiments/scale.py` writes the page.
+cores), November 2026. The images/s of devices are from the paper (Table 5: 1,620 in training and 6,100 in inference on 8 TPUv3
+cores), since this project has not measured any. `python experiments/scale.py` writes the page.
 
 ## Training
 
@@ -156,17 +156,17 @@ this project has measured no device of its own. `python experiments/scale.py` wr
 
 - **Epochs.** A step has 4,096 labeled images and {RATIO} times as many pseudo-labeled ones (the ratio of Noisy Student's larger
   models). Epochs count the labeled images: {steps:,} steps see {images_seen / 1e9:.2f} billion images, and each
-  pseudo-labeled one {EPOCHS * LABELED * RATIO / IMAGES:.0f} times. The fourth column is for another interpretation of the paper, 350 passes over all 130 million images.
-- **Reading.** The data rate of all devices together, at {bytes_per_image / 1e3:.0f} kB per image. Each rank reads its own shards, so
-  nodes do not read the same ones in an epoch.
+  pseudo-labeled image {EPOCHS * LABELED * RATIO / IMAGES:.0f} times. The fourth column is for another interpretation of the paper, 350 passes over all 130 million images.
+- **Reading.** The data rate of all devices together, at {bytes_per_image / 1e3:.0f} kB per image. Each rank reads different shards in
+  an epoch.
 - **Processor cores.** Decoding, cropping and augmenting (RandAugment, two layers) an image takes {1000 * seconds_per_image:.1f} ms of one core for 288 pixels,
   {scale["milliseconds_per_image"]["224"]:.1f} ms for 224 and {scale["milliseconds_per_image"]["128"]:.1f} ms for 128: {TRAIN_RATE * seconds_per_image:.1f} cores per device here.
-- **Failures.** One per {HOURS_PER_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
-  arXiv:2407.21783). `torchrun --max-restarts` then restarts the ranks, and the run resumes from its last
-  checkpoint. With a checkpoint every 500 steps, {lost_steps:.0f} steps are lost on average, {lost_steps / steps:.2%} of the run.
-- **Checkpoints.** {steps // 500} in the run, {scale["checkpoint_seconds"]:.1f} s each: {duration(steps // 500 * scale["checkpoint_seconds"])} in all.
+- **Failures.** The estimate is one failure per {HOURS_PER_FAILURE:,.0f} device hours, as in a published run on 16,384 GPUs (419 in 54 days,
+  arXiv:2407.21783). After a failure, `torchrun --max-restarts` restarts the ranks, and the run resumes from its last
+  checkpoint. With a checkpoint every 500 steps, a failure loses {lost_steps:.0f} steps on average, {lost_steps / steps:.2%} of the run.
+- **Checkpoints.** The run writes {steps // 500} checkpoints in {scale["checkpoint_seconds"]:.1f} s each, {duration(steps // 500 * scale["checkpoint_seconds"])} in total.
 - **Reproducibility.** With the same world size, a resumed run has the same images in the same steps. On CPUs losses are
-  bit-identical, which is tested with two ranks on two simulated nodes; on GPUs, kernels that sum in no fixed order can differ in rounding.
+  bit-identical, which is tested with two ranks on two simulated nodes; on GPUs, kernels without a fixed order of summation can round differently.
 - **Fewer devices.** The global batch stays the same. Each device accumulates gradients over micro-batches that fit into its memory; batch
   norm then uses the statistics of a micro-batch.
 
@@ -177,7 +177,7 @@ this project has measured no device of its own. `python experiments/scale.py` wr
 | 130 million images in shards of {SHARD_IMAGES:,} | {IMAGES * bytes_per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * bytes_per_image / 1e9:.2f} GB | {bytes_per_image / 1e3:.0f} kB per image, ImageNet's mean |
 | the teacher's labels, 5 classes per image | {label_bytes / 1e9:.1f} GB | {selection["label_bytes"] / selection["options"]["rows"]:.1f} bytes per row, measured over {selection["options"]["rows"]:,} rows |
 | a selection of 130,000 images per class | {selection["selection_bytes"] / selection["kept"] * 81e6 / 1e9:.1f} GB | {selection["selection_bytes"] / selection["kept"]:.1f} bytes per selected row; Xie et al. keep 81 million, some repeatedly |
-| a checkpoint: weights, EMA, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB; two are kept, and the best | written in {scale["checkpoint_seconds"]:.1f} s, with checks, on one disk |
+| a checkpoint: weights, EMA, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB; the last two and the best are kept | written in {scale["checkpoint_seconds"]:.1f} s, with checks, on one disk |
 
 Selecting the labels takes {IMAGES / selection["rows_per_second"]:.0f} s and at most {selection["peak_bytes"] / 2**20:.0f} MiB of memory: {selection["rows_per_second"] / 1e6:.2f} million
 rows/s, measured over {selection["options"]["rows"]:,} rows on two cores ({selection["seconds"]:.0f} s).

@@ -85,6 +85,7 @@ def check(labels: Path, out: Path, size: Size, confidence: float, per_class: int
     images, selected, confident, above, selected_above = np.zeros((5, size.classes), np.int64)
     max_copies, min_copies = np.zeros(size.classes, np.int64), np.full(size.classes, per_class)
     rows = 0
+    # The second pass checks that all labels above the minimum selected confidence of their class are selected.
     for second_pass in (False, True):
         for path in sorted(out.glob("*.parquet")):
             for batch in read_batches(path, ["class", "confidence", "copies"], origin):

@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def default_signal_handlers() -> None:
-    """Restore the default handlers: background shells ignore SIGINT, nohup ignores SIGHUP, and torchrun sets its own."""
+    """Restore the default handlers: background shells ignore SIGINT, nohup ignores SIGHUP, torchrun sets its own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):

@@ -91,19 +91,19 @@ SINGLE_IMAGES: list[Input] = [
     unreadable(file("a.png", png()[:8]), name="only the PNG signature"),
     *(
         unreadable(
-            image(f"a.{kind}"),
-            truncate(f"a.{kind}", 0.6),
-            name=f"truncated {kind}",
-            command=f"predict {{run}} a.{kind}",
+            image(f"a.{suffix}"),
+            truncate(f"a.{suffix}", 0.6),
+            name=f"truncated {suffix}",
+            command=f"predict {{run}} a.{suffix}",
         )
-        for kind in ("png", "jpg", "bmp", "tif", "webp")
+        for suffix in ("png", "jpg", "bmp", "tif", "webp")
     ),
     unreadable(image("a.png"), flip_byte("a.png", 0.5), name="one byte changed"),
     unreadable(folder("b"), link("a.png", "b/nowhere.png"), name="a dangling link"),
     *(readable(image("a.png", mode, file_format="PNG" if mode in PNG_MODES else "TIFF"), name=mode) for mode in MODES),
     *(
-        readable(image(f"a.{kind}", mode), name=f"{kind}, {mode}", command=f"predict {{run}} a.{kind}")
-        for kind, mode in FORMATS.items()
+        readable(image(f"a.{suffix}", mode), name=f"{suffix}, {mode}", command=f"predict {{run}} a.{suffix}")
+        for suffix, mode in FORMATS.items()
     ),
     readable(image("a.png", width=1, height=1), name="1 x 1"),
     readable(image("a.png", width=1, height=5000), name="1 x 5000"),

@@ -63,15 +63,15 @@ PATHS: list[Input] = [
             f"{output}|none of the 1 images",
             *setup,
             allowed_lines=SKIPPED_LINES,
-            name=f"{case}: {kind}",
+            name=f"{case}: {problem}",
         )
         for case, command in READ_PATHS.items()
-        for kind, (path, output, setup) in INVALID_PATHS.items()
+        for problem, (path, output, setup) in INVALID_PATHS.items()
     ),
     *(
-        rejected(command.format(path), output, *setup, name=f"{case}: {kind}")
+        rejected(command.format(path), output, *setup, name=f"{case}: {problem}")
         for case, command in WRITTEN_PATHS.items()
-        for kind, (path, output, setup) in UNWRITABLE_PATHS.items()
+        for problem, (path, output, setup) in UNWRITABLE_PATHS.items()
     ),
     rejected("evaluate socket", "socket", unix_socket("socket")),
     rejected(

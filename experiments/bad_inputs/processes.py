@@ -16,7 +16,7 @@ from .options import TRAIN
 from .runs import RESUME, check_result, unfinished
 
 TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
-LONGER = TRAIN.replace("--epochs 1", "--epochs 10 --checkpoint-every 1")
+TRAIN_LONGER = TRAIN.replace("--epochs 1", "--epochs 10 --checkpoint-every 1")
 LAYER = (
     "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 3 --candidates lambdanets --out new"
 )
@@ -33,34 +33,34 @@ def many_images(count: int) -> Setup:
     return setup
 
 
-def signal_after(seconds: float, number: int) -> Callable[[int, Path], None]:
-    """Send a signal after this many seconds."""
+def signal_after(seconds: float, signal_number: int) -> Callable[[int, Path], None]:
+    """Returns a function that sends a signal after this many seconds."""
 
     def send(process: int, cwd: Path) -> None:
         time.sleep(seconds)
-        os.kill(process, number)
+        os.kill(process, signal_number)
 
     return send
 
 
-def signal_once_exists(path: str, number: int) -> Callable[[int, Path], None]:
-    """Send a signal once a path exists, or after 20 s."""
+def signal_once_exists(path: str, signal_number: int) -> Callable[[int, Path], None]:
+    """Returns a function that sends a signal once a path exists, or after 20 s."""
 
     def send(process: int, cwd: Path) -> None:
         deadline = time.monotonic() + 20
         while not (cwd / path).exists() and time.monotonic() < deadline:
             time.sleep(0.002)
-        os.kill(process, number)
+        os.kill(process, signal_number)
 
     return send
 
 
 def interrupted(
-    command: str, number: int, while_running: Callable[[int, Path], None], *setup: Setup, **fields: Any
+    command: str, signal_number: int, while_running: Callable[[int, Path], None], *setup: Setup, **fields: Any
 ) -> Input:
     """A command that receives a signal: it must end with exit code 130, or -9 for SIGKILL."""
-    code = -number if number == KILL else 130
-    name = f"{signal.Signals(number).name}{', ' + fields.pop('name') if 'name' in fields else ''}"
+    code = -signal_number if signal_number == KILL else 130
+    name = f"{signal.Signals(signal_number).name}{', ' + fields.pop('name') if 'name' in fields else ''}"
     return Input(command, code, "", setup, while_running=while_running, name=name, **fields)
 
 
@@ -71,11 +71,13 @@ def check_no_leftover(cwd: Path) -> None:
 
 
 def check_finished(cwd: Path) -> None:
+    """Check that the run has a result."""
     check_no_leftover(cwd)
     assert 0 <= json.loads((cwd / "new/result.json").read_bytes())["top1"] <= 1
 
 
 def check_predicted(cwd: Path) -> None:
+    """Check that all 400 images have predictions."""
     check_no_leftover(cwd)
     check_predictions(400)(cwd)
 
@@ -91,31 +93,46 @@ DELAYS = (0.4, 0.6, 0.9, 1.3)  # seconds until the signal; most are during the i
 PROCESSES: list[Input] = [
     *(
         interrupted(
-            "predict {run} {photo}", number, signal_after(delay, number), new_process=True, name=f"after {delay} s"
+            "predict {run} {photo}",
+            signal_number,
+            signal_after(delay, signal_number),
+            new_process=True,
+            name=f"after {delay} s",
         )
-        for number in (TERM, INT, HUP)
+        for signal_number in (TERM, INT, HUP)
         for delay in DELAYS
     ),
     *(
-        interrupted(LONGER, number, signal_once_exists("new/metrics.csv", number), rerun=True, check=check_finished)
-        for number in (TERM, INT, HUP)
+        interrupted(
+            TRAIN_LONGER,
+            signal_number,
+            signal_once_exists("new/metrics.csv", signal_number),
+            rerun=True,
+            check=check_finished,
+        )
+        for signal_number in (TERM, INT, HUP)
     ),
-    interrupted(LONGER, KILL, signal_once_exists("new/checkpoints/last.ckpt", KILL), rerun=True, check=check_finished),
     interrupted(
-        LONGER, KILL, signal_once_exists("new/recipe.json", KILL), rerun=True, check=check_finished, name="early"
+        TRAIN_LONGER, KILL, signal_once_exists("new/checkpoints/last.ckpt", KILL), rerun=True, check=check_finished
+    ),
+    interrupted(
+        TRAIN_LONGER, KILL, signal_once_exists("new/recipe.json", KILL), rerun=True, check=check_finished, name="early"
     ),
     *(
         interrupted(
             PREDICT,
-            number,
-            signal_once_exists("predictions.jsonl.partial", number),
+            signal_number,
+            signal_once_exists("predictions.jsonl.partial", signal_number),
             many_images(400),
             rerun=True,
             check=check_predicted,
         )
-        for number in (TERM, INT, HUP, KILL)
+        for signal_number in (TERM, INT, HUP, KILL)
     ),
-    *(interrupted(LAYER, number, signal_once_exists("new/results.json", number), rerun=True) for number in (TERM, INT)),
+    *(
+        interrupted(LAYER, signal_number, signal_once_exists("new/results.json", signal_number), rerun=True)
+        for signal_number in (TERM, INT)
+    ),
     rejected(
         TRAIN,
         "large|disk|space|File",

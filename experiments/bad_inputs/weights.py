@@ -16,7 +16,7 @@ from .options import TRAIN
 Tensors = dict[str, torch.Tensor]
 
 
-def weights(
+def edit_weights(
     edit_tensors: Callable[[Tensors], Any] = lambda tensors: None,
     edit_card: Callable[[dict[str, Any]], Any] = lambda card: None,
     metadata: Mapping[str, str] | None = None,
@@ -24,9 +24,9 @@ def weights(
     """Write w.safetensors: a run's weights, with changed tensors, model card or metadata."""
 
     def setup(cwd: Path, fixtures: Mapping[str, Any]) -> None:
-        with safe_open(fixtures["run"] / "weights.safetensors", "pt") as file_:
-            content = {name: file_.get_tensor(name).clone() for name in file_.keys()}  # noqa: SIM118
-            card = json.loads(file_.metadata()["lambdanets"])
+        with safe_open(fixtures["run"] / "weights.safetensors", "pt") as saved:
+            content = {name: saved.get_tensor(name).clone() for name in saved.keys()}  # noqa: SIM118
+            card = json.loads(saved.metadata()["lambdanets"])
         edit_tensors(content)
         returned = edit_card(card)
         text = json.dumps(card if returned is None else returned)
@@ -35,7 +35,7 @@ def weights(
     return setup
 
 
-def checkpoint(change: Callable[[dict[str, Any]], Any]) -> Setup:
+def edit_checkpoint(change: Callable[[dict[str, Any]], Any]) -> Setup:
     """Write w.ckpt: a run's last checkpoint, changed."""
 
     def setup(cwd: Path, fixtures: Mapping[str, Any]) -> None:
@@ -77,10 +77,10 @@ def set_old_recipe(**fields: Any) -> Callable[[dict[str, Any]], Any]:
 
 # Weights with non-finite values.
 NON_FINITE = {
-    "NaN in every tensor": weights(fill(float("nan"))),
-    "inf in every tensor": weights(fill(float("inf"))),
-    "-inf in one tensor": weights(fill(float("-inf"), "fc.bias")),
-    "NaN in a running variance": weights(fill(float("nan"), "running_var")),
+    "NaN in every tensor": edit_weights(fill(float("nan"))),
+    "inf in every tensor": edit_weights(fill(float("inf"))),
+    "-inf in one tensor": edit_weights(fill(float("-inf"), "fc.bias")),
+    "NaN in a running variance": edit_weights(fill(float("nan"), "running_var")),
 }
 EVALUATE, PREDICT = "evaluate w.safetensors", "predict w.safetensors {photo}"
 # Changes that make the model card invalid.
@@ -140,14 +140,14 @@ WEIGHTS: list[Input] = [
         rejected(
             EVALUATE,
             r"w\.safetensors|classes|evil|nonsense",
-            weights(edit_card=change),
+            edit_weights(edit_card=change),
             malicious_pickle("evil.pth"),
             name=f"model card: {case}",
         )
         for case, change in INVALID_CARDS.items()
     ),
     *(
-        rejected(PREDICT, r"w\.safetensors", weights(change), name=f"tensors: {case}")
+        rejected(PREDICT, r"w\.safetensors", edit_weights(change), name=f"tensors: {case}")
         for case, change in INVALID_TENSORS.items()
     ),
     *(
@@ -169,14 +169,18 @@ WEIGHTS: list[Input] = [
         "checkpoint_path|evil",
         malicious_pickle("evil.pth"),
     ),
-    rejected(EVALUATE, "model card", weights(metadata={}), name="no model card"),
-    rejected(EVALUATE, "model card", weights(metadata={"lambdanets": "{"}), name="a model card that is not JSON"),
+    rejected(EVALUATE, "model card", edit_weights(metadata={}), name="no model card"),
+    rejected(EVALUATE, "model card", edit_weights(metadata={"lambdanets": "{"}), name="a model card that is not JSON"),
     rejected(
-        EVALUATE, "model card", weights(metadata={"lambdanets": "[" * 100_000}), name="a deeply nested model card"
+        EVALUATE, "model card", edit_weights(metadata={"lambdanets": "[" * 100_000}), name="a deeply nested model card"
     ),
-    rejected(EVALUATE, r"w\.safetensors", weights(), truncate("w.safetensors", 0.5), name="truncated weights"),
+    rejected(EVALUATE, r"w\.safetensors", edit_weights(), truncate("w.safetensors", 0.5), name="truncated weights"),
     rejected(
-        EVALUATE, r"w\.safetensors", weights(), truncate("w.safetensors", 9), name="weights truncated in their header"
+        EVALUATE,
+        r"w\.safetensors",
+        edit_weights(),
+        truncate("w.safetensors", 9),
+        name="weights truncated in their header",
     ),
     rejected(EVALUATE, r"w\.safetensors", file("w.safetensors", b"\xff" * 64), name="a header longer than the file"),
     rejected(EVALUATE, r"w\.safetensors", file("w.safetensors", b"\x02" + b"\0" * 7 + b"{}"), name="no tensors"),
@@ -184,26 +188,32 @@ WEIGHTS: list[Input] = [
     rejected(EVALUATE, r"w\.safetensors", pipe("w.safetensors"), name="a pipe named w.safetensors"),
     rejected("evaluate w.ckpt", r"w\.ckpt", copy("run/checkpoints/last.ckpt", "w.ckpt"), truncate("w.ckpt", 0.5)),
     rejected("evaluate w.ckpt", r"w\.ckpt", copy("run/checkpoints/last.ckpt", "w.ckpt"), flip_byte("w.ckpt", 0.01)),
-    rejected("evaluate w.ckpt", r"w\.ckpt", checkpoint(lambda content: content.pop("lambdanets") and None)),
+    rejected("evaluate w.ckpt", r"w\.ckpt", edit_checkpoint(lambda content: content.pop("lambdanets") and None)),
     rejected(
         "evaluate w.ckpt",
         r"w\.ckpt",
-        checkpoint(lambda content: content.update(lambdanets=5)),
+        edit_checkpoint(lambda content: content.update(lambdanets=5)),
         name="lambdanets is a number",
     ),
-    rejected("evaluate w.ckpt", r"w\.ckpt", checkpoint(lambda content: content.update(state_dict={}))),
-    rejected("evaluate w.ckpt", r"w\.ckpt", checkpoint(lambda content: content.update(state_dict=[1, 2]))),
-    rejected("evaluate w.ckpt", r"w\.ckpt", checkpoint(lambda content: [1, 2]), name="a list"),
-    rejected("evaluate w.ckpt", r"w\.ckpt", checkpoint(lambda content: {"a": 1}), name="no tensors in a checkpoint"),
-    accepted("evaluate w.ckpt", "top-1", checkpoint(lambda content: content.update(other=[1, 2]))),
-    accepted(EVALUATE, "top-1", weights(cast(torch.float64)), name="weights in float64"),
-    accepted(EVALUATE, "top-1", weights(cast(torch.bfloat16)), name="weights in bfloat16"),
-    accepted(EVALUATE, "top-1", weights(edit_card=set_card(additional="x")), name="a model card with an unknown field"),
-    accepted(f"{TRAIN} --weights w.safetensors", "top-1", weights(metadata={}), name="weights without a model card"),
+    rejected("evaluate w.ckpt", r"w\.ckpt", edit_checkpoint(lambda content: content.update(state_dict={}))),
+    rejected("evaluate w.ckpt", r"w\.ckpt", edit_checkpoint(lambda content: content.update(state_dict=[1, 2]))),
+    rejected("evaluate w.ckpt", r"w\.ckpt", edit_checkpoint(lambda content: [1, 2]), name="a list"),
+    rejected(
+        "evaluate w.ckpt", r"w\.ckpt", edit_checkpoint(lambda content: {"a": 1}), name="no tensors in a checkpoint"
+    ),
+    accepted("evaluate w.ckpt", "top-1", edit_checkpoint(lambda content: content.update(other=[1, 2]))),
+    accepted(EVALUATE, "top-1", edit_weights(cast(torch.float64)), name="weights in float64"),
+    accepted(EVALUATE, "top-1", edit_weights(cast(torch.bfloat16)), name="weights in bfloat16"),
+    accepted(
+        EVALUATE, "top-1", edit_weights(edit_card=set_card(additional="x")), name="a model card with an unknown field"
+    ),
+    accepted(
+        f"{TRAIN} --weights w.safetensors", "top-1", edit_weights(metadata={}), name="weights without a model card"
+    ),
     rejected(
         f"{TRAIN} --weights w.safetensors",
         r"w\.safetensors",
-        weights(lambda t: t.clear()),
+        edit_weights(lambda t: t.clear()),
         name="no tensors to fine-tune",
     ),
     rejected(f"{TRAIN} --weights {{images}}", "images"),

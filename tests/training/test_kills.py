@@ -30,15 +30,15 @@ def hold(patch, owner, name, count):
 @pytest.fixture
 def held_phases(script, monkeypatch):
     """Let the phase of a kill last until the kill, on fast and on busy machines."""
-    original = script.attempt
+    original = script.run_child
 
-    def attempt(recipe, folder, aim=None):
+    def run_child(recipe, folder, kill_point=None):
         with monkeypatch.context() as patch:
-            for owner, name in script.PHASES.get(aim.event, ()) if aim else ():
-                hold(patch, owner, name, aim.count)
-            return original(recipe, folder, aim)
+            for owner, name in script.PHASES.get(kill_point.event, ()) if kill_point else ():
+                hold(patch, owner, name, kill_point.count)
+            return original(recipe, folder, kill_point)
 
-    monkeypatch.setattr(script, "attempt", attempt)
+    monkeypatch.setattr(script, "run_child", run_child)
 
 
 @pytest.mark.slow
@@ -46,11 +46,11 @@ def held_phases(script, monkeypatch):
 @pytest.mark.usefixtures("held_phases")
 def test_killed_run_resumes_to_the_same_bits_in_every_phase(script, tmp_path):
     recipe = replace(script.make_recipe(script.write_images(tmp_path / "images")), epochs=2)
-    script.attempt(recipe, tmp_path / "unbroken")
+    script.run_child(recipe, tmp_path / "unbroken")
     folder = tmp_path / "run"
     found = [
-        script.kill_and_check(recipe, tmp_path / "unbroken", folder, script.Aim(*aim))
-        for aim in (
+        script.kill_and_check(recipe, tmp_path / "unbroken", folder, script.KillPoint(*kill_point))
+        for kill_point in (
             (script.HALF_FILE, 1),  # recipe.json
             (script.RENAME, 4),  # the third checkpoint's, when last.ckpt is before.ckpt already
             ("weights, figures, result", 1, 0.1),
@@ -63,7 +63,7 @@ def test_killed_run_resumes_to_the_same_bits_in_every_phase(script, tmp_path):
     ]
     assert [kill["left_unfinished_file"] for kill in found] == [True, True, False]
     assert [kill["left_only_before_ckpt"] for kill in found] == [False, True, False]
-    script.attempt(recipe, folder)
+    script.run_child(recipe, folder)
     script.check_bit_identical(tmp_path / "unbroken", folder)
     weights = folder / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
