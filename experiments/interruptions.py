@@ -37,7 +37,7 @@ from lambdanets.__main__ import end_quietly
 from lambdanets.provenance import commit, hardware, versions
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-SMALL = "--channels 3 --image-size 8 --epochs 3 --batch-size 8 --learning-rate 0.03"
+SMALL_RECIPE = "--channels 3 --image-size 8 --epochs 3 --batch-size 8 --learning-rate 0.03"
 LAYER = "--shapes 4x5x8 6x5x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 0.05 --device cpu"
 CountFinished = Callable[[Path], int]
 
@@ -52,7 +52,7 @@ class Command:
 
 
 def count_lines(name: str) -> CountFinished:
-    """Count the lines after the first of a file in the output folder, or of the output path plus a suffix."""
+    """Count the lines, except the header, of the file `name` in the output folder or of the output path + `name`."""
 
     def count(out: Path) -> int:
         paths = [path for path in (out.with_name(out.name + name), out / name) if path.is_file()]
@@ -95,10 +95,10 @@ def commands(scratch: Path) -> dict[str, Command]:
             f"detect predict {detector} {images} --score 0 --out {{}}", count_lines("detections.partial")
         ),
         "train": Command(
-            f"train --data {images} {SMALL} --checkpoint-every 1 --run {{}}", count_checkpoints, run_times
+            f"train --data {images} {SMALL_RECIPE} --checkpoint-every 1 --run {{}}", count_checkpoints, run_times
         ),
         "compare": Command(
-            f"compare scope --data {images} {SMALL} --seeds 0 --variants 3x3 7x7 --out {{}}",
+            f"compare scope --data {images} {SMALL_RECIPE} --seeds 0 --variants 3x3 7x7 --out {{}}",
             count_checkpoints,
             (*run_times, "results.json", "plan.json"),
         ),
@@ -123,7 +123,7 @@ def prepare(scratch: Path) -> None:
     """Create the images, trained models, shards and labels that the commands read."""
     images = write_images(scratch / "images")
     for arguments in (
-        f"train --data {images} {SMALL} --run {scratch / 'run'}",
+        f"train --data {images} {SMALL_RECIPE} --run {scratch / 'run'}",
         f"detect train digits --quicktest --run {scratch / 'detector'}",
         f"shard {images} {scratch / 'shards'} --images-per-shard 3",
         f"pseudo-label {scratch / 'run'} {scratch / 'shards'} {scratch / 'labels'}",
@@ -212,7 +212,7 @@ def interrupt(
         resume = ["compare", "--resume", str(out)]
     if code:
         resume_code, _, resume_output = run_command(resume, folder.with_suffix(".log"))
-        # a command that had finished when the signal came is rejected; its files are compared below
+        # if the command had finished before the signal, the second run is rejected
         pattern = r"exists(;| and is finished;) choose another"
         had_finished = resume_code == 2 and re.search(pattern, resume_output) is not None
         assert resume_code == 0 or had_finished, f"{name} did not resume:\n{output}\n{resume_output}"

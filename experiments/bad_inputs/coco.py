@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from .files import copy, edit_json, file, folder, image, pipe, remove, tar_bytes, truncate
-from .fixtures import DETECTION, SMALL_DETECTOR
+from .fixtures import DATA_OPTIONS, SMALL_DETECTION_RECIPE
 from .inputs import Input, accepted, rejected
 
 COCO = copy("coco", "c")
-TRAIN = f"detect train --data c/train.json {DETECTION.replace('{coco}', 'c')} {SMALL_DETECTOR} --run new"
+TRAIN = f"detect train --data c/train.json {DATA_OPTIONS.replace('{coco}', 'c')} {SMALL_DETECTION_RECIPE} --run new"
 EVALUATE = "detect evaluate {detector} --data c/val.json --images c/val"
 # Lines that report dropped annotations and skipped images.
 DROPPED_LINES = r"^(data|training|validation|train|val\w*)[\w ]*: |^all dropped annotations: |^skipped|^  "

@@ -12,20 +12,20 @@ from PIL import Image
 from .running import run_command
 from .server import Server, closed_url
 
-SMALL = "--channels 3 --image-size 8 --epochs 1 --batch-size 8 --learning-rate 0.03"
-SMALL_DETECTOR = (
+SMALL_RECIPE = "--channels 3 --image-size 8 --epochs 1 --batch-size 8 --learning-rate 0.03"
+SMALL_DETECTION_RECIPE = (
     "--image-size 32 --levels 2 3 --pyramid-channels 8 --box-layers 1 16 --mask-layers 1 --proposals 10 "
     "--sampled-regions 8 --detections 5 --epochs 1 --batch-size 2 --warmup-epochs 0.5"
 )
-DETECTION = "--images {coco}/train --validation-data {coco}/val.json --validation-images {coco}/val"
+DATA_OPTIONS = "--images {coco}/train --validation-data {coco}/val.json --validation-images {coco}/val"
 # Commands that create a fixture; {out} is its path, other names in braces are the fixtures that it needs.
 COMMANDS = {
-    "run": f"train --data {{images}} {SMALL} --run {{out}}",
+    "run": f"train --data {{images}} {SMALL_RECIPE} --run {{out}}",
     "shards": "shard {images} {out} --images-per-shard 4 --processes 1",
     "labels": "pseudo-label {run} {shards} {out}",
     "selection": "pseudo-label select {labels} {out} --confidence 0",
-    "detector": f"detect train --data {{coco}}/train.json {DETECTION} {SMALL_DETECTOR} --run {{out}}",
-    "comparison": f"compare scope --data {{images}} {SMALL} --seeds 0 --variants 3x3 --out {{out}}",
+    "detector": f"detect train --data {{coco}}/train.json {DATA_OPTIONS} {SMALL_DETECTION_RECIPE} --run {{out}}",
+    "comparison": f"compare scope --data {{images}} {SMALL_RECIPE} --seeds 0 --variants 3x3 --out {{out}}",
     "measured": "benchmark scaling --sides 4 --lengths 8 --repeats 1 --seconds 0.01 --out {out}",
 }
 FUNCTIONS: dict[str, Callable[[Path], object]] = {}  # functions that create a fixture at a path
@@ -70,18 +70,18 @@ class Fixtures(Mapping[str, Any]):
         return len(FUNCTIONS) + len(COMMANDS)
 
 
-def noise(seed: int, height: int = 12, width: int = 10, bright: int = 128) -> Image.Image:
+def noise(seed: int, height: int = 12, width: int = 10, brightness: int = 128) -> Image.Image:
     """An image of colored noise."""
-    pixels = np.random.default_rng(seed).normal(bright, 40, (height, width, 3))
+    pixels = np.random.default_rng(seed).normal(brightness, 40, (height, width, 3))
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
 def images(out: Path) -> None:
     """A folder with two classes, 8 images each."""
-    for name, bright in (("dark", 90), ("light", 165)):
+    for name, brightness in (("dark", 90), ("light", 165)):
         (out / name).mkdir(parents=True)
         for number in range(8):
-            noise(number + bright, bright=bright).save(out / name / f"{number}.png")
+            noise(number + brightness, brightness=brightness).save(out / name / f"{number}.png")
 
 
 def photo(out: Path) -> None:

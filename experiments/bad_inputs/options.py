@@ -1,10 +1,10 @@
 """Arguments and options: unknown, misspelled, missing, of the wrong type, out of range, or in conflict."""
 
 from .files import folder
-from .fixtures import SMALL
+from .fixtures import SMALL_RECIPE
 from .inputs import Input, accepted, rejected
 
-TRAIN = f"train --data {{images}} {SMALL} --run new"
+TRAIN = f"train --data {{images}} {SMALL_RECIPE} --run new"
 
 # Invalid values of recipe fields, as written after the option.
 INVALID_FIELDS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import chmod, copy, edit_json, file, flip_byte, folder, pipe, remove, truncate
-from .fixtures import SMALL
+from .fixtures import SMALL_RECIPE
 from .inputs import Input, Setup, accepted, rejected
 from .options import TRAIN
 
@@ -42,7 +42,7 @@ SHORT_MESSAGE = r"^lambdanets: (?!.{600})"
 RECIPES: list[Input] = [
     *(
         rejected(
-            f"train r.py --run new {SMALL}",
+            f"train r.py --run new {SMALL_RECIPE}",
             f"{SHORT_MESSAGE}.*({output})",
             file("r.py", IMPORTS + text),
             name=f"recipe: {case}",
@@ -59,7 +59,7 @@ RECIPES: list[Input] = [
     ),
     Input("train r.py --run new", 130, "", (file("r.py", "raise KeyboardInterrupt"),), name="a recipe that interrupts"),
     accepted(
-        f"train r.py --run new --data {{images}} --model lambda_resnet20_small {SMALL}",
+        f"train r.py --run new --data {{images}} --model lambda_resnet20_small {SMALL_RECIPE}",
         "top-1",
         file("r.py", IMPORTS + "recipe = Recipe()"),
     ),

@@ -104,7 +104,7 @@ WITHOUT_LIST = {
 }
 
 
-RETRIES = "retrying|trying again"
+RETRY_MESSAGE = "retrying|trying again"
 
 SHARD_SETS: list[Input] = [
     *(
@@ -189,21 +189,25 @@ URLS: list[Input] = [
     rejected("shard nonsense://host/s --verify", "nonsense|rotocol"),
     # These requests are retried for at most a minute, which must be reported.
     rejected(
-        "shard {closed}/s --verify", "connect|server", allowed_lines=RETRIES, required_line=RETRIES, name="no server"
+        "shard {closed}/s --verify",
+        "connect|server",
+        allowed_lines=RETRY_MESSAGE,
+        required_line=RETRY_MESSAGE,
+        name="no server",
     ),
     rejected(
         "shard {server}/500/s --verify",
         "500",
-        allowed_lines=RETRIES,
-        required_line=RETRIES,
+        allowed_lines=RETRY_MESSAGE,
+        required_line=RETRY_MESSAGE,
         time_limit=120,
         name="a server with status 500",
     ),
     rejected(
         "shard {server}/truncated/s --verify",
         "shards.json",
-        allowed_lines=RETRIES,
-        required_line=RETRIES,
+        allowed_lines=RETRY_MESSAGE,
+        required_line=RETRY_MESSAGE,
         time_limit=120,
         name="a truncated response",
     ),
