@@ -1,18 +1,20 @@
-# make demo   set up and train a small LambdaResNet on real digits
-# make test   set up and run the tests
-# make test-isa  repeat the tests of numerics and of small trainings without AVX
-# make tables check what our models come to against the paper's tables
-# make lint   style and types, as CI runs them
+# make demo      install the package and train a small LambdaResNet on scanned digits
+# make test      install the package and run all tests
+# make test-isa  run the tests of numerics and of small trainings without AVX
+# make tables    compare parameters and operations of the models with the paper's tables
+# make lint      check style and types
+# make format    format the code
+# make clean     remove the virtual environment and the demo's run
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The first of these that runs and is new enough; name another with make PYTHON=...
+# The first of these Pythons that is new enough is used; make PYTHON=... uses another one.
 CANDIDATES := python3 python3.13 python3.12 python3.11 python
-NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
-PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $(p))))
+CHECK_VERSION := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(CHECK_VERSION)' >/dev/null 2>&1 && echo $(p))))
 
-# Tests of numerics and of small trainings, which the processor and the seed must not decide; none of compilers,
-# kernels in an interpreter and tools.
+# Tests of numerics and of small trainings, which must pass on any processor and with any seed. Tests of compilers,
+# of kernels in Triton's interpreter and of tools are not included.
 NUMERICS := tests/ops tests/layers tests/models tests/examples \
 	$(addprefix tests/training/, test_batch_norm.py test_optimization.py) \
 	$(addprefix tests/training/detection/test_, detection_run.py detector.py overfitting.py) \
@@ -49,16 +51,16 @@ clean:
 	rm -rf $(VENV) runs/demo
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer with venv found; install one, or name it: make PYTHON=/path/to/python" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer with venv must be installed, found none; install it, or run make PYTHON=/path/to/python" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-# A stamp is written after a whole installation, so that one that broke off is done again.
+# The files *-ready are written after an installation, so an interrupted installation is repeated.
 $(VENV)/demo-ready: pyproject.toml | $(BIN)/python
-	@echo "installing what is needed (several minutes the first time: PyTorch is large)"
+	@echo "installing the package and its dependencies (takes minutes the first time because PyTorch is large)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
 	@touch $@
 
 $(VENV)/dev-ready: pyproject.toml | $(BIN)/python
-	@echo "installing what is needed (several minutes the first time: PyTorch is large)"
+	@echo "installing the package and its dependencies (takes minutes the first time because PyTorch is large)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

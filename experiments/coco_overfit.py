@@ -3,8 +3,8 @@
     python experiments/coco_overfit.py COCO --work FOLDER [--images 4]
     python experiments/coco_overfit.py                                    write docs/detection.md
 
-COCO has instances_train2017.json and train2017.tar. Results are scored by lambdanets, pycocotools and torchmetrics,
-which must agree to 1e-6, and written as JSON and as a paragraph of docs/detection.md.
+COCO is a folder with instances_train2017.json and train2017.tar. lambdanets, pycocotools and torchmetrics score the
+results; the scores must agree to 1e-6. They are written as JSON and as a paragraph of docs/detection.md.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faster_coco_eval import mask as runs
+from faster_coco_eval import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torchmetrics.detection import MeanAveragePrecision
@@ -39,8 +39,8 @@ COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("coco", type=Path, nargs="?")
-    parser.add_argument("--work", type=Path)
+    parser.add_argument("coco", type=Path, nargs="?", help="folder of COCO; without it, only the page is written")
+    parser.add_argument("--work", type=Path, help="folder for the run")
     parser.add_argument("--images", type=int, default=4)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def section(result: dict[str, Any]) -> str:
-    """The paragraph of the page. Raises ValueError if the scores differ from those of the other packages."""
+    """The text between the page's markers. Raises ValueError if the scores of the packages differ."""
     if max(result["largest_difference"].values()) >= 1e-6:
         raise ValueError(f"scores must equal those of other packages, got differences {result['largest_difference']}")
     return (
@@ -68,18 +68,21 @@ def section(result: dict[str, Any]) -> str:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Train, score by three packages, and write the result."""
+    """Train, compute the scores by three packages, and write the results."""
     options.work.mkdir(parents=True, exist_ok=True)
-    truth = chosen(options.coco, options.images)
-    data, run, scored = (options.work / name for name in ("few.json", "run", "scored"))
+    truth = select_images(options.coco, options.images)
+    data, run, scores = (options.work / name for name in ("few.json", "run", "scored"))
     data.write_text(json.dumps(truth))
     tar = options.coco / "train2017.tar"
-    where = f"--data {data} --images {tar} --validation-data {data}"
-    lambdanets(f"detect train digits {where} {RECIPE} --run {run}")
-    lambdanets(f"detect evaluate {run} --out {scored}")
-    results = read_results(scored / "results.json")
+    data_options = f"--data {data} --images {tar} --validation-data {data}"
+    lambdanets(f"detect train digits {data_options} {RECIPE} --run {run}")
+    lambdanets(f"detect evaluate {run} --out {scores}")
+    results = read_results(scores / "results.json")
     ours = evaluate(truth, results).summary()
-    theirs = {"pycocotools": by_pycocotools(truth, results), "torchmetrics": by_torchmetrics(truth, results)}
+    others = {
+        "pycocotools": score_by_pycocotools(truth, results),
+        "torchmetrics": score_by_torchmetrics(truth, results),
+    }
     content = {
         "images": len(truth["images"]),
         "objects": len(truth["annotations"]),
@@ -87,7 +90,7 @@ def measure(options: argparse.Namespace) -> None:
         "recipe": RECIPE,
         "seconds": json.loads((run / "result.json").read_text())["seconds"],
         **ours,
-        "largest_difference": {name: difference(ours, other) for name, other in theirs.items()},
+        "largest_difference": {name: max_difference(ours, other) for name, other in others.items()},
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
@@ -97,57 +100,59 @@ def measure(options: argparse.Namespace) -> None:
     print(json.dumps({name: content[name] for name in ("bbox", "segm", "largest_difference")}, indent=1))
 
 
-def chosen(coco: Path, count: int) -> dict[str, Any]:
-    """The first `count` images by id with 2 to 8 objects and no crowd, with all categories."""
-    images = open_annotated(coco / "instances_train2017.json", coco / "train2017.tar").annotations
-    few = [
-        number
-        for number, image in enumerate(images.images)
+def select_images(coco: Path, count: int) -> dict[str, Any]:
+    """The first `count` images by id that have 2 to 8 objects and no crowd, as COCO annotations."""
+    annotations = open_annotated(coco / "instances_train2017.json", coco / "train2017.tar").annotations
+    indices = [
+        index
+        for index, image in enumerate(annotations.images)
         if 2 <= len(image.objects) <= 8 and not any(each.crowd for each in image.objects)
     ]
-    return images.to_coco(few[:count])
+    return annotations.to_coco(indices[:count])
 
 
 def lambdanets(arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "lambdanets", *arguments.split()], check=True)
 
 
-def by_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, list[float]]:
+def score_by_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, list[float]]:
     """AP, AP50, AP75, APs, APm, APl of boxes and masks."""
     scores = {}
-    for kind in ("bbox", "segm"):
+    for iou_type in ("bbox", "segm"):
         with contextlib.redirect_stdout(io.StringIO()):
-            known = COCO()
-            known.dataset = truth
-            known.createIndex()
-            # without boxes, pycocotools uses the area of the mask
-            kept = [{k: v for k, v in each.items() if kind == "bbox" or k != "bbox"} for each in results]
-            evaluation = COCOeval(known, known.loadRes(kept), kind)
+            ground_truth = COCO()
+            ground_truth.dataset = truth
+            ground_truth.createIndex()
+            # pycocotools uses the area of the mask only if there is no box
+            kept = [{k: v for k, v in each.items() if iou_type == "bbox" or k != "bbox"} for each in results]
+            evaluation = COCOeval(ground_truth, ground_truth.loadRes(kept), iou_type)
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()
-        scores[kind] = evaluation.stats[:6].tolist()
+        scores[iou_type] = evaluation.stats[:6].tolist()
     return scores
 
 
-def by_torchmetrics(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """As `by_pycocotools`, with float64 thresholds: torchmetrics rounds its own to float32."""
+def score_by_torchmetrics(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Like `score_by_pycocotools`. Sets the thresholds in float64, since torchmetrics rounds them to float32."""
     metric = MeanAveragePrecision("xyxy", ("bbox", "segm"), backend="faster_coco_eval")
     metric.iou_thresholds, metric.rec_thresholds = IOUS.tolist(), RECALLS.tolist()
     for image in truth["images"]:
         size = image["height"], image["width"]
         objects = [each for each in truth["annotations"] if each["image_id"] == image["id"]]
-        found = [each for each in results if each["image_id"] == image["id"]]
-        target = tensors(objects, size) | {"area": torch.tensor([each["area"] for each in objects])}
-        metric.update([tensors(found, size) | {"scores": torch.tensor([each["score"] for each in found])}], [target])
+        predictions = [each for each in results if each["image_id"] == image["id"]]
+        target = to_tensors(objects, size) | {"area": torch.tensor([each["area"] for each in objects])}
+        scores = torch.tensor([each["score"] for each in predictions])
+        metric.update([to_tensors(predictions, size) | {"scores": scores}], [target])
     values = metric.compute()
     names = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
-    return {kind: [float(values[f"{kind}_{name}"]) for name in names] for kind in ("bbox", "segm")}
+    return {iou_type: [float(values[f"{iou_type}_{name}"]) for name in names] for iou_type in ("bbox", "segm")}
 
 
-def tensors(entries: list[dict[str, Any]], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+def to_tensors(entries: list[dict[str, Any]], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """Boxes, labels and masks of COCO entries in the format of torchmetrics."""
     boxes = torch.tensor([each["bbox"] for each in entries], dtype=torch.float32).reshape(-1, 4)
-    masks = [runs.decode(runs.segmToRle(each["segmentation"], size[1], size[0])) for each in entries]
+    masks = [rle.decode(rle.segmToRle(each["segmentation"], size[1], size[0])) for each in entries]
     return {
         "boxes": torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1),
         "labels": torch.tensor([each["category_id"] for each in entries], dtype=torch.int64),
@@ -155,12 +160,12 @@ def tensors(entries: list[dict[str, Any]], size: tuple[int, int]) -> dict[str, t
     }
 
 
-def difference(ours: dict[str, Any], theirs: dict[str, list[float]]) -> float:
-    """The maximum difference over boxes, masks and columns; -1 means that there is no such object."""
+def max_difference(ours: dict[str, Any], other: dict[str, list[float]]) -> float:
+    """The maximum difference over boxes, masks and columns. Without objects, ours is None and the other is -1."""
     return max(
-        abs((-1.0 if ours[kind][column] is None else ours[kind][column]) - other)
-        for kind in theirs
-        for column, other in zip(COLUMNS, theirs[kind], strict=True)
+        abs((-1.0 if ours[iou_type][column] is None else ours[iou_type][column]) - score)
+        for iou_type in other
+        for column, score in zip(COLUMNS, other[iou_type], strict=True)
     )
 
 

@@ -1,11 +1,11 @@
-"""Starts a training run two and four times at once, and checks that one trains and the others are rejected.
+"""Starts a training run two and four times at once, and checks that one process trains and the others are rejected.
 
     PYTHONPATH=src python experiments/concurrent_starts.py [--out FILE]
 
-The starts are simultaneous or 1, 5 and 10 s apart; in two cases the first process is stopped by SIGSTOP while others
-start, in the middle of writing a checkpoint and between its two renames. One process must end with exit code 0, the
-others with 2 and a sentence that names the owner of the lock; weights, metrics.csv, best.ckpt and the files in the
-folder must equal those of a single run, and speed.csv must have each step once.
+The starts are simultaneous or 1, 5 or 10 s apart. In two more cases the first process is stopped by SIGSTOP while the
+others start: in the middle of writing a checkpoint, and between its two renames. One process must end with exit code 0,
+the others with 2 and a one-line message that names the process with the lock. Weights, metrics.csv, best.ckpt and file
+names must equal those of a single run, and speed.csv must have each step once.
 """
 
 import argparse
@@ -22,21 +22,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kills import check_bit_identical, draw_images
+from kills import check_bit_identical, write_images
 
 from lambdanets.provenance import commit, hardware, versions
 
 STARTS = (2, 4)
 GAPS = (0.0, 1.0, 5.0, 10.0)  # seconds between starts
-HELD = {"half a checkpoint": "fsync", "between two renames": "replace"}
+# Where the first process is stopped: a description, and the function in whose 12th call it stops itself.
+STOPPED_IN = {"half a checkpoint": "fsync", "between two renames": "replace"}
 FIELDS = {
     "channels": 3, "image-size": 8, "epochs": 12, "batch-size": 8, "micro-batch": 4, "learning-rate": 0.03,
     "drop-path": 0.2, "ema-decay": 0.9, "checkpoint-every": 1,
 }  # fmt: skip
 
-BATCHES = 96  # per run, two per step
-# The command, slowed down so that a run outlasts the starts. Its first argument is a pause after each batch, its second
-# the function in which it stops itself.
+BATCHES = 96  # per run; two micro-batches per step
+# `lambdanets`, slowed down so that a run lasts longer than the starts. The first argument is the delay after each batch
+# in seconds, the second one the function in which the process stops itself, or empty.
 COMMAND = """
 import os, signal, sys, time
 from pathlib import Path
@@ -44,28 +45,28 @@ from lambdanets.__main__ import console
 from lambdanets.training.speed import Speed
 
 on_batch_end = Speed.on_train_batch_end
-def slowly(*args):
-    time.sleep(pause)
+def slow_on_batch_end(*args):
+    time.sleep(delay)
     on_batch_end(*args)
-Speed.on_train_batch_end = slowly
+Speed.on_train_batch_end = slow_on_batch_end
 
-pause, held = float(sys.argv.pop(1)), sys.argv.pop(1)
-if held:
-    owner = os if held == "fsync" else Path
-    original, calls = getattr(owner, held), []
-    def stopped(subject, *args):
+delay, stop_in = float(sys.argv.pop(1)), sys.argv.pop(1)
+if stop_in:
+    owner = os if stop_in == "fsync" else Path
+    original, calls = getattr(owner, stop_in), []
+    def stop_at_call_12(subject, *args):
         calls.append(None)
         if len(calls) == 12:
             os.kill(os.getpid(), signal.SIGSTOP)
         return original(subject, *args)
-    setattr(owner, held, stopped)
+    setattr(owner, stop_in, stop_at_call_12)
 console()
 """
 
 
 @dataclass
 class Start:
-    """A process of the command, and its log."""
+    """A process that runs `lambdanets train`, and its log."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -75,31 +76,31 @@ class Start:
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def start(images: Path, folder: Path, number: int, seconds: float, held: str = "") -> Start:
-    """Start training into the folder, slowed down to take at least `seconds`."""
+def start(images: Path, folder: Path, number: int, seconds: float, stop_in: str = "") -> Start:
+    """Start a run, slowed down to take at least `seconds`. number: of the process, for its log."""
     log = folder.with_name(f"{folder.name}-{number}.log")
-    fields = [text for name, value in FIELDS.items() for text in (f"--{name}", str(value))]
-    slowed = [sys.executable, "-c", COMMAND, str(seconds / BATCHES), held]
-    command = [*slowed, "train", "--data", str(images), *fields, "--run", str(folder)]
+    fields = [argument for name, value in FIELDS.items() for argument in (f"--{name}", str(value))]
+    lambdanets = [sys.executable, "-c", COMMAND, str(seconds / BATCHES), stop_in]
+    command = [*lambdanets, "train", "--data", str(images), *fields, "--run", str(folder)]
     with log.open("wb") as file:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         return Start(subprocess.Popen(command, stdout=file, stderr=file, env=environment), log)
 
 
-def check_ends(starts: list[Start]) -> dict[str, Any]:
-    """Wait for all; raise AssertionError unless one has trained and the others were rejected in one sentence."""
+def check_exit_codes(starts: list[Start]) -> dict[str, Any]:
+    """Wait for all processes; raise AssertionError unless one has trained and the others were rejected in one line."""
     codes = [entry.process.wait(300) for entry in starts]
     outputs = [entry.log.read_text(errors="replace") for entry in starts]
     assert sorted(codes) == [0] + [2] * (len(starts) - 1), f"exit codes {codes}:\n" + "\n".join(outputs)
-    trained = starts[codes.index(0)].process.pid
-    for code, text in zip(codes, outputs, strict=True):
-        assert code == 0 or text.count("\n") == 1, text
-        assert code == 0 or f"is in use by process {trained} on " in text, text
+    pid = starts[codes.index(0)].process.pid
+    for code, output in zip(codes, outputs, strict=True):
+        assert code == 0 or output.count("\n") == 1, output
+        assert code == 0 or f"is in use by process {pid} on " in output, output
     return {"exit_codes": codes, "trained": codes.index(0)}
 
 
 def check_result(single: Path, folder: Path) -> None:
-    """Raise AssertionError unless the run is bit-identical to a single one, and speed.csv has each step once."""
+    """Raise AssertionError unless the run is bit-identical to a single run, and speed.csv has each step once."""
     check_bit_identical(single, folder)
     with (folder / "speed.csv").open() as file:
         steps = [row["step"] for row in csv.DictReader(file)]
@@ -107,18 +108,18 @@ def check_result(single: Path, folder: Path) -> None:
 
 
 def start_apart(images: Path, folder: Path, count: int, gap: float) -> list[Start]:
-    """Several starts, `gap` seconds apart."""
+    """Start `count` processes, `gap` seconds apart."""
     starts = []
     for number in range(count):
-        starts.append(start(images, folder, number, count * gap + 20))  # 20 s for the imports of the last one
+        starts.append(start(images, folder, number, count * gap + 20))  # 20 s for the imports of the last process
         if number < count - 1:
             time.sleep(gap)
     return starts
 
 
-def start_while_stopped(images: Path, folder: Path, count: int, held: str) -> list[Start]:
-    """Several starts while the first one is stopped; it continues after the others have ended."""
-    first = start(images, folder, 0, 12, held)
+def start_while_stopped(images: Path, folder: Path, count: int, stop_in: str) -> list[Start]:
+    """Start `count` processes; the first one is stopped until the others have ended."""
+    first = start(images, folder, 0, 12, stop_in)
     while not first.stopped:
         assert first.process.poll() is None, first.log.read_text(errors="replace")
         time.sleep(0.05)
@@ -131,31 +132,31 @@ def start_while_stopped(images: Path, folder: Path, count: int, held: str) -> li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="file for the results as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    done: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as place:
-        scratch = Path(place)
-        images = draw_images(scratch / "images")
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        images = write_images(scratch / "images")
         single = scratch / "single"
         assert start(images, single, 0, 0).process.wait(300) == 0, (scratch / "single-0.log").read_text()
         cases: list[tuple[int, str, float | str]] = [(count, "gap", gap) for count in STARTS for gap in GAPS]
-        cases += [(count, "held", name) for count in STARTS for name in HELD]
+        cases += [(count, "stopped_at", name) for count in STARTS for name in STOPPED_IN]
         for number, (count, kind, value) in enumerate(cases):
             folder = scratch / f"run{number}"
             if isinstance(value, str):
-                starts = start_while_stopped(images, folder, count, HELD[value])
+                starts = start_while_stopped(images, folder, count, STOPPED_IN[value])
             else:
                 starts = start_apart(images, folder, count, value)
-            outcome = {"starts": count, kind: value, **check_ends(starts)}
+            outcome = {"starts": count, kind: value, **check_exit_codes(starts)}
             check_result(single, folder)
-            done.append(outcome)
+            results.append(outcome)
             print(f"{count} starts, {kind} {value}: process {outcome['trained']} trained, the others were rejected")
-    print(f"{len(done)} cases, each bit-identical to a single run")
+    print(f"{len(results)} cases, each bit-identical to a single run")
     if options.out:
-        result = {"cases": done, "commit": commit(), "versions": versions(), "hardware": hardware()}
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        content = {"cases": results, "commit": commit(), "versions": versions(), "hardware": hardware()}
+        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Detection backbones at 1024 x 1024: LambdaResNet-50, and the same network with baselines in place of lambda layers.
+"""Detection backbones at 1024 x 1024: LambdaResNet-50, and the same network with other layers for its lambda layers.
 
     python experiments/detection_backbone.py --out FILE [--size 1024] [--candidates NAME ...]    measure
-    python experiments/detection_backbone.py [--page docs/detection.md]    write the page's tables from its results
+    python experiments/detection_backbone.py [--page docs/detection.md]    write the page from committed results
 
-Batch 1, on a CPU, feature maps of strides 4 to 32. Candidates are timed interleaved in one process, after each layer
-was checked against float64; those that do not fit into free memory are skipped. "mask-rcnn" is a training step of
-Mask R-CNN on LambdaResNet-50 with two images, in a separate process. "stride-8" is the peak memory of one layer on
-128 x 128 maps.
+Batch 1, on a CPU, feature maps of strides 4 to 32. All candidates are timed in turn in one process, after their layers
+were compared with float64 references. Candidates that do not fit into free memory are not measured. "mask-rcnn" is a
+training step of Mask R-CNN on LambdaResNet-50 with two images, in a separate process. "stride-8" is the peak memory of
+one layer on 128 x 128 maps.
 """
 
 import argparse
@@ -56,19 +56,19 @@ BEGIN, END = "<!-- written by experiments/detection_backbone.py -->\n", "<!-- en
 CPU = torch.device("cpu")
 HEADS = 8
 PASSES = ("forward", "forward and backward")
-OURS, STEP, FINE = "lambdanets", "mask-rcnn", "stride-8"
-FINE_STRIDE, FINE_CHANNELS = 8, 128  # of ResNet-50's c3
-ROWS = {  # candidates and their names on the page
-    OURS: "lambda layer",
+LAMBDA_LAYER, TRAINING_STEP, STRIDE_8 = "lambdanets", "mask-rcnn", "stride-8"
+STRIDE_8_CHANNELS = 128  # of ResNet-50's c3
+ROWS = {  # candidates, and their names on the page
+    LAMBDA_LAYER: "lambda layer",
     "lambda-networks": "lambda layer of lambda-networks",
     "global-attention": "global self-attention, fused",
-    "global-attention-maps": "global self-attention, maps of all pairs kept",
+    "global-attention-maps": "global self-attention, not fused",
     "convolution": "3x3 convolution",
 }
 
 
 class UnfusedAttention(nn.Module):
-    """Attention without fused kernels, as the paper's baselines were: it materializes all n^2 weights."""
+    """Attention without fused kernels, which keeps the n x n attention weights in memory, as in the paper."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -81,29 +81,29 @@ class UnfusedAttention(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Images and, for a backward pass, the gradients of the feature maps."""
+    """Images and, if there is a backward pass, the gradients of the feature maps."""
 
     images: Tensor
     grad_outputs: list[Tensor] | None
 
 
 class Backbones:
-    """The candidates at one size and pass. Batch norm is in evaluation mode, with the statistics of the images."""
+    """The candidates for one image size and pass. Batch norm uses fixed statistics, computed from the images."""
 
     def __init__(self, size: int, backward: bool) -> None:
         self.size, self.backward = size, backward
 
     @functools.cached_property
-    def ours(self) -> Any:
+    def lambda_resnet(self) -> Any:
         torch.manual_seed(0)
-        # a zero-initialized residual branch would hide errors in it
+        # zero-initialized residual branches would hide errors
         network = create_model("lambda_resnet50", features_only=True, out_indices=(1, 2, 3, 4), zero_init_last=False)
         set_batch_norm_statistics(network, self.images)
         return network.eval().requires_grad_(self.backward)
 
     @functools.cached_property
     def lambda_layers(self) -> list[str]:
-        return [path for path, module in self.ours.named_modules() if isinstance(module, LambdaLayer2d)]
+        return [path for path, module in self.lambda_resnet.named_modules() if isinstance(module, LambdaLayer2d)]
 
     @functools.cached_property
     def images(self) -> Tensor:
@@ -111,7 +111,7 @@ class Backbones:
 
     @functools.cached_property
     def inputs(self) -> Inputs:
-        info = self.ours.feature_info
+        info = self.lambda_resnet.feature_info
         sides = [-(-self.size // stride) for stride in info.reduction()]
         maps = [torch.randn(1, dim, side, side) for dim, side in zip(info.channels(), sides, strict=True)]
         return Inputs(self.images, maps if self.backward else None)
@@ -127,18 +127,18 @@ class Backbones:
             if self.backward:
                 output.register_hook(lambda grad: captured.update({path: (x, grad.detach().clone())}))
 
-        layers = [(path, self.ours.get_submodule(path)) for path in self.lambda_layers]
+        layers = [(path, self.lambda_resnet.get_submodule(path)) for path in self.lambda_layers]
         hooks = [layer.register_forward_hook(functools.partial(capture, path)) for path, layer in layers]
-        run(self.ours, self.inputs)
+        run(self.lambda_resnet, self.inputs)
         for hook in hooks:
             hook.remove()
         return captured
 
     @functools.cached_property
     def expected(self) -> dict[str, Expected]:
-        """Expected tensors of each lambda layer."""
+        """The float64 reference of each lambda layer, by its path."""
         return {
-            path: compute_expected(reference_copy(self.ours.get_submodule(path)), *self.captured[path])
+            path: compute_expected(reference_copy(self.lambda_resnet.get_submodule(path)), *self.captured[path])
             for path in self.lambda_layers
         }
 
@@ -146,73 +146,75 @@ class Backbones:
         if name.startswith("global-attention"):
             check_free_memory(self.attention_bytes(unfused=name.endswith("maps")))
         torch.manual_seed(2)
-        model = copy.deepcopy(self.ours)
+        model = copy.deepcopy(self.lambda_resnet)
         for path in self.lambda_layers:
-            layer = build_layer(name, self.ours.get_submodule(path), self.size // 16)
+            layer = build_layer(name, self.lambda_resnet.get_submodule(path), self.size // 16)
             model.set_submodule(path, layer.requires_grad_(self.backward))
 
-        def errors() -> dict[str, Error]:
-            worst: dict[str, Error] = {}
+        def max_errors() -> dict[str, Error]:
+            maxima: dict[str, Error] = {}
             for path, (x, grad_output) in self.captured.items():
                 layer = model.get_submodule(path)
-                is_lambda = name in (OURS, "lambda-networks")
+                is_lambda = name in (LAMBDA_LAYER, "lambda-networks")
                 expected = self.expected[path] if is_lambda else compute_expected(reference_copy(layer), x, grad_output)
                 prepared = prepare_module(layer, x, grad_output, functools.partial(lambda result: result, expected))
                 prepared.run()
                 for tensor, error in prepared.errors().items():
-                    worst[tensor] = max(worst.get(tensor, error), error)
+                    maxima[tensor] = max(maxima.get(tensor, error), error)
                 prepared.release()
-            return worst
+            return maxima
 
         release = functools.partial(model.zero_grad, set_to_none=True)
-        return Prepared(functools.partial(run, model, self.inputs), errors, release)
+        return Prepared(functools.partial(run, model, self.inputs), max_errors, release)
 
     def attention_bytes(self, *, unfused: bool) -> int:
-        """Predicted float32 memory of attention.
+        """Estimated float32 memory of attention.
 
-        Forward: logits and weights of the largest layer. Forward and backward: the weights of all layers, and three
-        times those of the largest.
+        Forward: logits and weights of the largest layer. With a backward pass: the weights of all layers, and three
+        more tensors of the size of the largest.
         """
-        counts = []
+        layer_bytes = []
         for path in self.lambda_layers:
-            x, ours = self.captured[path][0], self.ours.get_submodule(path)
+            x, layer = self.captured[path][0], self.lambda_resnet.get_submodule(path)
             height, width = x.shape[2:]
-            counts.append(bytes_of_attention(ours.dim_out, height, width, unfused=unfused))
-        return sum(counts) + 3 * max(counts) if self.backward else 2 * max(counts)
+            layer_bytes.append(attention_layer_bytes(layer.dim_out, height, width, unfused=unfused))
+        return sum(layer_bytes) + 3 * max(layer_bytes) if self.backward else 2 * max(layer_bytes)
 
 
-def build_layer(name: str, ours: LambdaLayer2d, side: int) -> nn.Module:
-    """A candidate's layer in place of a lambda layer, for maps up to side x side."""
-    dim, stride = ours.dim, ours.stride
-    if name == OURS:
-        return copy.deepcopy(ours)
+def build_layer(name: str, lambda_layer: LambdaLayer2d, side: int) -> nn.Module:
+    """The candidate's layer that replaces a lambda layer, for maps up to side x side."""
+    dim, dim_out, stride = lambda_layer.dim, lambda_layer.dim_out, lambda_layer.stride
+    if name == LAMBDA_LAYER:
+        return copy.deepcopy(lambda_layer)
     if name == "convolution":
-        return nn.Conv2d(dim, ours.dim_out, 3, stride, padding=1, bias=False)
+        return nn.Conv2d(dim, dim_out, 3, stride, padding=1, bias=False)
     if name == "lambda-networks":
-        theirs = build_peer(name, ours)
-        for norm in [module for module in theirs.modules() if isinstance(module, nn.BatchNorm2d)]:
-            # otherwise PyTorch's batch norm computes wrong gradients at batch 1
+        peer = build_peer(name, lambda_layer)
+        for norm in [module for module in peer.modules() if isinstance(module, nn.BatchNorm2d)]:
+            # PyTorch's batch norm computes wrong gradients at batch 1 if they are not contiguous
             norm.register_forward_hook(lambda module, inputs, output: contiguous_gradient(output))
-        return theirs
-    attention = GlobalAttention(dim, ours.dim_out, stride=stride, heads=HEADS, max_distance=max(1, side - 1)).eval()
+        return peer
+    attention = GlobalAttention(dim, dim_out, stride=stride, heads=HEADS, max_distance=max(1, side - 1)).eval()
     return UnfusedAttention(attention) if name.endswith("maps") else attention
 
 
 def check_free_memory(needed: int) -> None:
-    """Raise Skipped if more bytes are needed than are free."""
+    """Raise Skipped if free memory is less than `needed` bytes."""
     free = free_memory(CPU)
     if needed > free:
         raise Skipped(f"does not fit: needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f}")
 
 
-def bytes_of_attention(dim: int, height: int, width: int, *, unfused: bool) -> int:
-    """Float32 memory of a layer's intermediates: attention maps if unfused, else queries, keys, values and position
-    logits with copies."""
+def attention_layer_bytes(dim: int, height: int, width: int, *, unfused: bool) -> int:
+    """Estimated float32 memory of a layer's intermediate tensors.
+
+    These are the attention weights if unfused, else queries, keys, values and position logits with their copies.
+    """
     return 4 * HEADS * height * width * (height * width if unfused else 6 * (dim // HEADS + height + width))
 
 
 def run(model: nn.Module, inputs: Inputs) -> None:
-    """One pass, which allocates its gradients."""
+    """Run the pass, and allocate new gradients."""
     model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(inputs.grad_outputs is not None):
         maps = model(inputs.images)
@@ -221,7 +223,7 @@ def run(model: nn.Module, inputs: Inputs) -> None:
 
 
 def training_step(size: int) -> dict[str, Any]:
-    """Time and memory of a training step of Mask R-CNN on LambdaResNet-50 with two images, 8 objects each."""
+    """Measure a training step of Mask R-CNN on LambdaResNet-50 with two images of 8 objects."""
     torch.manual_seed(0)
     model = mask_rcnn("lambda_resnet50", 90, image_size=size).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -253,17 +255,19 @@ def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
 
 
 def peak_at_stride_8(size: int, names: list[str]) -> dict[str, int | str]:
-    """Peak bytes of a layer at stride 8, forward and backward, or why it was skipped."""
+    """Peak bytes of each candidate's layer at stride 8, forward and backward, or the reason why it is not measured."""
     torch.manual_seed(0)
-    side = size // FINE_STRIDE
-    ours = LambdaLayer2d(FINE_CHANNELS, scope=23)
-    x = torch.randn(1, FINE_CHANNELS, side, side, requires_grad=True)
+    side = size // 8
+    lambda_layer = LambdaLayer2d(STRIDE_8_CHANNELS, scope=23)
+    x = torch.randn(1, STRIDE_8_CHANNELS, side, side, requires_grad=True)
     peaks: dict[str, int | str] = {}
     for name in names:
         try:
             if name.startswith("global-attention"):
-                check_free_memory(4 * bytes_of_attention(FINE_CHANNELS, side, side, unfused=name.endswith("maps")))
-            layer = build_layer(name, ours, side).eval()
+                check_free_memory(
+                    4 * attention_layer_bytes(STRIDE_8_CHANNELS, side, side, unfused=name.endswith("maps"))
+                )
+            layer = build_layer(name, lambda_layer, side).eval()
         except Skipped as reason:
             peaks[name] = str(reason)
             continue
@@ -295,19 +299,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for row in rows
         ],
     }
-    if FINE in options.candidates:
-        content["fine"] = peak_at_stride_8(options.size, names)
-    if STEP in options.candidates:
+    if STRIDE_8 in options.candidates:
+        content["stride_8"] = peak_at_stride_8(options.size, names)
+    if TRAINING_STEP in options.candidates:
         child = [sys.executable, __file__, "--step", "--size", str(options.size)]
-        content["step"] = json.loads(subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        content["training_step"] = json.loads(
+            subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True).stdout
+        )
     return content | {"commit": commit(), "versions": versions() | baseline_versions(), "hardware": hardware()}
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The section of the page between its markers."""
+    """The text between the page's markers."""
     size, machine = results["size"], results["hardware"]
     measured = {(row["candidate"], row["sizes"]["pass"]): row for row in results["rows"]}
-    header = ["in place of 4 convolutions", "forward, s", "min to max", "peak GiB"]
+    header = ["layer", "forward, s", "min to max", "peak GiB"]
     header += ["forward and backward, s", "min to max", "peak GiB"]
     rows = []
     for name, label in ROWS.items():
@@ -326,24 +332,26 @@ def tables(results: dict[str, Any]) -> str:
     runs = [len(row["seconds"]) for row in results["rows"] if row["seconds"]]
     text = ""
     if runs:
-        where = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
-        text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, maps of strides 4 to 32,
-with its lambda layers or with baselines in their place; float32, batch norm with fixed statistics. Medians of
-{" to ".join(map(str, sorted({min(runs), max(runs)})))} interleaved runs, on {where}.
-The peak is that of PyTorch's allocator, without weights and images.
+        machine_text = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
+        text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, feature maps of strides 4
+to 32, with its four lambda layers or with other layers instead; float32, batch norm with fixed statistics. Medians of
+{" to ".join(map(str, sorted({min(runs), max(runs)})))} interleaved runs, on {machine_text}.
+The peak is what PyTorch's allocator reports, not counting weights and images.
 
 {markdown_table(header, *rows)}
 """
-    if "fine" in results:
-        side = size // FINE_STRIDE
-        text += f"\nOne layer in c3, {FINE_CHANNELS} channels on {side} x {side} positions, forward and backward:\n\n"
+    if "stride_8" in results:
+        side = size // 8
+        text += (
+            f"\nOne layer in c3, {STRIDE_8_CHANNELS} channels on {side} x {side} positions, forward and backward:\n\n"
+        )
         peaks = [
             [ROWS[name], peak if isinstance(peak, str) else f"{peak / 2**30:.2f}"]
-            for name, peak in results["fine"].items()
+            for name, peak in results["stride_8"].items()
         ]
         text += markdown_table(["layer", "peak GiB"], *peaks) + "\n"
-    if "step" in results:
-        step = results["step"]
+    if "training_step" in results:
+        step = results["training_step"]
         text += (
             f"\nA training step of Mask R-CNN on LambdaResNet-50 with two images of {size} x {size} takes\n"
             f"{summarize(step['seconds']).median:.0f} s and {step['peak_bytes'] / 2**30:.1f} GiB; its process has "
@@ -353,20 +361,22 @@ The peak is that of PyTorch's allocator, without weights and images.
 
 
 def write_page(page: Path, results: dict[str, Any]) -> None:
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{tables(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    before, _, after = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{tables(results)}\n{END}{after.partition(END)[2]}", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, default=1024, help="side of the images in pixels")
-    parser.add_argument("--candidates", nargs="+", choices=[*ROWS, FINE, STEP], default=[*ROWS, FINE, STEP])
+    parser.add_argument(
+        "--candidates", nargs="+", choices=[*ROWS, STRIDE_8, TRAINING_STEP], default=[*ROWS, STRIDE_8, TRAINING_STEP]
+    )
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
-    parser.add_argument("--repeats", type=int, default=5, help="maximum of timed runs per candidate")
-    parser.add_argument("--seconds", type=float, default=40, help="time budget per candidate")
-    parser.add_argument("--out", type=Path, help="measure, and write the results as JSON")
-    parser.add_argument("--page", type=Path, help="page whose tables to write from experiments/results")
-    parser.add_argument("--step", action="store_true", help="measure the training step only, and print JSON")
+    parser.add_argument("--repeats", type=int, default=5, help="maximum number of timed runs per candidate")
+    parser.add_argument("--seconds", type=float, default=40, help="time limit per candidate in seconds")
+    parser.add_argument("--out", type=Path, help="measure, and write the results to this JSON file")
+    parser.add_argument("--page", type=Path, help="write the tables of this page from experiments/results")
+    parser.add_argument("--step", action="store_true", help="measure only the training step, and print JSON")
     options = parser.parse_args()
     with measurement_settings(None):
         if options.step:

@@ -10,8 +10,11 @@ import torch
 Call = Callable[[], Any]
 
 
-def time_of(calls: Sequence[Call], samples: int = 15, graph: bool = True) -> dict[str, Any]:
-    """Microseconds per call over alternating calls: median and quartiles, eager and, if capturable, as a graph."""
+def measure_calls(calls: Sequence[Call], samples: int = 15, graph: bool = True) -> dict[str, Any]:
+    """Microseconds per call, median and quartiles: eager and, if it can be captured, as a CUDA graph.
+
+    The calls run in turn, so calls on different tensors do not find their data in the cache.
+    """
     if not torch.cuda.is_available():
         start = time.perf_counter()
         for call in calls:
@@ -23,29 +26,29 @@ def time_of(calls: Sequence[Call], samples: int = 15, graph: bool = True) -> dic
     start = time.monotonic()
     calls[0]()
     torch.cuda.synchronize()
-    once = max(time.monotonic() - start, 1e-5)
-    turns = max(1, min(4, int(0.02 / (once * len(calls)))))
-    samples = max(3, min(samples, int(0.4 / (once * turns * len(calls)))))
+    seconds = max(time.monotonic() - start, 1e-5)
+    rounds = max(1, min(4, int(0.02 / (seconds * len(calls)))))
+    samples = max(3, min(samples, int(0.4 / (seconds * rounds * len(calls)))))
     result: dict[str, Any] = {}
 
     def run_all() -> None:
-        for _ in range(turns):
+        for _ in range(rounds):
             for call in calls:
                 call()
 
-    result |= _measured(run_all, "eager", turns * len(calls), samples)
+    result |= _measure(run_all, "eager", rounds * len(calls), samples)
     if graph:
         try:
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
                 run_all()
-            result |= _measured(captured.replay, "graph", turns * len(calls), samples)
-        except RuntimeError as error:  # not capturable: only the eager time
+            result |= _measure(captured.replay, "graph", rounds * len(calls), samples)
+        except RuntimeError as error:  # cannot be captured: only the eager time
             result["graph_error"] = repr(error)[:300]
     return result
 
 
-def _measured(run: Call, name: str, count: int, samples: int) -> dict[str, Any]:
+def _measure(run: Call, name: str, count: int, samples: int) -> dict[str, Any]:
     times = []
     for _ in range(samples):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""One part of gpu.py, which runs each in a separate process: gpu_parts.py PART --out FILE --seconds S [--dry-run]."""
+"""Runs one part of gpu.py: gpu_parts.py PART --out FILE --seconds S [--dry-run]."""
 
 import argparse
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_clock import time_of
+from gpu_clock import measure_calls
 from torch import Tensor, nn
 
 from lambdanets import LambdaLayer2d, create_model
@@ -31,7 +31,7 @@ from lambdanets.ops.position.fused.verification import kernels_for_dtype, retest
 from lambdanets.ops.position.gpus import find_gpu_spec
 from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
 
-# side, v, scope (None = global), batch: the stages of a LambdaResNet-50 at 224 pixels, and larger maps
+# side of the map, value depth, scope (None: global), batch: layers of LambdaResNet-50 at 224 pixels, and others
 SHAPES = [(56, 16, 23, 128), (28, 32, 23, 128), (14, 64, 23, 128), (7, 128, 23, 128)]
 MORE_SHAPES = [
     (56, 32, 23, 128),
@@ -42,44 +42,43 @@ MORE_SHAPES = [
     (128, 64, None, 1),
 ]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-HEADS, DEPTH = 4, 16
+HEADS, QUERY_DEPTH = 4, 16
 _SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm
-ROTATED_BYTES = 160 << 20  # larger than the L2 cache
-_ALL = NeedsGrad(True, True, True)
+INPUT_BYTES = 160 << 20  # of all sets of inputs, larger than the L2 cache
 
 
 class Part:
-    """The output file and the deadline of a part."""
+    """The settings of a part; its methods append rows to the output file."""
 
     def __init__(self, name: str, out: Path, seconds: float, dry_run: bool) -> None:
         self.name, self.out, self.dry_run = name, out, dry_run
-        self.end = time.monotonic() + seconds
+        self.deadline = time.monotonic() + seconds
         self.device = "cpu" if dry_run else "cuda:0"
 
-    def over(self, what: str) -> bool:
-        """Whether the deadline has passed; if so, record what is not run."""
-        over = time.monotonic() > self.end
-        if over:
-            self.add(what, failure="not run: no time left")
-        return over
+    def out_of_time(self, name: str) -> bool:
+        """Whether the deadline has passed; if so, record that this is not run."""
+        out_of_time = time.monotonic() > self.deadline
+        if out_of_time:
+            self.write_row(name, failure="not run: no time left")
+        return out_of_time
 
-    def add(self, what: str, **row: Any) -> None:
-        line = json.dumps({"part": self.name, "what": what, **row})
+    def write_row(self, name: str, **row: Any) -> None:
+        line = json.dumps({"part": self.name, "name": name, **row})
         with self.out.open("a") as file:
             file.write(line + "\n")
         print(line, flush=True)
 
     @contextlib.contextmanager
-    def recording(self, what: str) -> Iterator[None]:
+    def record_errors(self, name: str) -> Iterator[None]:
         """Record an exception as a row, and continue."""
         try:
             yield
         except Exception as error:
-            self.add(what, failure=f"{type(error).__name__}: {error}"[:500])
+            self.write_row(name, failure=f"{type(error).__name__}: {error}"[:500])
 
 
-def output_of(*command: str) -> str | None:
-    """The output of a command, None if it is missing or fails."""
+def command_output(*command: str) -> str | None:
+    """The output of a command, or None if the command is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -87,7 +86,7 @@ def output_of(*command: str) -> str | None:
 
 
 def machine(part: Part) -> None:
-    """Versions, hardware, and measured peak rates."""
+    """Record versions and hardware, and measure peak rates."""
     import triton
 
     row: dict[str, Any] = {
@@ -95,7 +94,7 @@ def machine(part: Part) -> None:
         "triton": triton.__version__,
         "python": platform.python_version(),
     }
-    row["commit"] = output_of("git", "rev-parse", "HEAD")
+    row["commit"] = command_output("git", "rev-parse", "HEAD")
     if not part.dry_run:
         properties = torch.cuda.get_device_properties(0)
         row |= {
@@ -105,50 +104,50 @@ def machine(part: Part) -> None:
             "capability": [properties.major, properties.minor],
             "processors": properties.multi_processor_count,
             "memory_gib": round(properties.total_memory / 2**30, 1),
-            "driver": output_of("nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"),
+            "driver": command_output("nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"),
         }
-    part.add("versions", **row)
+    part.write_row("versions", **row)
     side, size = (64, 1 << 16) if part.dry_run else (8192, 1 << 30)
     for dtype in (torch.bfloat16, torch.float32):
         square = torch.randn(side, side, device=part.device).to(dtype)
-        seconds = seconds_of(lambda x=square: x @ x)
-        part.add(f"product of {side} x {side}, {dtype}", tflops=2 * side**3 / seconds / 1e12)
+        seconds = measure_seconds(lambda x=square: x @ x)
+        part.write_row(f"product of {side} x {side}, {dtype}", tflops=2 * side**3 / seconds / 1e12)
     source, target = (torch.zeros(size, device=part.device, dtype=torch.uint8) for _ in range(2))
-    part.add("copy", gbytes=2 * size / seconds_of(lambda: target.copy_(source)) / 1e9)
+    part.write_row("copy", gbytes=2 * size / measure_seconds(lambda: target.copy_(source)) / 1e9)
     # repeated sum of a tensor that fits into the L2 cache
     cached = torch.ones(min(size, 16 << 20) // 4, device=part.device)
-    part.add("reads from the L2 cache", gbytes=4 * cached.numel() / seconds_of(lambda: cached.sum()) / 1e9)
+    part.write_row("reads from the L2 cache", gbytes=4 * cached.numel() / measure_seconds(lambda: cached.sum()) / 1e9)
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    times = time_of([call])
+def measure_seconds(call: Callable[[], Any]) -> float:
+    times = measure_calls([call])
     return times.get("graph_us", times["eager_us"]) / 1e6
 
 
 def compile_kernels(part: Part) -> None:
-    """Compile every kernel for this device on all cores, into Triton's cache for the later parts."""
+    """Compile every kernel for this device, which fills Triton's cache for the later parts."""
     import kernels
 
     architecture = 90 if part.dry_run else int("".join(map(str, torch.cuda.get_device_capability())))
-    todo = kernels.configurations([architecture])
+    configurations = kernels.configurations([architecture])
     if part.dry_run:
-        part.add("configurations", count=len(todo))
+        part.write_row("configurations", count=len(configurations))
         return
-    start, done = time.monotonic(), 0
+    start, compiled = time.monotonic(), 0
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        for row in pool.imap_unordered(kernels.examine, todo):
-            done += 1
+        for row in pool.imap_unordered(kernels.examine, configurations):
+            compiled += 1
             failures = "; ".join(kernels.failures(row))
             if failures:
-                part.add(f"{row['kernel']} h={row['heads']} {row['tiles']}", failure=failures)
-            if part.over("some configurations"):
+                part.write_row(f"{row['kernel']} h={row['heads']} {row['tiles']}", failure=failures)
+            if part.out_of_time("the other configurations"):
                 pool.terminate()
                 break
-    part.add("all", compiled=done, of=len(todo), seconds=time.monotonic() - start)
+    part.write_row("all", compiled=compiled, of=len(configurations), seconds=time.monotonic() - start)
 
 
 def smoke(part: Part) -> None:
-    """Whole layers under autocast at edge cases: few heads, odd depths, one example, large maps."""
+    """Compare whole layers under autocast with convolutions: few heads, unusual depths, one example, large maps."""
     cases: list[tuple[str, dict[str, Any], int, int]] = [
         ("1 head", {"heads": 1}, 32, 56),
         ("1056 x 1056, 2 examples", {}, 2, 1056),
@@ -163,17 +162,17 @@ def smoke(part: Part) -> None:
     for name, options, batch, side in cases:
         # Triton's interpreter does not support bfloat16 products
         for dtype in (torch.float16,) if part.dry_run else (torch.bfloat16, torch.float16):
-            if part.over(f"{name}, {dtype}"):
+            if part.out_of_time(f"{name}, {dtype}"):
                 continue
             if part.dry_run:
                 batch, side = 2, 5
-            with part.recording(f"{name}, {dtype}"):
-                error = error_of_layer(part, options, (batch, 64, side, side), dtype)
-                part.add(f"{name}, {dtype}", error=error, correct=error < _SMOKE_TOLERANCE)
+            with part.record_errors(f"{name}, {dtype}"):
+                error = layer_error(part, options, (batch, 64, side, side), dtype)
+                part.write_row(f"{name}, {dtype}", error=error, correct=error < _SMOKE_TOLERANCE)
 
 
-def error_of_layer(part: Part, options: dict[str, Any], sizes: tuple[int, ...], dtype: torch.dtype) -> float:
-    """The maximum relative error of output and gradients under autocast, relative to float32 convolutions."""
+def layer_error(part: Part, options: dict[str, Any], sizes: tuple[int, ...], dtype: torch.dtype) -> float:
+    """Maximum relative error of output and gradients under autocast, compared with convolutions in float32."""
     torch.manual_seed(0)
     layer = LambdaLayer2d(64, scope=7, algorithm="fused", **options).to(part.device)
     x = torch.randn(sizes, device=part.device, requires_grad=True)
@@ -183,14 +182,17 @@ def error_of_layer(part: Part, options: dict[str, Any], sizes: tuple[int, ...], 
         layer.algorithm = algorithm
         with torch.autocast(part.device.split(":")[0], dtype, enabled=algorithm == "fused"):
             y = layer(x)
-        # a sum, because gradients of a mean would underflow in float16 without loss scaling
+        # sum instead of mean, whose gradients would underflow in float16 without loss scaling
         gradients = torch.autograd.grad((y.float() * weights).sum(), [x, *layer.parameters()])
         results.append([y.detach().float(), *(gradient.float() for gradient in gradients)])
-    return max(((a - b).norm() / b.norm().clamp_min(1e-20)).item() for a, b in zip(*results, strict=True))
+    return max(
+        ((actual - expected).norm() / expected.norm().clamp_min(1e-20)).item()
+        for actual, expected in zip(*results, strict=True)
+    )
 
 
 def check(part: Part) -> None:
-    """All kernels against float64 at the launchers' tiles, and twenty repeats, which must be bit-identical."""
+    """Compare all kernels with float64 references, and check that 20 runs are bit-identical."""
     cases = [
         Case(130, 4, (28, 28), (23, 23), 16, 64, content=True, inside_nan=False),
         Case(64, 1, (14, 14), (27, 27), 16, 32, inside_nan=False),
@@ -200,155 +202,163 @@ def check(part: Part) -> None:
     ]
     for case in [Case(3, 4, (5, 7), (3, 5), 16, 16, content=True)] if part.dry_run else cases:
         for dtype in DTYPES:
-            if (part.dry_run and dtype == torch.bfloat16) or part.over(f"{case} {dtype}"):
+            if (part.dry_run and dtype == torch.bfloat16) or part.out_of_time(f"{case} {dtype}"):
                 continue  # Triton's interpreter does not support bfloat16 products
             example = make_example(case, dtype, part.device)
             for kernel in kernels_for_dtype(dtype):
-                what = f"{kernel} {dtype} {case}"
-                with part.recording(what):
+                name = f"{kernel} {dtype} {case}"
+                with part.record_errors(name):
                     verdict = check_kernel(kernel, [example])
-                    equal = bit_equal(kernel, example, 2 if part.dry_run else 20)
-                    part.add(what, correct=not verdict["reason"], error=verdict["error"], bit_equal=equal)
+                    bit_equal = is_bit_identical(kernel, example, 2 if part.dry_run else 20)
+                    part.write_row(name, correct=not verdict["reason"], error=verdict["error"], bit_equal=bit_equal)
 
 
-def bit_equal(kernel: str, example: Any, repeats: int) -> bool:
+def is_bit_identical(kernel: str, example: Any, repeats: int) -> bool:
+    """Whether repeated runs of a kernel have bit-identical results."""
     from lambdanets.ops.position.fused.self_test import run_kernel
 
     first = run_kernel(kernel, example)[0]
     return all(torch.equal(first, run_kernel(kernel, example)[0]) for _ in range(repeats - 1))
 
 
-def inputs_of(
+def make_inputs(
     part: Part, shape: tuple[int, int, int | None, int], dtype: torch.dtype
 ) -> tuple[list[list[Tensor]], Problem]:
-    """Sets of queries, table, values and gradient in a layer's layout, larger than the cache together; the problem."""
+    """Sets of queries, table, values and gradient in a layer's layout, and the problem.
+
+    Together the sets are larger than the L2 cache, so that a kernel does not find its inputs in the cache.
+    """
     side, v, scope, batch = (5, 16, 3, 2) if part.dry_run else shape
     n, grid = side * side, (side, side)
     sides = (2 * side - 1,) * 2 if scope is None else (scope, scope)
-    sizes = (batch, n, HEADS, DEPTH), (*sides, DEPTH, 1), (batch, n, v, 1), (batch, n, HEADS, v)
+    sizes = (batch, n, HEADS, QUERY_DEPTH), (*sides, QUERY_DEPTH, 1), (batch, n, v, 1), (batch, n, HEADS, v)
 
-    def make() -> list[Tensor]:
-        q, r, values, g = (torch.randn(size, device=part.device).to(dtype) for size in sizes)
-        return [q.transpose(1, 2), crop_to_grid(r, grid).contiguous(), values, g.transpose(1, 2)]
+    def make_set() -> list[Tensor]:
+        tensors = (torch.randn(size, device=part.device).to(dtype) for size in sizes)
+        queries, table, values, grad_output = tensors
+        return [queries.transpose(1, 2), crop_to_grid(table, grid).contiguous(), values, grad_output.transpose(1, 2)]
 
-    sets = [make()]
-    size = sum(x.nbytes for x in sets[0])
-    sets += [make() for _ in range(1 if part.dry_run else min(8, math.ceil(ROTATED_BYTES / size)))]
+    sets = [make_set()]
+    set_bytes = sum(x.nbytes for x in sets[0])
+    sets += [make_set() for _ in range(1 if part.dry_run else min(8, math.ceil(INPUT_BYTES / set_bytes)))]
     return sets, make_problem(*sets[0][:3], grid, False)
 
 
-def kernels_times(part: Part) -> None:
-    """Measured and predicted time of each kernel: all shapes in bfloat16, the first ones in other dtypes."""
+def time_kernels(part: Part) -> None:
+    """Measure and predict the time of each kernel: all shapes in bfloat16, the first two also in other dtypes."""
     device = kernel_device(part.device)
     assert device is not None
-    sheet = find_gpu_spec(device.name, device.capability)
-    todo = [(shape, torch.bfloat16) for shape in (*SHAPES, *MORE_SHAPES)]
-    todo += [(shape, dtype) for dtype in (torch.float16, torch.float32) for shape in SHAPES[:2]]
-    for shape, dtype in todo[-1:] if part.dry_run else todo:
-        sets, problem = inputs_of(part, shape, dtype)
-        for kernel, call in calls_of_kernels(problem).items():
-            what = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} r={shape[2]} b={shape[3]} {str(dtype)[6:]}"
-            if part.over(what):
+    gpu = find_gpu_spec(device.name, device.capability)
+    problems = [(shape, torch.bfloat16) for shape in (*SHAPES, *MORE_SHAPES)]
+    problems += [(shape, dtype) for dtype in (torch.float16, torch.float32) for shape in SHAPES[:2]]
+    for shape, dtype in problems[-1:] if part.dry_run else problems:
+        sets, problem = make_inputs(part, shape, dtype)
+        for kernel, call in kernel_calls(problem).items():
+            name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} r={shape[2]} b={shape[3]} {str(dtype)[6:]}"
+            if part.out_of_time(name):
                 continue
-            with part.recording(what):
-                predicted = prediction.kernel_seconds(kernel, problem, device.capability, sheet)
-                times = time_of([partial(call, *tensors) for tensors in sets])
-                part.add(what, predicted_us=1e6 * predicted, **times)
+            with part.record_errors(name):
+                predicted = prediction.kernel_seconds(kernel, problem, device.capability, gpu)
+                times = measure_calls([partial(call, *tensors) for tensors in sets])
+                part.write_row(name, predicted_us=1e6 * predicted, **times)
 
 
-def calls_of_kernels(problem: Problem) -> dict[str, Callable[..., Any]]:
-    """Functions of queries, table, values and gradient that launch each kernel."""
+def kernel_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
+    """Functions of queries, table, values and grad_output, each of which launches one kernel."""
 
-    def forward(order: str, q: Tensor, r: Tensor, v: Tensor, g: Tensor) -> Tensor:
-        return fused.forward_in_order(order, q, r, v, problem)
+    def forward(order: str, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor) -> Tensor:
+        return fused.forward_in_order(order, queries, table, values, problem)
 
-    def gradient(place: int, q: Tensor, r: Tensor, v: Tensor, g: Tensor) -> Any:
-        return fused.gradients(g, q, r, v, problem, NeedsGrad(*(place == i for i in range(3))))
+    def gradient(index: int, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor) -> Any:
+        needs_grad = NeedsGrad(*(index == i for i in range(3)))
+        return fused.gradients(grad_output, queries, table, values, problem, needs_grad)
 
     orders = ("query", "lambda") if problem.dtype.itemsize == 2 else ("query",)
     calls = {f"forward_{order}_order": partial(forward, order) for order in orders}
-    places = enumerate(("queries_gradient", "table_parts", "values_gradient"))
-    return calls | {kernel: partial(gradient, place) for place, kernel in places}
+    kernels = ("queries_gradient", "table_parts", "values_gradient")
+    return calls | {kernel: partial(gradient, index) for index, kernel in enumerate(kernels)}
 
 
 def self_test(part: Part) -> None:
-    """The self-test that `auto` requires of a kernel; later parts use the stored results."""
+    """Run the self-test that `auto` requires for each kernel, and store its results for the later parts."""
     device = kernel_device(part.device)
     assert device is not None
     for dtype in DTYPES:
-        if not part.dry_run and not part.over(f"{dtype}"):
+        if not part.dry_run and not part.out_of_time(f"{dtype}"):
             for name, verdict in retest(device, dtype).items():
-                part.add(f"{name} {dtype}", correct=not verdict.reason, error=verdict.error, reason=verdict.reason)
+                part.write_row(
+                    f"{name} {dtype}", correct=not verdict.reason, error=verdict.error, reason=verdict.reason
+                )
 
 
 def layers(part: Part) -> None:
-    """Forward and training step of lambda layers by algorithm, the 3x3 convolution, and other packages' layers."""
+    """Time inference and training steps of lambda layers, 3x3 convolutions, and layers of other packages."""
     for side, v, scope, batch in SHAPES[:1] if part.dry_run else (*SHAPES, (28, 64, 23, 128)):
         dim, sizes = HEADS * v, (2, HEADS * v, 5, 5) if part.dry_run else (batch, HEADS * v, side, side)
         layer = LambdaLayer2d(dim, scope=3 if part.dry_run else scope, heads=HEADS, batch_norm=True).to(part.device)
-        methods: dict[str, nn.Module | Callable[[], nn.Module]] = {"lambda layer, auto": layer}
+        candidates: dict[str, nn.Module | Callable[[], nn.Module]] = {"lambda layer, auto": layer}
         for algorithm in ("fused", "query_order", "convolution"):
-            methods[f"lambda layer, {algorithm}"] = with_algorithm(layer, algorithm)
-        methods["lambda layer, auto, compiled"] = lambda layer=layer: torch.compile(layer)
-        methods["3x3 convolution"] = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(part.device)
-        for name in PEERS:
-            methods[name] = partial(build_peer, name, layer)
-        for name, method in methods.items():
-            what = f"{name} {side}x{side} v={v} b={batch}"
-            if (part.dry_run and "compiled" in name) or part.over(what):
+            candidates[f"lambda layer, {algorithm}"] = with_algorithm(layer, algorithm)
+        candidates["lambda layer, auto, compiled"] = lambda layer=layer: torch.compile(layer)
+        candidates["3x3 convolution"] = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(part.device)
+        for peer in PEERS:
+            candidates[peer] = partial(build_peer, peer, layer)
+        for candidate, build in candidates.items():
+            name = f"{candidate} {side}x{side} v={v} b={batch}"
+            if (part.dry_run and "compiled" in name) or part.out_of_time(name):
                 continue
-            with part.recording(what), contextlib.suppress(Skipped):
-                module = (method if isinstance(method, nn.Module) else method()).to(part.device)
-                time_module(part, what, module, sizes)
+            with part.record_errors(name), contextlib.suppress(Skipped):
+                module = (build if isinstance(build, nn.Module) else build()).to(part.device)
+                time_module(part, name, module, sizes)
 
 
 def with_algorithm(layer: LambdaLayer2d, algorithm: str) -> LambdaLayer2d:
-    """A copy of the layer with another algorithm."""
-    other = copy.deepcopy(layer)
-    other.algorithm = algorithm
-    return other
+    """A copy of the layer that uses this algorithm."""
+    copied = copy.deepcopy(layer)
+    copied.algorithm = algorithm
+    return copied
 
 
-def time_module(part: Part, what: str, module: nn.Module, sizes: tuple[int, ...], graph: bool = True) -> None:
-    """Time of inference and of a training step under bfloat16 autocast, channels last, and the step's peak memory."""
-    kind = part.device.split(":")[0]
+def time_module(part: Part, name: str, module: nn.Module, sizes: tuple[int, ...], graph: bool = True) -> None:
+    """Measure inference and a training step in channels_last with bfloat16 autocast, and the step's peak memory."""
+    device_type = part.device.split(":")[0]
     if all(weight.ndim < 5 for weight in module.parameters()):  # 3D convolutions have no channels_last format
         module = module.to(memory_format=torch.channels_last)
     module = module.train()
     x = torch.randn(sizes, device=part.device).to(memory_format=torch.channels_last).requires_grad_()
 
     def forward() -> Tensor:
-        with torch.autocast(kind, torch.bfloat16):
+        with torch.autocast(device_type, torch.bfloat16):
             return module(x)
 
     def inference() -> None:
         with torch.no_grad():
             forward()
 
-    gradient = torch.randn_like(forward())
+    grad_output = torch.randn_like(forward())
     inputs = [x, *module.parameters()]
     module.eval()
-    part.add(f"{what}, inference", **time_of([inference], graph=graph))
+    part.write_row(f"{name}, inference", **measure_calls([inference], graph=graph))
     module.train()
-    if kind == "cuda":
+    if device_type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    step = time_of([lambda: torch.autograd.grad(forward(), inputs, gradient)], graph=False)
-    peak = torch.cuda.max_memory_allocated() / 2**20 if kind == "cuda" else None
-    part.add(f"{what}, training step", **step, peak_mib=peak)
+    step = measure_calls([lambda: torch.autograd.grad(forward(), inputs, grad_output)], graph=False)
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device_type == "cuda" else None
+    part.write_row(f"{name}, training step", **step, peak_mib=peak)
 
 
 def networks(part: Part) -> None:
-    """Training and inference of LambdaResNet-50, ResNet-50 with lambda layers in some stages, and ResNet-50."""
+    """Time LambdaResNet-50, ResNet-50, and ResNet-50 with lambda layers in some stages."""
     batch, side = (2, 64) if part.dry_run else (128, 224)
-    options: list[tuple[str, dict[str, Any]]] = [("lambda_resnet50", {}), ("resnet50", {})]
-    options += [("resnet50_lambda", {"pattern": pattern}) for pattern in ("CCLL", "LLLL")]
-    for name, chosen in options[:1] if part.dry_run else options:
-        what = f"{name} {' '.join(chosen.values())} b={batch}"
-        if part.over(what):
+    models: list[tuple[str, dict[str, Any]]] = [("lambda_resnet50", {}), ("resnet50", {})]
+    models += [("resnet50_lambda", {"pattern": pattern}) for pattern in ("CCLL", "LLLL")]
+    for model_name, options in models[:1] if part.dry_run else models:
+        name = f"{model_name} {' '.join(options.values())} b={batch}"
+        if part.out_of_time(name):
             continue
-        with part.recording(what):
-            model = timm_model(name) if name == "resnet50" else create_model(name, **chosen)
-            time_module(part, what, model.to(part.device), (batch, 3, side, side), graph=False)
+        with part.record_errors(name):
+            model = timm_model(model_name) if model_name == "resnet50" else create_model(model_name, **options)
+            time_module(part, name, model.to(part.device), (batch, 3, side, side), graph=False)
 
 
 def timm_model(name: str) -> nn.Module:
@@ -357,12 +367,12 @@ def timm_model(name: str) -> nn.Module:
     return timm.create_model(name)
 
 
-CALLS: dict[str, Callable[[Part], None]] = {
+PARTS: dict[str, Callable[[Part], None]] = {
     "machine": machine,
     "compile": compile_kernels,
     "smoke": smoke,
     "check": check,
-    "kernels": kernels_times,
+    "kernels": time_kernels,
     "self_test": self_test,
     "layers": layers,
     "networks": networks,
@@ -371,12 +381,12 @@ CALLS: dict[str, Callable[[Part], None]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=list(CALLS))
+    parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
-    CALLS[arguments.part](Part(arguments.part, arguments.out, arguments.seconds, arguments.dry_run))
+    PARTS[arguments.part](Part(arguments.part, arguments.out, arguments.seconds, arguments.dry_run))
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Predicted times of the fused kernels on a GPU, and of a 3x3 convolution by the same data sheet.
+"""Predicts the times of the fused kernels and of a 3x3 convolution from a GPU's data sheet.
 
     python experiments/gpu_predictions.py [--device H100] [--out FILE]
 
-Needs no GPU; `experiments/gpu.py` compares predicted with measured times. The problems are the position terms of
-ResNet-50's layers at 224 pixels, batch 128, k = 16, 4 heads, scope 23, in bfloat16.
+Needs no GPU. `experiments/gpu.py` compares predicted with measured times. The problems are the position terms of
+LambdaResNet-50's layers at 224 pixels: batch 128, k = 16, 4 heads, scope 23, bfloat16.
 """
 
 import argparse
@@ -21,29 +21,29 @@ from lambdanets.text_tables import markdown_table
 
 CAPABILITIES = {"A100": (8, 0), "L40S": (8, 9), "RTX 4090": (8, 9), "H100": (9, 0), "H200": (9, 0), "B200": (10, 0)}
 BATCH, HEADS, SCOPE = 128, 4, 23
-LAYERS = ((56, 16), (28, 32), (14, 64), (7, 128))  # side of the map, value depth: the layers of c2 to c5
-CONVOLUTION = 0.7  # fraction of the data sheet's rate, as the plan assumes for large products
+LAYERS = ((56, 16), (28, 32), (14, 64), (7, 128))  # side of the map and value depth of the layers in c2 to c5
+CONVOLUTION_RATE = 0.7  # as a fraction of the data sheet's rate; the plan assumes it for large matrix products
 
 
-def problem_of_layer(side: int, v: int, dtype: torch.dtype = torch.bfloat16) -> Problem:
+def layer_problem(side: int, v: int, dtype: torch.dtype = torch.bfloat16) -> Problem:
     reach = min(SCOPE // 2, side - 1)
     return Problem(BATCH, HEADS, (side, side), 16, v, 1, (reach,) * 2, (reach,) * 2, False, dtype, "cuda")
 
 
 def convolution_seconds(side: int, v: int, gpu: GpuSpec) -> float:
-    """Predicted time of the forward pass of a 3x3 convolution with the same channels."""
+    """Predicted seconds of the forward pass of a 3x3 convolution with the same number of channels."""
     channels, positions = HEADS * v, BATCH * side * side
     return max(
-        2 * positions * 9 * channels**2 / (CONVOLUTION * gpu.bfloat16),
+        2 * positions * 9 * channels**2 / (CONVOLUTION_RATE * gpu.bfloat16),
         2 * 2 * positions * channels / (0.8 * gpu.memory),
     )
 
 
-def predicted_layers(device: str) -> list[dict[str, Any]]:
-    """Predicted microseconds of the kernels and of the convolution, per layer."""
+def predict_layers(device: str) -> list[dict[str, Any]]:
+    """Predict the microseconds of the kernels and of the convolution for each layer."""
     rows = []
     for side, v in LAYERS:
-        problem = problem_of_layer(side, v)
+        problem = layer_problem(side, v)
         times = {
             kernel: 1e6 * kernel_seconds(kernel, problem, CAPABILITIES[device], SPECIFICATIONS[device])
             for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS)
@@ -58,21 +58,21 @@ def predicted_layers(device: str) -> list[dict[str, Any]]:
     return rows
 
 
-def traffic(device: str) -> list[dict[str, Any]]:
-    """Arithmetic intensity of each kernel: floating-point operations per byte loaded."""
+def arithmetic_intensities(device: str) -> list[dict[str, Any]]:
+    """The arithmetic intensity of each kernel in operations per loaded byte."""
     rows = []
     for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS):
         for side, v in LAYERS:
             tiles = choose_tiles(kernel, CAPABILITIES[device], 2, BATCH, HEADS, side * side, v)
-            reach = problem_of_layer(side, v).before
-            rows_of_step = choose_table_step((side, side), reach, tiles.positions, tiles.step)[0]
-            step = step_work(kernel, tiles, HEADS, rows_of_step if kernel == "table_parts" else 1)
+            reach = layer_problem(side, v).before
+            rows_per_step = choose_table_step((side, side), reach, tiles.positions, tiles.step)[0]
+            step = step_work(kernel, tiles, HEADS, rows_per_step if kernel == "table_parts" else 1)
             # each block of value channels recomputes the other factor, which is not useful work
             blocks = -(-v // tiles.values)
             useful = 2 * step.multiply_adds
             if kernel != LAMBDA_ORDER:
                 useful *= (16 / blocks + tiles.values) / (16 + tiles.values)
-            rows.append({"kernel": kernel, "v": v, "operations_a_byte": useful / (2 * step.loaded)})
+            rows.append({"kernel": kernel, "v": v, "operations_per_byte": useful / (2 * step.loaded)})
     return rows
 
 
@@ -81,8 +81,10 @@ def main() -> None:
     parser.add_argument("--device", choices=list(CAPABILITIES), default="H100")
     parser.add_argument("--out", type=Path, help="JSON file for the predictions")
     arguments = parser.parse_args()
-    layers, bytes_of = predicted_layers(arguments.device), traffic(arguments.device)
-    print(f"predicted for {arguments.device}, us: position term of a layer, 3x3 convolution with the same channels")
+    layers, intensities = predict_layers(arguments.device), arithmetic_intensities(arguments.device)
+    print(
+        f"predicted microseconds, {arguments.device}: position term of a layer, 3x3 convolution with the same channels"
+    )
     names = ("forward", "backward", "convolution", "convolution_backward")
     rows = [
         [f"{row['side']}x{row['side']}", str(row["v"]), *(f"{row[f'{name}_us']:.0f}" for name in names)]
@@ -90,14 +92,14 @@ def main() -> None:
     ]
     print(markdown_table(["map", "v", "forward", "backward", "convolution forward", "backward"], *rows))
     rows = [
-        [kernel, *(f"{row['operations_a_byte']:.0f}" for row in bytes_of if row["kernel"] == kernel)]
+        [kernel, *(f"{row['operations_per_byte']:.0f}" for row in intensities if row["kernel"] == kernel)]
         for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS)
     ]
     print("\n" + markdown_table(["kernel", *(f"v = {v}" for _, v in LAYERS)], *rows))
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        found = {"device": arguments.device, "layers": layers, "operations_a_byte": bytes_of}
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        content = {"device": arguments.device, "layers": layers, "operations_per_byte": intensities}
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

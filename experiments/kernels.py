@@ -1,9 +1,9 @@
-"""Compiles every fused kernel and checks the code: shared memory, spills, 16-byte loads, software pipelining.
+"""Compiles every fused kernel and checks its machine code: shared memory, spills, tensor cores, pipelined loads.
 
     python experiments/kernels.py --out FILE [--architectures 80 90] [--heads 4] [--depths 16 64] [--processes 2]
 
 Needs Triton but no GPU. Compiles each kernel with the tiles that the launchers choose for each compute capability,
-number of heads, value depth and batch, inspects the machine code, and prints failures. Exit code 1 if there are any.
+number of heads, value depth and batch, and prints failed checks. The exit code is 1 if a check fails.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNEL
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
-DEPTHS = (8, 16, 24, 32, 64, 128)
+VALUE_DEPTHS = (8, 16, 24, 32, 64, 128)
 BATCHES = (1, 2, 3, 8, 128)
-POSITIONS = (7 * 7, 56 * 56)  # too few programs to fill a GPU, and enough
+POSITIONS = (7 * 7, 56 * 56)  # with the first, small batches have too few programs to fill a GPU
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MAX_STACK = 32  # bytes per thread
 REGISTERS = 65_536  # per streaming multiprocessor
@@ -48,13 +48,13 @@ class Configuration:
 def configurations(
     architectures: Sequence[int] = ARCHITECTURES,
     heads: Sequence[int] = HEADS,
-    depths: Sequence[int] = DEPTHS,
+    depths: Sequence[int] = VALUE_DEPTHS,
     dtypes: Sequence[str] = tuple(DTYPES),
     batches: Sequence[int] = BATCHES,
     positions: Sequence[int] = POSITIONS,
 ) -> list[Configuration]:
-    """The distinct configurations that the launchers choose for the sizes."""
-    found: dict[Configuration, None] = {}
+    """The distinct configurations that the launchers choose for these sizes."""
+    distinct: dict[Configuration, None] = {}
     for architecture in architectures:
         capability = divmod(architecture, 10)
         for dtype in dtypes:
@@ -66,12 +66,12 @@ def configurations(
                         for batch in batches:
                             for n in positions:
                                 tiles = choose_tiles(kernel, capability, itemsize, batch, h, n, depth)
-                                found[Configuration(kernel, architecture, h, dtype, tiles)] = None
-    return list(found)
+                                distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
+    return list(distinct)
 
 
 def compile_kernel(configuration: Configuration) -> Any:
-    """Compile a kernel as it is launched for aligned tensors with a content lambda."""
+    """Compile a kernel with the arguments of a launch for 16-byte-aligned tensors and a content lambda."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -94,7 +94,7 @@ def compile_kernel(configuration: Configuration) -> Any:
         if name in constants:
             signature[name], constexprs[name] = "constexpr", constants[name]
         elif name.endswith("_ptr"):
-            signature[name] = "*" + ("fp32" if _is_wide(configuration, name) else DTYPES[configuration.dtype])
+            signature[name] = "*" + ("fp32" if _is_float32(configuration, name) else DTYPES[configuration.dtype])
             attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "i32"
@@ -102,14 +102,14 @@ def compile_kernel(configuration: Configuration) -> Any:
     return triton.compile(ASTSource(function, signature, constexprs, attributes), target=target, options=options)
 
 
-def _is_wide(configuration: Configuration, pointer: str) -> bool:
-    """Whether a pointer is to float32; without scaling, the scale pointers alias another operand."""
+def _is_float32(configuration: Configuration, pointer: str) -> bool:
+    """Whether a pointer is to float32. Scale pointers are to float32 only for float16, else they alias an operand."""
     scaled = configuration.dtype == "float16"
     return (configuration.kernel, pointer) == ("table_parts", "o_ptr") or (scaled and pointer in ("y_ptr", "scale_ptr"))
 
 
 def examine(configuration: Configuration) -> dict[str, Any]:
-    """Resources of a kernel, and instruction counts of its inner loop (per warp)."""
+    """Compile a kernel; returns its resources and the instruction counts of its inner loop per warp."""
     row: dict[str, Any] = asdict(configuration)
     try:
         code = compile_kernel(configuration)
@@ -121,14 +121,14 @@ def examine(configuration: Configuration) -> dict[str, Any]:
     tiles, ptx = configuration.tiles, code.asm["ptx"]
     shared = code.metadata.shared
     limit = max_shared_memory(divmod(configuration.architecture, 10))
-    residency = min((limit + 1024) // (shared + 1024), REGISTERS // (registers * 32 * tiles.warps))
+    resident_programs = min((limit + 1024) // (shared + 1024), REGISTERS // (registers * 32 * tiles.warps))
     return row | {
         "shared": shared,
         "fits": shared <= limit,
         "registers": registers,
         "stack": stack,
-        "residency": residency,
-        "warps_a_scheduler": residency * tiles.warps / 4,
+        "residency": resident_programs,
+        "warps_per_scheduler": resident_programs * tiles.warps / 4,
         "instructions": len(loop),
         "products": sum("MMA" in opcode for opcode in loop),
         "instruction": next((name for name in ("tcgen05.mma", "wgmma.mma_async", "mma.sync") if name in ptx), "fma"),
@@ -139,13 +139,13 @@ def examine(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def _tool(name: str) -> str:
+def _cuda_tool(name: str) -> str:
     from triton import knobs
 
     return str(Path(knobs.nvidia.cuobjdump.path).with_name(name))
 
 
-def _output_of(code: Any, *command: str) -> str:
+def _run_on_cubin(code: Any, *command: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code.asm["cubin"])
         file.flush()
@@ -155,18 +155,18 @@ def _output_of(code: Any, *command: str) -> str:
 
 def resources(code: Any) -> tuple[int, int]:
     """Registers and bytes of stack per thread."""
-    report = _output_of(code, _tool("cuobjdump"), "-res-usage")
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
-    assert found is not None, report
-    return int(found[1]), int(found[2])
+    report = _run_on_cubin(code, _cuda_tool("cuobjdump"), "-res-usage")
+    match = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    assert match is not None, report
+    return int(match[1]), int(match[2])
 
 
 def inner_loop(code: Any) -> list[str]:
-    """The opcodes of the innermost loop with the most matrix products, or of the longest loop without any."""
+    """The opcodes of the shortest loop with the most matrix products or, without products, of the longest loop."""
     opcodes: list[str] = []
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
-    for line in _output_of(code, _tool("nvdisasm"), "-c").splitlines():
+    for line in _run_on_cubin(code, _cuda_tool("nvdisasm"), "-c").splitlines():
         label = re.match(r"\s*(\.L_x_\d+):", line)
         if label:
             labels[label[1]] = len(opcodes)
@@ -189,7 +189,7 @@ def inner_loop(code: Any) -> list[str]:
 
 
 def failures(row: dict[str, Any]) -> Iterator[str]:
-    """The checks that the code of a kernel fails."""
+    """Descriptions of the checks that a kernel's code fails."""
     if "error" in row:
         yield row["error"]
         return
@@ -202,13 +202,13 @@ def failures(row: dict[str, Any]) -> Iterator[str]:
     if row["loads_not_ahead"] or not row["loads"]:
         yield f"{row['loads_not_ahead']} loads are not pipelined"
     if row["tiles"]["stages"] > 2 and not row["stages_ahead"]:
-        yield "loads of the next step start after those of the current step are awaited"
-    if row["dtype"] != "float32" and row["warps_a_scheduler"] < 2:
-        yield f"{row['warps_a_scheduler']} warps per scheduler"
+        yield "the loads of the next step start only after waiting for those of the current step"
+    if row["dtype"] != "float32" and row["warps_per_scheduler"] < 2:
+        yield f"{row['warps_per_scheduler']} warps per scheduler"
 
 
-def as_json(rows: list[dict[str, Any]], version: str) -> str:
-    """JSON with one line per row and the column names once."""
+def to_json(rows: list[dict[str, Any]], version: str) -> str:
+    """JSON with the column names once and one line per row."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     tiles = [field.name for field in fields(Tiles)]
     lines = [[[*row["tiles"].values()] if name == "tiles" else row.get(name) for name in columns] for row in rows]
@@ -221,16 +221,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
     parser.add_argument("--architectures", nargs="*", type=int, default=ARCHITECTURES)
     parser.add_argument("--heads", nargs="*", type=int, default=HEADS)
-    parser.add_argument("--depths", nargs="*", type=int, default=DEPTHS)
+    parser.add_argument("--depths", nargs="*", type=int, default=VALUE_DEPTHS)
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     import triton
 
-    todo = configurations(arguments.architectures, arguments.heads, arguments.depths, arguments.dtypes)
+    selected = configurations(arguments.architectures, arguments.heads, arguments.depths, arguments.dtypes)
     rows, failed, spilling = [], 0, 0
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for configuration, row in zip(todo, pool.map(examine, todo), strict=True):
+        for configuration, row in zip(selected, pool.map(examine, selected), strict=True):
             rows.append(row)
             reasons = "; ".join(failures(row))
             failed += bool(reasons)
@@ -239,10 +239,10 @@ def main() -> int:
                 name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
                 note = reasons or f"{row['stack']} bytes of stack, allowed"
                 print(f"{name} {configuration.dtype} {astuple(configuration.tiles)}: {note}", flush=True)
-    print(f"{len(rows)} configurations, {failed} failed, {spilling} with some stack; Triton {triton.__version__}")
+    print(f"{len(rows)} configurations, {failed} failed, {spilling} use the stack; Triton {triton.__version__}")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(as_json(rows, triton.__version__))
+        arguments.out.write_text(to_json(rows, triton.__version__))
     return int(failed > 0)
 
 

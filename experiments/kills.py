@@ -3,10 +3,11 @@
     PYTHONPATH=src python experiments/kills.py [--kills 50] [--seed 0] [--out FILE]
     PYTHONPATH=src python experiments/kills.py --page docs/faults.md --out FILE          write the page's table
 
-A run is killed up to five times. After each kill a copy of its folder is resumed and trained to the end, and in the end
-the folder itself. Weights, metrics.csv, best.ckpt, top-1 and the files in the folder must equal those of an
-uninterrupted run. Kill times are drawn to cover all phases: at any time, within a phase, in the middle of writing a
-file, and between the two renames of a checkpoint. Uses fork to save the imports, so it needs a machine without GPU.
+A run is killed up to five times. After each kill a copy of its folder is resumed and trained to the end; after the last
+kill the folder itself is. Each must end with the same weights, metrics.csv, best.ckpt, top-1 and file names as an
+uninterrupted run. The kills are drawn at random to cover all phases: at any time, within a phase, in the middle of
+writing a file, and between the two renames of a checkpoint. The runs are forked to save the time of the imports, so the
+script needs a machine without a GPU.
 """
 
 import argparse
@@ -43,40 +44,40 @@ from lambdanets.training import run
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, AtomicCheckpointIO
 from lambdanets.training.recipe import Recipe
 
-# Phases of a run, and the functions that implement them.
+# Phases of a run, and the functions whose calls are the phase.
 PHASES: dict[str, list[tuple[Any, str]]] = {
-    "opening data, building the model": [],  # before all other phases
-    "making the folder": [(folders, "locked_folder"), (run, "_write_recipe")],
+    "opening data, building the model": [],  # the phase until one of the others begins
+    "creating the folder": [(folders, "locked_folder"), (run, "_write_recipe")],
     "reading the checkpoint": [(run, "newest_checkpoint"), (run, "check_resumable")],
     "training": [(Trainer, "fit")],
     "writing a checkpoint": [(AtomicCheckpointIO, "save_checkpoint")],
     "validation": [(lightning.pytorch.loops._EvaluationLoop, "run")],
-    "weights, pictures, result": [(run, "_finish")],
+    "weights, figures, result": [(run, "_finish")],
 }
-NAMES = list(PHASES)
-HALF, RENAME = "half a file", "a rename"
-UNFINISHED, NO_LAST = "left_an_unfinished_file", "left_no_last_checkpoint_but_one_before"
-KILLS_A_RUN = 5
+PHASE_NAMES = list(PHASES)
+HALF_FILE, RENAME = "half a file", "a rename"
+UNFINISHED, ONLY_BEFORE = "left_unfinished_file", "left_only_before_ckpt"
+KILLS_PER_RUN = 5
 BEGIN, END = "<!-- written by experiments/kills.py -->\n", "<!-- end of kills -->\n"
 
 
-class SharedPhase:
-    """Shared memory in which a child records its current phase, and the count and seconds of every phase."""
+class PhaseRecorder:
+    """Records a child process's current phase, and the count and seconds of all phases, in shared memory."""
 
     def __init__(self) -> None:
-        shared = np.frombuffer(mmap.mmap(-1, 8 * (1 + 2 * len(NAMES))), np.float64)
-        self._phase, self.counts, self.seconds = np.split(shared, [1, 1 + len(NAMES)])
+        shared = np.frombuffer(mmap.mmap(-1, 8 * (1 + 2 * len(PHASE_NAMES))), np.float64)
+        self._phase, self.counts, self.seconds = np.split(shared, [1, 1 + len(PHASE_NAMES)])
 
     @property
     def phase(self) -> str:
-        return NAMES[int(self._phase[0])]
+        return PHASE_NAMES[int(self._phase[0])]
 
-    def record(self, owner: Any, name: str, phase: int) -> None:
-        """Patch a function so that it records its phase."""
+    def patch(self, owner: Any, name: str, phase: int) -> None:
+        """Replace the function `owner.name` by one that also records the phase."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def patched(*args: Any, **kwargs: Any) -> Any:
             outer, start = self._phase[0], time.perf_counter()
             self._phase[0] = phase
             self.counts[phase] += 1
@@ -86,41 +87,41 @@ class SharedPhase:
                 self._phase[0] = outer
                 self.seconds[phase] += time.perf_counter() - start
 
-        setattr(owner, name, recorded)
+        setattr(owner, name, patched)
 
 
 @dataclass(frozen=True)
-class Aim:
+class KillPoint:
     """When to kill: `seconds` after a phase started for the count-th time, or at the count-th file or rename."""
 
-    at: str
+    event: str  # a phase, HALF_FILE or RENAME
     count: int = 1
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """How a child process ended, in which phase, after how many seconds."""
+class ChildResult:
+    """How a child process ended, in which phase, and after how many seconds."""
 
     killed: bool
     phase: str
     seconds: float
-    phases: SharedPhase
+    recorder: PhaseRecorder
 
 
-def draw_images(folder: Path) -> Path:
-    """Noise images of 12 x 10 pixels in two classes, dark and light, 18 images each."""
+def write_images(folder: Path) -> Path:
+    """Write 18 noise images of 12 x 10 pixels in each of two classes, dark and light."""
     generator = np.random.default_rng(0)
-    for name, bright in (("dark", 95), ("light", 160)):
+    for name, brightness in (("dark", 95), ("light", 160)):
         (folder / name).mkdir(parents=True)
         for number in range(18):
-            pixels = np.clip(generator.normal(bright, 50, (10, 12, 3)), 0, 255).astype(np.uint8)
+            pixels = np.clip(generator.normal(brightness, 50, (10, 12, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
     return folder
 
 
-def recipe_on(images: Path) -> Recipe:
-    """Every random augmentation, gradient accumulation and EMA; 12 steps in 3 epochs, a checkpoint after each step."""
+def make_recipe(images: Path) -> Recipe:
+    """A recipe with all random augmentations, gradient accumulation and EMA; 12 steps, a checkpoint after each."""
     return replace(
         DIGITS,
         data=str(images), channels=3, image_size=8, epochs=3, batch_size=8, micro_batch=4, learning_rate=0.03,
@@ -129,20 +130,20 @@ def recipe_on(images: Path) -> Recipe:
     )  # fmt: skip
 
 
-def attempt(recipe: Recipe, folder: Path, aim: Aim | None = None) -> Attempt:
-    """Start or resume a run in a child process and kill it as aimed. RuntimeError if the child fails by itself."""
-    phases, log = SharedPhase(), Path(f"{folder}.log")
+def run_child(recipe: Recipe, folder: Path, kill_point: KillPoint | None = None) -> ChildResult:
+    """Start or resume a run in a child process and kill it at the kill point. Raises RuntimeError if the run fails."""
+    recorder, log = PhaseRecorder(), Path(f"{folder}.log")
     start = time.perf_counter()
     child = os.fork()
     if child == 0:
-        _run_child(recipe, folder, phases, aim, log)
+        _train_in_child(recipe, folder, recorder, kill_point, log)
     ended = status = 0
-    if aim is not None and aim.at in PHASES:
-        phase, until = NAMES.index(aim.at), float("inf")
-        while not ended and time.perf_counter() < until:
-            if until == float("inf") and phases.counts[phase] >= aim.count:
-                until = time.perf_counter() + aim.seconds
-            time.sleep(min(0.0002, aim.seconds))
+    if kill_point is not None and kill_point.event in PHASES:
+        phase, kill_time = PHASE_NAMES.index(kill_point.event), float("inf")
+        while not ended and time.perf_counter() < kill_time:
+            if kill_time == float("inf") and recorder.counts[phase] >= kill_point.count:
+                kill_time = time.perf_counter() + kill_point.seconds
+            time.sleep(min(0.0002, kill_point.seconds))
             ended, status = os.waitpid(child, os.WNOHANG)
         if not ended:
             os.kill(child, signal.SIGKILL)
@@ -150,22 +151,24 @@ def attempt(recipe: Recipe, folder: Path, aim: Aim | None = None) -> Attempt:
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     if status and not killed:
         raise RuntimeError(f"the run failed with status {status}:\n{log.read_text(errors='replace')}")
-    return Attempt(killed, phases.phase, time.perf_counter() - start, phases)
+    return ChildResult(killed, recorder.phase, time.perf_counter() - start, recorder)
 
 
-def _run_child(recipe: Recipe, folder: Path, phases: SharedPhase, aim: Aim | None, log: Path) -> None:
-    """Train, and always exit the process."""
+def _train_in_child(
+    recipe: Recipe, folder: Path, recorder: PhaseRecorder, kill_point: KillPoint | None, log: Path
+) -> None:
+    """Train in a child process, and exit it."""
     code = 1
     try:
         output = log.open("w")
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-        phases.counts[0] = 1
+        recorder.counts[0] = 1
         for number, functions in enumerate(PHASES.values()):
             for owner, name in functions:
-                phases.record(owner, name, number)
-        if aim is not None and aim.at not in PHASES:
-            _kill_at_file_operation(aim)
+                recorder.patch(owner, name, number)
+        if kill_point is not None and kill_point.event not in PHASES:
+            _kill_at_file_operation(kill_point)
         run.start(recipe, folder)
         code = 0
     except BaseException:
@@ -174,16 +177,16 @@ def _run_child(recipe: Recipe, folder: Path, phases: SharedPhase, aim: Aim | Non
         os._exit(code)
 
 
-def _kill_at_file_operation(aim: Aim) -> None:
-    """Patch the process to kill itself when half of a file is written, or before a rename."""
-    owner: Any = os if aim.at == HALF else Path
-    name = "fsync" if aim.at == HALF else "replace"
-    original, calls = getattr(owner, name), iter(range(1, aim.count))
+def _kill_at_file_operation(kill_point: KillPoint) -> None:
+    """Patch this process to kill itself when half of a file is written, or before a rename."""
+    owner: Any = os if kill_point.event == HALF_FILE else Path
+    name = "fsync" if kill_point.event == HALF_FILE else "replace"
+    original, calls = getattr(owner, name), iter(range(1, kill_point.count))
 
     def patched(subject: Any, *args: Any) -> Any:
         if next(calls, None) is not None:
             return original(subject, *args)
-        if aim.at == HALF:
+        if kill_point.event == HALF_FILE:
             os.ftruncate(subject, os.fstat(subject).st_size // 2)
         return os.kill(os.getpid(), signal.SIGKILL)
 
@@ -191,85 +194,89 @@ def _kill_at_file_operation(aim: Aim) -> None:
 
 
 def check_bit_identical(uninterrupted: Path, folder: Path) -> None:
-    """Raise AssertionError unless two runs ended with the same bits and the same files."""
+    """Raise AssertionError unless two runs have bit-identical results and the same file names."""
     for name in (run.WEIGHTS, "metrics.csv"):
         assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes(), (
-            f"{folder} ended with another {name}"
+            f"{folder} ended with a different {name}"
         )
-    best, other = (read_weights(place / "checkpoints" / BEST)[0] for place in (uninterrupted, folder))
-    assert all(torch.equal(best[name], other[name]) for name in best | other), f"{folder} ended with another {BEST}"
-    top1, other_top1 = (json.loads((place / run.RESULT).read_text())["top1"] for place in (uninterrupted, folder))
-    assert top1 == other_top1, f"{folder} ended with top-1 {other_top1}, not {top1}"
-    assert files_in(folder) == files_in(uninterrupted), f"{folder} holds {files_in(folder) ^ files_in(uninterrupted)}"
+    expected, actual = (read_weights(path / "checkpoints" / BEST)[0] for path in (uninterrupted, folder))
+    same = all(torch.equal(expected[name], actual[name]) for name in expected | actual)
+    assert same, f"{folder} ended with a different {BEST}"
+    expected_top1, top1 = (json.loads((path / run.RESULT).read_text())["top1"] for path in (uninterrupted, folder))
+    assert top1 == expected_top1, f"{folder} ended with top-1 {top1}, not {expected_top1}"
+    different = file_names(folder) ^ file_names(uninterrupted)
+    assert not different, f"{folder} ended with different files: {different}"
 
 
-def files_in(folder: Path) -> set[str]:
-    """Files of a run, without TensorBoard's, since each attempt adds one."""
+def file_names(folder: Path) -> set[str]:
+    """Files of a run except those of TensorBoard, since each start of the run adds one."""
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return {name for name in files if not name.startswith("tensorboard/")}
 
 
-def draw_aim(generator: random.Random, uninterrupted: Attempt, existing: bool) -> Aim:
-    """A random time for the next kill, by the phases of the uninterrupted run. existing: whether the run resumes."""
-    impossible, early = NAMES[1 if existing else 2], NAMES[2 if existing else 1]
-    frequent = ["any time", "any time", HALF, HALF, RENAME, RENAME, "training", early]
-    at = generator.choice([*frequent, *(name for name in NAMES if name != impossible)])
-    if at == "any time":
-        return Aim(NAMES[0], 1, generator.uniform(0, uninterrupted.seconds))
-    if at not in PHASES:  # most checkpoints have two renames, the first of last.ckpt to before.ckpt
-        return Aim(at, generator.choice([1, 2, 4, 5] if existing or at == HALF else [1, 4, 6]))
-    count = max(1, int(uninterrupted.phases.counts[NAMES.index(at)]))
-    seconds = uninterrupted.phases.seconds[NAMES.index(at)] / count
-    # the first phase has no end, and the uninterrupted run read no checkpoint
-    return Aim(at, generator.randint(1, min(count, 3)), generator.uniform(0, seconds if seconds > 0.001 else 0.02))
+def draw_kill_point(generator: random.Random, uninterrupted: ChildResult, resumes: bool) -> KillPoint:
+    """Draw when to kill next, given the times of an uninterrupted run. resumes: whether the killed run resumes."""
+    impossible, short = PHASE_NAMES[1 if resumes else 2], PHASE_NAMES[2 if resumes else 1]
+    frequent = ["any time", "any time", HALF_FILE, HALF_FILE, RENAME, RENAME, "training", short]
+    event = generator.choice([*frequent, *(name for name in PHASE_NAMES if name != impossible)])
+    if event == "any time":
+        return KillPoint(PHASE_NAMES[0], 1, generator.uniform(0, uninterrupted.seconds))
+    if event not in PHASES:  # most checkpoints need two renames, the first one from last.ckpt to before.ckpt
+        return KillPoint(event, generator.choice([1, 2, 4, 5] if resumes or event == HALF_FILE else [1, 4, 6]))
+    count = max(1, int(uninterrupted.recorder.counts[PHASE_NAMES.index(event)]))
+    seconds = uninterrupted.recorder.seconds[PHASE_NAMES.index(event)] / count
+    # 0 s were recorded for the first phase, which has no end, and for reading a checkpoint, which this run did not do
+    return KillPoint(
+        event, generator.randint(1, min(count, 3)), generator.uniform(0, seconds if seconds > 0.001 else 0.02)
+    )
 
 
-def kill_and_check(recipe: Recipe, uninterrupted: Path, folder: Path, aim: Aim) -> dict[str, Any] | None:
-    """Resume a run, kill it, and check that a copy ends bit-identically; None if it ended before the kill."""
-    outcome = attempt(recipe, folder, aim)
+def kill_and_check(recipe: Recipe, uninterrupted: Path, folder: Path, kill_point: KillPoint) -> dict[str, Any] | None:
+    """Kill a new or resumed run, and check that a copy ends bit-identically; None if it ended before the kill."""
+    outcome = run_child(recipe, folder, kill_point)
     if not outcome.killed:
         return None
-    left = files_in(folder)
+    files = file_names(folder)
     copy = folder.with_name(f"{folder.name}-copy")
     if folder.exists():
         shutil.copytree(folder, copy)
-    attempt(recipe, copy)
+    run_child(recipe, copy)
     check_bit_identical(uninterrupted, copy)
     shutil.rmtree(copy)
     return {
         "phase": outcome.phase,
         "seconds": round(outcome.seconds, 3),
-        "aim": dataclasses.asdict(aim),
-        UNFINISHED: any(name.endswith(".unfinished") for name in left),
-        NO_LAST: f"checkpoints/{PREVIOUS}" in left and f"checkpoints/{LAST}" not in left,
+        "kill_point": dataclasses.asdict(kill_point),
+        UNFINISHED: any(name.endswith(".unfinished") for name in files),
+        ONLY_BEFORE: f"checkpoints/{PREVIOUS}" in files and f"checkpoints/{LAST}" not in files,
     }
 
 
 def kill_runs(recipe: Recipe, scratch: Path, kills: int, seed: int) -> tuple[list[dict[str, Any]], int]:
-    """Kill runs until there are `kills` kills, then let each run finish. Returns the kills, and the number of runs."""
+    """Kill runs `kills` times in total, and let each run finish. Returns the kills, and the number of runs."""
     generator = random.Random(seed)
     uninterrupted = scratch / "uninterrupted"
-    first_attempt = attempt(recipe, uninterrupted)
-    done: list[dict[str, Any]] = []
+    uninterrupted_result = run_child(recipe, uninterrupted)
+    results: list[dict[str, Any]] = []
     runs = 0
-    while len(done) < kills:
+    while len(results) < kills:
         folder = scratch / f"run{runs}"
         runs += 1
-        for _ in range(min(KILLS_A_RUN, kills - len(done))):
-            aim = draw_aim(generator, first_attempt, (folder / run.RECIPE).exists())
-            kill = kill_and_check(recipe, uninterrupted, folder, aim)
+        for _ in range(min(KILLS_PER_RUN, kills - len(results))):
+            kill_point = draw_kill_point(generator, uninterrupted_result, (folder / run.RECIPE).exists())
+            kill = kill_and_check(recipe, uninterrupted, folder, kill_point)
             if kill is None:
                 break
-            done.append({"run": runs, **kill})
-            print(f"{len(done):>4}  run {runs:>3}  {kill['seconds']:6.2f} s  {kill['phase']}", flush=True)
-        attempt(recipe, folder)
+            results.append({"run": runs, **kill})
+            print(f"{len(results):>4}  run {runs:>3}  {kill['seconds']:6.2f} s  {kill['phase']}", flush=True)
+        run_child(recipe, folder)
         check_bit_identical(uninterrupted, folder)
         shutil.rmtree(folder)
-    return done, runs
+    return results, runs
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Write the section between its markers into a page."""
+    """Replace the section between its markers in a page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(before + BEGIN + section(result) + END + after, encoding="utf-8")
@@ -278,18 +285,20 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
 def section(result: dict[str, Any]) -> str:
     """The table of phases, and a summary of the kills."""
     if {*result["by_phase"]} != {*PHASES} or result["kills"] != sum(result["by_phase"].values()):
-        raise ValueError("result must have the phases of this version of the script, got other phases")
-    aims = Counter(kill["aim"]["at"] for kill in result["each"])
-    rows = [[phase.replace("pictures", "figures"), str(count)] for phase, count in result["by_phase"].items()]
+        raise ValueError(
+            f"results must have the phases {PHASE_NAMES}, got other phases or counts; run the script again"
+        )
+    events = Counter(kill["kill_point"]["event"] for kill in result["each"])
+    rows = [[phase, str(count)] for phase, count in result["by_phase"].items()]
     return "\n".join(
         [
             markdown_table(["phase", "kills"], *rows),
             "",
-            f"The {result['kills']} kills were spread over {result['runs']} runs: {aims[HALF]} in the middle of "
-            f"writing a file, {aims[RENAME]} before a rename,",
+            f"The {result['kills']} kills were spread over {result['runs']} runs: {events[HALF_FILE]} in the middle of "
+            f"writing a file, {events[RENAME]} before a rename,",
             "the others at a random time within a phase or the whole run. "
             f"After {result[UNFINISHED]} an unfinished file was left in the",
-            f"folder, after {result[NO_LAST]} a before.ckpt and no last.ckpt.",
+            f"folder, after {result[ONLY_BEFORE]} a before.ckpt and no last.ckpt.",
             "",
         ]
     )
@@ -299,33 +308,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=50, help="number of kills")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="file for the results as JSON")
-    parser.add_argument("--page", type=Path, help="only write the table of --out into this page")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--page", type=Path, help="write the results in --out into this page; run nothing")
     options = parser.parse_args()
     if options.page:
         write_page(options.page, json.loads(options.out.read_text(encoding="utf-8")))
         return
     torch.set_num_threads(1)  # forking a process with threads is not safe
     with tempfile.TemporaryDirectory() as scratch:
-        recipe = recipe_on(draw_images(Path(scratch) / "images"))
-        done, runs = kill_runs(recipe, Path(scratch), options.kills, options.seed)
-    counts = Counter(kill["phase"] for kill in done)
-    by_phase = {phase: counts[phase] for phase in NAMES}
-    print(f"\n{len(done)} kills of {runs} runs, each of which ended bit-identically")
+        recipe = make_recipe(write_images(Path(scratch) / "images"))
+        results, runs = kill_runs(recipe, Path(scratch), options.kills, options.seed)
+    counts = Counter(kill["phase"] for kill in results)
+    by_phase = {phase: counts[phase] for phase in PHASE_NAMES}
+    print(f"\n{len(results)} kills of {runs} runs, all bit-identical in the end")
     print(*(f"{count:>4}  {phase}" for phase, count in by_phase.items()), sep="\n")
-    left = {name: sum(kill[name] for kill in done) for name in done[0] if name.startswith("left")}
-    print(f"after {left[UNFINISHED]}: an unfinished file left; after {left[NO_LAST]}: before.ckpt but no last.ckpt")
+    leftovers = {name: sum(kill[name] for kill in results) for name in results[0] if name.startswith("left")}
+    print(
+        f"after {leftovers[UNFINISHED]}: unfinished file; after {leftovers[ONLY_BEFORE]}: before.ckpt but no last.ckpt"
+    )
     result = {
-        "kills": len(done),
+        "kills": len(results),
         "runs": runs,
         "by_phase": by_phase,
-        **left,
+        **leftovers,
         "seed": options.seed,
         "recipe": dataclasses.asdict(dataclasses.replace(recipe, data="two classes of 18 noise images")),
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
-        "each": done,
+        "each": results,
     }
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,10 +1,11 @@
-"""Throughput of data loaders on the same JPEG files: timm's, ours on a folder and on shards, and webdataset's.
+"""Compares the throughput of data loaders on the same JPEG files: timm, lambdanets (folder, shards), webdataset.
 
     python experiments/loader.py --out loader.json [--data FOLDER] [--images 512] [--workers 2]
 
-Needs webdataset. Without --data (a folder with one sub-folder per class) it makes synthetic images of 200 to 300 KB.
-Every loader applies the same random crops and flips with the same number of workers; epochs are interleaved, so that
-drift affects all alike. Then one process profiles the stages of loading. Writes a JSON file and prints tables.
+Needs webdataset. --data is a folder with one sub-folder per class; without it, the script generates images of 200 to
+300 KB. Every loader applies the same random crops and flips with the same number of workers. The loaders take turns,
+one epoch each, so changes in the machine's speed affect all of them. Then the stages of loading are timed in one
+process.
 """
 
 import argparse
@@ -34,41 +35,40 @@ from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.recipe import Recipe
 
 CLASSES = 4
-SIDES = (1024, 768)
+SIZE = (1024, 768)  # of generated images: width, height
 
 
 def make_images(folder: Path, count: int) -> None:
-    """Color noise with equal power in each octave, which compresses about as photographs do."""
+    """Write JPEG files of color noise with equal power in each octave, compressed about as well as photographs."""
     random = np.random.default_rng(0)
     for number in range(count):
-        pixels = np.full((SIDES[1], SIDES[0], 3), 128.0, np.float32)
+        pixels = np.full((SIZE[1], SIZE[0], 3), 128.0, np.float32)
         for octave in range(2, 10):
-            small = random.normal(0, 24, (SIDES[1] >> octave or 1, SIDES[0] >> octave or 1, 3))
+            small = random.normal(0, 24, (SIZE[1] >> octave or 1, SIZE[0] >> octave or 1, 3))
             layer = np.clip(128 + small, 0, 255).astype(np.uint8)
-            pixels += np.asarray(Image.fromarray(layer).resize(SIDES, Image.Resampling.BICUBIC), np.float32) - 128
+            pixels += np.asarray(Image.fromarray(layer).resize(SIZE, Image.Resampling.BICUBIC), np.float32) - 128
         pixels += random.normal(0, 5, pixels.shape)
-        place = folder / f"class{number % CLASSES}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(place / f"{number:05}.jpg", quality=89)
+        class_folder = folder / f"class{number % CLASSES}"
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(class_folder / f"{number:05}.jpg", quality=89)
 
 
-def first_images(folder: Path, count: int, place: Path) -> Path:
-    """A folder of links to `count` images, evenly spread over the classes."""
+def link_images(folder: Path, count: int, out: Path) -> None:
+    """Create symbolic links to `count` images, evenly spread over the classes, in the folder `out`."""
     images, classes = read_class_folders(folder)
     for number in np.linspace(0, len(images) - 1, min(count, len(images)), dtype=int).tolist():
-        link = place / classes[images.labels[number]] / f"{number:07}{images.paths[number].suffix}"
+        link = out / classes[images.labels[number]] / f"{number:07}{images.paths[number].suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(images.paths[number].resolve())
-    return place
 
 
-def loaders(folder: Path, shards: Path, transform: Callable[..., Any], batch: int, workers: int) -> dict[str, Any]:
-    """Iterables over one epoch by name; each yields tuples whose first element is the images."""
+def make_loaders(folder: Path, shards: Path, transform: Callable[..., Any], batch: int, workers: int) -> dict[str, Any]:
+    """The loaders by name; each yields one epoch of tuples whose first element is a batch of images."""
     import timm.data
     import webdataset
 
     dataset = timm.data.create_dataset("", root=str(folder))
-    timms = timm.data.create_loader(
+    timm_loader = timm.data.create_loader(
         dataset,
         input_size=(3, 224, 224),
         batch_size=batch,
@@ -77,8 +77,8 @@ def loaders(folder: Path, shards: Path, transform: Callable[..., Any], batch: in
         num_workers=workers,
         device=torch.device("cpu"),
     )
-    dataset.transform = transform  # replaces the one that create_loader set
-    ours: dict[str, ImageFiles | ShardedImages] = {
+    dataset.transform = transform  # replaces the transform that create_loader has set
+    sources: dict[str, ImageFiles | ShardedImages] = {
         "lambdanets, folder": read_class_folders(folder)[0],
         "lambdanets, shards": open_shards(str(shards))[0]["train"],
     }
@@ -86,10 +86,10 @@ def loaders(folder: Path, shards: Path, transform: Callable[..., Any], batch: in
     pipeline = webdataset.WebDataset(urls, shardshuffle=len(urls), detshuffle=True, seed=0).shuffle(1000)
     pipeline = pipeline.decode("pilrgb").to_tuple("jpg;jpeg;png", "cls").map_tuple(transform).batched(batch)
     return {
-        "timm, folder": timms,
+        "timm, folder": timm_loader,
         **{
             name: ImageBatches(images, transform, channels=3, batch_size=batch, seed=0, training=True, workers=workers)
-            for name, images in ours.items()
+            for name, images in sources.items()
         },
         "webdataset, shards": webdataset.WebLoader(
             pipeline, batch_size=None, num_workers=workers, persistent_workers=workers > 0
@@ -97,52 +97,52 @@ def loaders(folder: Path, shards: Path, transform: Callable[..., Any], batch: in
     }
 
 
-def rate(loader: Iterable[Any]) -> float:
-    """Images per second of one epoch."""
+def images_per_second(loader: Iterable[Any]) -> float:
+    """Measure the throughput of one epoch."""
     start = time.perf_counter()
     images = sum(len(batch[0]) for batch in loader)
     return images / (time.perf_counter() - start)
 
 
-def stages(images: ImageFiles | ShardedImages, transform: Callable[..., Any], count: int) -> dict[str, float]:
-    """Milliseconds per image and stage in one process; images in random order, batches of 32."""
-    spent = dict.fromkeys(("read", "decode", "transform", "collate"), 0.0)
+def time_stages(images: ImageFiles | ShardedImages, transform: Callable[..., Any], count: int) -> dict[str, float]:
+    """Measure the milliseconds per image of each stage in one process, in random order and batches of 32."""
+    totals = dict.fromkeys(("read", "decode", "transform", "collate"), 0.0)
     order = np.random.default_rng(0).permutation(len(images))[:count].tolist()
-    images.load(order[0])  # opens a shard
+    images.load(order[0])  # opens the first shard
     for numbers in (order[first : first + 32] for first in range(0, len(order), 32)):
         tensors = []
         for number in numbers:
-            marks = [time.perf_counter()]
+            times = [time.perf_counter()]
             content, _ = images.file(number)
-            marks.append(time.perf_counter())
+            times.append(time.perf_counter())
             image = read_image(io.BytesIO(content), "an image").convert("RGB")
-            marks.append(time.perf_counter())
+            times.append(time.perf_counter())
             tensors.append(transform(image))
-            marks.append(time.perf_counter())
-            for stage, seconds in zip(spent, np.diff(marks).tolist(), strict=False):
-                spent[stage] += seconds
+            times.append(time.perf_counter())
+            for stage, seconds in zip(totals, np.diff(times).tolist(), strict=False):
+                totals[stage] += seconds
         start = time.perf_counter()
         torch.stack(tensors)
-        spent["collate"] += time.perf_counter() - start
-    return {stage: 1000 * seconds / len(order) for stage, seconds in spent.items()}
+        totals["collate"] += time.perf_counter() - start
+    return {stage: 1000 * seconds / len(order) for stage, seconds in totals.items()}
 
 
-def rotated(names: list[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Each name once per round, in rotated order."""
-    for turn in range(rounds):
-        begin = turn % len(names)
-        yield from ((turn, name) for name in names[begin:] + names[:begin])
+def rotate(names: list[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Yield the round and each name once per round, beginning with a different name in each."""
+    for number in range(rounds):
+        begin = number % len(names)
+        yield from ((number, name) for name in names[begin:] + names[:begin])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
+    parser.add_argument("--data", type=Path, help="folder with one sub-folder per class; default: generated images")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--images-per-shard", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="epochs per loader")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transform = make_transform(Recipe(image_size=224, channels=3))
@@ -151,32 +151,32 @@ def main() -> None:
         if options.data is None:
             make_images(folder, options.images)
         else:
-            first_images(options.data, options.images, folder)
+            link_images(options.data, options.images, folder)
         images, classes = read_class_folders(folder)
-        sample = SelectedImages(images, [0], [images.labels[0]])  # data sets need a validation part; it is not timed
+        sample = SelectedImages(images, [0], [images.labels[0]])  # a validation split is required, but not timed
         write_shards(Splits(images, sample, classes, ""), shards, images_per_shard=options.images_per_shard)
         kilobytes = sum(path.stat().st_size for path in images.paths) / len(images) / 1000
         print(f"{len(images)} images of {kilobytes:.0f} KB on average, {options.workers} workers\n")
 
-        candidates = loaders(folder, shards, transform, options.batch_size, options.workers)
-        rates: dict[str, list[float]] = {name: [] for name in candidates}
-        for loader in candidates.values():
-            rate(loader)  # starts the workers, and brings the files into memory
-        for _, name in rotated(list(candidates), options.rounds):
-            rates[name].append(rate(candidates[name]))
+        loaders = make_loaders(folder, shards, transform, options.batch_size, options.workers)
+        rates: dict[str, list[float]] = {name: [] for name in loaders}
+        for loader in loaders.values():
+            images_per_second(loader)  # starts the workers, and reads the files into the page cache
+        for _, name in rotate(list(loaders), options.rounds):
+            rates[name].append(images_per_second(loaders[name]))
         rows = [
-            [name, *(f"{value:.1f}" for value in (statistics.median(found), min(found), max(found)))]
-            for name, found in rates.items()
+            [name, *(f"{value:.1f}" for value in (statistics.median(values), min(values), max(values)))]
+            for name, values in rates.items()
         ]
         print(text_table([["", "images/s", "min", "max"], *rows]))
 
-        parts: dict[str, ImageFiles | ShardedImages] = {
+        sources: dict[str, ImageFiles | ShardedImages] = {
             "folder": images,
             "shards": open_shards(str(shards))[0]["train"],
         }
-        spent = {name: stages(part, transform, 256) for name, part in parts.items()}
-    rows = [[name, *(f"{milliseconds:.3f}" for milliseconds in times.values())] for name, times in spent.items()]
-    print("\n" + text_table([["ms per image", *spent["folder"]], *rows]))
+        stages = {name: time_stages(source, transform, 256) for name, source in sources.items()}
+    rows = [[name, *(f"{milliseconds:.3f}" for milliseconds in times.values())] for name, times in stages.items()]
+    print("\n" + text_table([["ms per image", *stages["folder"]], *rows]))
     result = {
         "commit": commit(),
         "versions": versions(),
@@ -184,7 +184,7 @@ def main() -> None:
         "settings": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
         "kilobytes_per_image": kilobytes,
         "images_per_second": rates,
-        "milliseconds_per_image": spent,
+        "milliseconds_per_image": stages,
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 

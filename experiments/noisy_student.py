@@ -1,11 +1,11 @@
-"""Noisy Student on Fashion-MNIST: a teacher on 2,000 labels, and students that also use its 58,000 pseudo-labels.
+"""Noisy Student on Fashion-MNIST: a teacher trained on 2,000 labels, students also on 58,000 pseudo-labels.
 
-    python experiments/noisy_student.py FASHION_MNIST --work FOLDER [--seeds 0 1 2]    train, three runs per seed
+    python experiments/noisy_student.py FASHION_MNIST --work FOLDER [--seeds 0 1 2]    train three runs per seed
     python experiments/noisy_student.py                                                write docs/pseudo_labels.md
 
-Every step is a `lambdanets` command that writes into FOLDER; an interrupted script resumes. FASHION_MNIST has the four
-original files in torchvision's layout. The 10,000 test images select nothing: 500 of them are evaluated during
-training, all of them at the end.
+Every step is a `lambdanets` command that writes into FOLDER. After an interruption, run the script again to resume.
+FASHION_MNIST has the four original files in torchvision's layout. The 10,000 test images are not used to select
+weights or settings: 500 of them are evaluated during training, all of them at the end.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SELECT = "--confidence 0.3 --per-class 5800"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("--work", type=Path)
+    parser.add_argument("--work", type=Path, help="folder for images and runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/xeon-2-cores/noisy_student.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/pseudo_labels.md")
@@ -49,15 +49,15 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Train all runs, and write the results."""
-    seeds = [one_seed(seed, options.data, options.work / f"seed{seed}") for seed in options.seeds]
+    """Train the runs of all seeds, and write the results."""
+    seeds = [train_seed(seed, options.data, options.work / f"seed{seed}") for seed in options.seeds]
     content = {
-        "labelled": LABELED,
-        "pseudo_labelled": 60_000 - LABELED,
-        "commands": commands_of(0, Path()),
+        "labeled": LABELED,
+        "pseudo_labeled": 60_000 - LABELED,
+        "commands": list_commands(0, Path()),
         "seeds": seeds,
-        "gain": spread([seed["student"] - seed["teacher"] for seed in seeds]),
-        **{name: spread([seed[name] for seed in seeds]) for name in RUNS},
+        "gain": mean_and_std([seed["student"] - seed["teacher"] for seed in seeds]),
+        **{name: mean_and_std([seed[name] for seed in seeds]) for name in RUNS},
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
@@ -67,93 +67,94 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def page(results: dict[str, Any]) -> str:
-    """docs/pseudo_labels.md from the results."""
+    """The text of docs/pseudo_labels.md."""
     header = ["seed", "teacher", "control", "student", "student - teacher, points"]
     rows = []
     for seed in results["seeds"]:
-        gain = 100 * (round(seed["student"], 4) - round(seed["teacher"], 4))  # of the rounded values in the table
+        gain = 100 * (round(seed["student"], 4) - round(seed["teacher"], 4))  # rounded as in the table
         rows.append([str(seed["seed"]), *(f"{seed[name]:.4f}" for name in RUNS), f"{gain:+.2f}"])
-    means = [f"{results[name]['mean']:.4f} ± {results[name]['deviation']:.4f}" for name in RUNS]
-    mean_gain = f"{100 * results['gain']['mean']:+.2f} ± {100 * results['gain']['deviation']:.2f}"
+    means = [f"{results[name]['mean']:.4f} ± {results[name]['std']:.4f}" for name in RUNS]
+    mean_gain = f"{100 * results['gain']['mean']:+.2f} ± {100 * results['gain']['std']:.2f}"
     minutes = statistics.mean(seed["training_seconds"] for seed in results["seeds"]) / 60
-    alone = 100 * (results["control"]["mean"] - results["teacher"]["mean"])
-    labels = [100 * (seed["student"] - seed["control"]) for seed in results["seeds"]]
+    recipe_gain = 100 * (results["control"]["mean"] - results["teacher"]["mean"])
+    label_gains = [100 * (seed["student"] - seed["control"]) for seed in results["seeds"]]
     commands = "\n".join(f"    {command}" for command in results["commands"].values())
     return f"""# Pseudo-labels
 
 {commands}
     lambdanets evaluate student --data test
 
-These commands are Noisy Student training (Xie et al. 2020): a teacher is trained on labeled images and labels other images;
-confident labels are selected and balanced over classes; a student is trained on both. Any number of processes can label at
-the same time; each shard is labeled once. Every command resumes after an interruption.
+Noisy Student (Xie et al. 2020): a teacher learns from labeled images and labels others, the confident labels are
+selected and balanced over classes, and a student learns from both. Labeling can be distributed over processes, each
+of which labels some of the shards. Every command can be resumed after an interruption.
 
 `labeled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`; `unlabeled` is a folder of images.
 `lambdanets pseudo-label --help` and `lambdanets pseudo-label select --help` list the options.
 
 ## Results
 
-Top-1 on the 10,000 test images of Fashion-MNIST. The teacher is trained on {results["labelled"]:,} labeled images and labels the other
-{results["pseudo_labelled"]:,}. The student has the same architecture (`lambda_resnet20_small`). The control is trained with the
+Top-1 on the 10,000 test images of Fashion-MNIST. The teacher is trained on {results["labeled"]:,} labeled images and labels the other
+{results["pseudo_labeled"]:,}. The student has the same architecture (`lambda_resnet20_small`). The control is trained with the
 student's recipe without pseudo-labels.
 
 {markdown_table(header, *rows, ["mean ± std", *means, mean_gain])}
 
-{alone:.2f} points of the gain are due to the recipe alone. The pseudo-labels change top-1 by {min(labels):+.2f} to {max(labels):+.2f} points, {statistics.mean(labels):+.2f} on
+{recipe_gain:.2f} points of the gain are due to the recipe alone. The pseudo-labels change top-1 by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, {statistics.mean(label_gains):+.2f} on
 average. The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
 work on the machine, November 2026.
 
-The seed determines the labeled images, the initial weights and the order of the images. The test images are not used for
-selection: 500 of them are evaluated after each epoch, but the weights of the last epoch are used. The student's recipe is the
-second of two that were tried; the first one (10 epochs with the teacher's crops and no EMA) gained 0.6 and 0.1 points on seeds 0 and 2.
+The seed determines the labeled images, the weights and the order of the images. No weights are selected by the test images:
+500 of them are evaluated after each epoch, but the weights are always those of the last epoch. The student's recipe is the
+second one; the first recipe, 10 epochs with the teacher's crops and no EMA, gained 0.6 and 0.1 points on seeds 0 and 2.
 
 `python experiments/noisy_student.py FASHION_MNIST --work FOLDER` runs these commands for three seeds and writes this page.
-[130 million images](scale.md) estimates the cost at the paper's scale.
+[130 million images](scale.md) estimates the cost of the paper's pseudo-labels.
 """  # noqa: E501
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def mean_and_std(values: list[float]) -> dict[str, float]:
     """Mean and std over the seeds."""
     return {
         "mean": round(statistics.mean(values), 4),
-        "deviation": round(statistics.stdev(values), 4) if len(values) > 1 else 0.0,
+        "std": round(statistics.stdev(values), 4) if len(values) > 1 else 0.0,
     }
 
 
-def commands_of(seed: int, work: Path) -> dict[str, str]:
-    """The commands of a seed, in order."""
-    place = "" if work == Path() else f"{work}/"
-    train = f"lambdanets train fashion_mnist --data {place}labeled --seed {seed}"
+def list_commands(seed: int, work: Path) -> dict[str, str]:
+    """The commands of a seed by name, in the order in which they run."""
+    prefix = "" if work == Path() else f"{work}/"
+    train = f"lambdanets train fashion_mnist --data {prefix}labeled --seed {seed}"
     return {
-        "teacher": f"{train} {TEACHER} --run {place}teacher",
-        "shard": f"lambdanets shard {place}unlabeled {place}shards --unlabeled --images-per-shard 5800",
-        "label": f"lambdanets pseudo-label {place}teacher {place}shards {place}labels --top 10",
-        "select": f"lambdanets pseudo-label select {place}labels {place}selected {SELECT}",
-        "student": f"{train} {STUDENT} {PSEUDO} --pseudo-labels {place}selected --pseudo-images {place}shards "
-        f"--run {place}student",
-        "control": f"{train} {STUDENT} --run {place}control",
+        "teacher": f"{train} {TEACHER} --run {prefix}teacher",
+        "shard": f"lambdanets shard {prefix}unlabeled {prefix}shards --unlabeled --images-per-shard 5800",
+        "label": f"lambdanets pseudo-label {prefix}teacher {prefix}shards {prefix}labels --top 10",
+        "select": f"lambdanets pseudo-label select {prefix}labels {prefix}selected {SELECT}",
+        "student": f"{train} {STUDENT} {PSEUDO} --pseudo-labels {prefix}selected --pseudo-images {prefix}shards "
+        f"--run {prefix}student",
+        "control": f"{train} {STUDENT} --run {prefix}control",
     }
 
 
-def one_seed(seed: int, data: Path, work: Path) -> dict[str, float]:
-    """Top-1 of teacher, student and control (the student's recipe without pseudo-labels) on the 10,000 test images."""
+def train_seed(seed: int, data: Path, work: Path) -> dict[str, float]:
+    """Train teacher, student and control (the student's recipe without pseudo-labels); returns their test top-1."""
     if not (work / "ready").is_file():
         write_images(seed, data, work)
-    for command in commands_of(seed, work).values():
+    for command in list_commands(seed, work).values():
         run(command)
-    top1 = {name: evaluated(work / name, work / "test") for name in RUNS}
+    top1 = {name: evaluate(work / name, work / "test") for name in RUNS}
     print(f"seed {seed}: {top1}", flush=True)
     seconds = [json.loads((work / name / "result.json").read_text())["seconds"] for name in RUNS]
     return {"seed": seed, **top1, "training_seconds": round(sum(seconds), 1)}
 
 
 def run(command: str) -> str:
+    """Run a command, and return what it prints."""
     print(command, flush=True)
-    done = subprocess.run([sys.executable, "-m", *command.split()], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+    arguments = [sys.executable, "-m", *command.split()]
+    return subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def evaluated(folder: Path, data: Path) -> float:
+def evaluate(folder: Path, data: Path) -> float:
     return float(run(f"lambdanets evaluate {folder} --data {data}").split()[-1])
 
 
@@ -162,26 +163,26 @@ def write_images(seed: int, data: Path, work: Path) -> None:
     splits = open_splits(str(data))
     random = np.random.default_rng(seed)
     labels, test_labels = np.asarray(splits.train.labels), np.asarray(splits.validation.labels)
-    chosen = sample_per_class(random, labels, LABELED)
-    monitored = sample_per_class(random, test_labels, 500)
-    parts = {
-        "labeled/train": (splits.train, chosen, True),
-        "labeled/val": (splits.validation, monitored, True),
-        "unlabeled": (splits.train, np.setdiff1d(np.arange(len(labels)), chosen), False),
-        "test/train": (splits.train, sample_per_class(random, labels, 20), True),  # data sets need a training part
+    labeled = sample_per_class(random, labels, LABELED)
+    evaluated = sample_per_class(random, test_labels, 500)
+    folders = {  # images, indices, whether there is one sub-folder per class
+        "labeled/train": (splits.train, labeled, True),
+        "labeled/val": (splits.validation, evaluated, True),
+        "unlabeled": (splits.train, np.setdiff1d(np.arange(len(labels)), labeled), False),
+        "test/train": (splits.train, sample_per_class(random, labels, 20), True),  # a data set needs a training split
         "test/val": (splits.validation, np.arange(len(test_labels)), True),
     }
-    for name, (images, numbers, by_class) in parts.items():
-        for number in numbers:
-            image, label = images.load(int(number))
+    for name, (images, indices, by_class) in folders.items():
+        for index in indices:
+            image, label = images.load(int(index))
             folder = work / name / (splits.classes[label].replace("/", "-") if by_class else "")
             folder.mkdir(parents=True, exist_ok=True)
-            image.save(folder / f"{number:05}.png")
+            image.save(folder / f"{index:05}.png")
     (work / "ready").touch()
 
 
 def sample_per_class(random: np.random.Generator, labels: np.ndarray, count: int) -> np.ndarray:
-    """`count` random indices, equally many per class."""
+    """Draw `count` indices, the same number from each class."""
     classes = np.unique(labels)
     each = [random.choice(np.flatnonzero(labels == label), count // len(classes), replace=False) for label in classes]
     return np.sort(np.concatenate(each))

@@ -1,11 +1,11 @@
 """Mask R-CNN on cell nuclei: a small LambdaResNet and its convolution baseline, with the same recipe and seeds.
 
-    python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--at-once 2]    train, two runs per seed
-    python experiments/nuclei.py [--page docs/detection.md]                            write the page from the results
+    python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--at-once 2]    train two runs per seed
+    python experiments/nuclei.py [--page docs/detection.md]                            write the page from results
 
-NUCLEI has instances_train.json, train.tar, instances_val.json and val.tar. Every run is the command on the page; runs
-are in FOLDER, and an interrupted script resumes. Other seeds in the results file are kept. With --at-once, set
-OMP_NUM_THREADS to each run's share of the cores.
+NUCLEI has instances_train.json, train.tar, instances_val.json and val.tar. Each run uses the command on the page and
+writes into FOLDER. After an interruption, run the script again to resume. The results file keeps the results of other
+seeds. With --at-once 2, set OMP_NUM_THREADS to half of the number of cores.
 """
 
 import argparse
@@ -27,9 +27,9 @@ RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei.json"
 BEGIN, END = "<!-- written by experiments/nuclei.py -->\n", "<!-- end of nuclei -->\n"
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
-KINDS = {"bbox": "boxes", "segm": "masks"}
-KEPT = (
-    *("seconds", "images_per_second", "parameters", "epochs", "training_images", "images", *KINDS),
+IOU_TYPES = {"bbox": "boxes", "segm": "masks"}
+RESULT_FIELDS = (
+    *("seconds", "images_per_second", "parameters", "epochs", "training_images", "images", *IOU_TYPES),
     *("commit", "versions", "hardware"),
 )
 
@@ -37,9 +37,9 @@ KEPT = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("--work", type=Path)
+    parser.add_argument("--work", type=Path, help="folder for the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--at-once", type=int, default=1, help="concurrent runs of one seed")
+    parser.add_argument("--at-once", type=int, default=1, help="runs of one seed to train at the same time")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
     options = parser.parse_args()
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
-    """The arguments of `lambdanets` for a run."""
+    """The arguments of the `lambdanets` command of a run."""
     return [
         *("detect", "train", recipe, "--seed", str(seed), "--run", str(run)),
         *("--data", str(data / "instances_train.json"), "--images", str(data / "train.tar")),
@@ -63,7 +63,7 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Train all runs, one seed after another, and write the results after each."""
+    """Train the runs, one seed after another, and write the results after each seed."""
     existing = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
     runs = [run for run in existing if run["seed"] not in options.seeds]
     for seed in options.seeds:
@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace) -> None:
             pool.map(functools.partial(subprocess.run, check=True), commands)
         for recipe, run in folders.items():
             result = json.loads((run / "result.json").read_text())
-            runs.append({"recipe": recipe, "seed": seed} | {name: result[name] for name in KEPT})
+            runs.append({"recipe": recipe, "seed": seed} | {name: result[name] for name in RESULT_FIELDS})
             content = {
                 "runs": runs,
                 "command": " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei"))),
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def section(results: dict[str, Any]) -> str:
-    """The section of the page, in Markdown."""
+    """The text between the page's markers."""
     runs = results["runs"]
     seeds = sorted({run["seed"] for run in runs})
     minutes = [run["seconds"] / 60 for run in runs]
@@ -104,16 +104,20 @@ def section(results: dict[str, Any]) -> str:
         "",
     ]
     rows = []
-    for kind, label in KINDS.items():
+    for iou_type, label in IOU_TYPES.items():
         for recipe, layers in RECIPES.items():
-            chosen = [run[kind] for run in runs if run["recipe"] == recipe]
-            cells = [spread([100 * run[column] for run in chosen if run[column] is not None]) for column in COLUMNS]
-            size = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
-            rows.append([f"{label}, {layers}, {size}", *cells])
+            scores = [run[iou_type] for run in runs if run["recipe"] == recipe]
+            cells = [
+                format_mean([100 * score[column] for score in scores if score[column] is not None])
+                for column in COLUMNS
+            ]
+            parameters = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
+            rows.append([f"{label}, {layers}, {parameters}", *cells])
     return "\n".join([*lines, markdown_table(["", *COLUMNS], *rows)]) + "\n"
 
 
-def spread(values: list[float]) -> str:
+def format_mean(values: list[float]) -> str:
+    """Mean ± std, the mean of a single value, or a dash."""
     if not values:
         return "-"
     return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")

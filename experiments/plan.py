@@ -1,7 +1,7 @@
-"""Accuracy of the plan: predicted and measured times of each algorithm, and the slowdown of the chosen one.
+"""Compares predicted and measured times of the algorithms, and the chosen algorithm with the fastest.
 
-python experiments/plan.py [--out FILE] measures float32 on CPU with torch's number of threads. Algorithms whose
-prediction is within 4 times the best are measured, after their results were compared.
+python experiments/plan.py [--out FILE] measures float32 on a CPU with PyTorch's number of threads. Only algorithms
+whose predicted time is less than 4 times that of the chosen one are measured; their results are compared first.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from lambdanets.ops.position.plan import make_plan
 from lambdanets.ops.position.problem import NeedsGrad, make_problem
 from lambdanets.ops.position.rates import device_rates
 
-WITHIN = 4  # times the best prediction
-MEMORY = 2 << 30
+MAX_RATIO = 4  # to the predicted time of the chosen algorithm
+MAX_WORKSPACE = 2 << 30  # bytes
 
-# sides of maps and value depths of a ResNet-50's blocks
-SIX = ((56, 16), (28, 32), (28, 64), (14, 64), (14, 128), (7, 128))
-# grid, sides of the table, b, v
+# side of the map and value depth of the layers of LambdaResNet-50
+RESNET_LAYERS = ((56, 16), (28, 32), (28, 64), (14, 64), (14, 128), (7, 128))
+# grid, scope (sides of the position table), batch size b, value depth v
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
-    *(((side, side), (scope, scope), 8, v) for scope in (23, 7) for side, v in SIX),
-    *(((side, side), (scope, scope), 8, v) for scope in (3, 11, 15) for side, v in SIX[::2]),
+    *(((side, side), (scope, scope), 8, v) for scope in (23, 7) for side, v in RESNET_LAYERS),
+    *(((side, side), (scope, scope), 8, v) for scope in (3, 11, 15) for side, v in RESNET_LAYERS[::2]),
     ((56, 56), (23, 23), 1, 16),
     ((28, 28), (23, 23), 1, 32),
     ((14, 14), (23, 23), 1, 64),
@@ -51,7 +51,7 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
 
 
 def measure(function: Callable[[], object], seconds: float = 0.5) -> float:
-    """The median seconds of repeated calls, for about `seconds`."""
+    """The median seconds of a call, repeated for about `seconds`."""
     function()
     times: list[float] = []
     start = time.perf_counter()
@@ -63,52 +63,59 @@ def measure(function: Callable[[], object], seconds: float = 0.5) -> float:
 
 
 def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> list[dict[str, Any]]:
-    """Predicted and measured seconds of each algorithm for one shape, forward and backward."""
+    """Predict and measure the seconds of each algorithm for one shape, forward and backward."""
     torch.manual_seed(0)
     n = math.prod(grid)
     rows = torch.randn(b, n, 64 + v)
     queries, values = rows[..., :64].unflatten(2, (4, 16)).transpose(1, 2), rows[..., 64:].unsqueeze(-1)
     table = torch.randn(*(min(r, 2 * s - 1) for r, s in zip(sides, grid, strict=True)), 16, 1)
-    gradient = torch.randn(b, n, 4, v).transpose(1, 2)
+    grad_output = torch.randn(b, n, 4, v).transpose(1, 2)
+    all_grads = NeedsGrad(True, True, True)
     plan = make_plan(make_problem(queries, table, values, grid, False))
 
     def forward(name: str) -> Tensor:
         return run_forward(queries, table, values, None, plan.problem, name)
 
     def backward(name: str) -> tuple[Tensor | None, ...]:
-        return run_backward(gradient, queries, table, values, None, plan.problem, name, NeedsGrad(True, True, True))[:3]
+        return run_backward(grad_output, queries, table, values, None, plan.problem, name, all_grads)[:3]
 
-    costs = {name: cost for name, cost in plan.costs.items() if cost is not None and cost.workspace_bytes <= MEMORY}
-    ways = {
+    costs = {
+        name: cost for name, cost in plan.costs.items() if cost is not None and cost.workspace_bytes <= MAX_WORKSPACE
+    }
+    passes = {
         "forward": (forward, plan.chosen, {name: cost.seconds for name, cost in costs.items()}),
         "backward": (backward, plan.backward, {name: cost.backward_seconds for name, cost in costs.items()}),
     }
     results = []
-    for way, (run, chosen, predicted) in ways.items():
+    for name_of_pass, (run, chosen, predicted) in passes.items():
         expected = run(chosen)
         seconds = {}
         for name, prediction in predicted.items():
-            if prediction < WITHIN * predicted[chosen]:
+            if prediction < MAX_RATIO * predicted[chosen]:
                 check(run(name), expected)
                 seconds[name] = {"predicted": prediction, "measured": measure(lambda run=run, name=name: run(name))}
-        results.append({"grid": grid, "sides": sides, "b": b, "v": v, "way": way, "chosen": chosen, "seconds": seconds})
+        shape = {"grid": grid, "sides": sides, "b": b, "v": v}
+        results.append({**shape, "pass": name_of_pass, "chosen": chosen, "seconds": seconds})
     return results
 
 
-def check(found: Any, expected: Any) -> None:
-    for one, other in zip(*((x,) if isinstance(x, Tensor) else x for x in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=2e-5 * other.abs().max().item())
+def check(actual: Any, expected: Any) -> None:
+    """Raise AssertionError if two tensors, or two tuples of tensors, differ by more than 2e-5 of the maximum."""
+    if isinstance(actual, Tensor):
+        actual, expected = (actual,), (expected,)
+    for left, right in zip(actual, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=2e-5 * right.abs().max().item())
 
 
-def loss(row: dict[str, Any]) -> float:
-    """The time of the chosen algorithm relative to the fastest."""
-    times = {name: figures["measured"] for name, figures in row["seconds"].items()}
+def slowdown(row: dict[str, Any]) -> float:
+    """The measured time of the chosen algorithm divided by that of the fastest."""
+    times = {name: seconds["measured"] for name, seconds in row["seconds"].items()}
     return times[row["chosen"]] / min(times.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
     parser.add_argument("--only", type=int, nargs="+", help="indices of the shapes to measure")
     options = parser.parse_args()
     rows = []
@@ -118,18 +125,19 @@ def main() -> None:
         for row in compare(*shape):
             rows.append(row)
             grid, sides = ("x".join(str(side) for side in x) for x in shape[:2])
-            print(
-                f"{number}: {grid} scope {sides} b {shape[2]} v {shape[3]}, {row['way']}; chosen / best {loss(row):.2f}"
-            )
-            for name, figures in row["seconds"].items():
+            name = f"{grid} scope {sides} b {shape[2]} v {shape[3]}, {row['pass']}"
+            print(f"{number}: {name}; chosen / best {slowdown(row):.2f}")
+            for name, times in row["seconds"].items():
                 mark = "*" if name == row["chosen"] else " "
-                print(f"  {mark} {name:<24}" + "".join(f"{how} {1e3 * t:9.2f} ms  " for how, t in figures.items()))
-    losses = sorted(loss(row) for row in rows)
-    near = sum(x <= 1.1 for x in losses)
-    print(
-        f"chosen / best: geometric mean {statistics.geometric_mean(losses):.3f}; within 10% in {near} of {len(losses)}"
-    )
-    print("worst: " + ", ".join(f"{x:.2f}" for x in losses[-5:]))
+                print(
+                    f"  {mark} {name:<24}"
+                    + "".join(f"{kind} {1e3 * seconds:9.2f} ms  " for kind, seconds in times.items())
+                )
+    slowdowns = sorted(slowdown(row) for row in rows)
+    near_best = sum(x <= 1.1 for x in slowdowns)
+    mean = statistics.geometric_mean(slowdowns)
+    print(f"chosen / best: geometric mean {mean:.3f}; within 10% in {near_best} of {len(slowdowns)}")
+    print("worst: " + ", ".join(f"{x:.2f}" for x in slowdowns[-5:]))
     if options.out:
         versions = {
             "torch": torch.__version__,

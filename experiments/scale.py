@@ -1,10 +1,10 @@
-"""Writes docs/scale.md: the cost of 350 epochs on 130 million pseudo-labeled images, extrapolated per image.
+"""Writes docs/scale.md: the estimated cost of 350 epochs with 130 million pseudo-labeled images.
 
-    python experiments/scale.py --measure [--out scale.json]   measure this machine, a minute
+    python experiments/scale.py --measure [--out scale.json]   measure this machine (one minute)
     python experiments/scale.py [--page docs/scale.md]         write the page from experiments/results
 
-Measured on this machine: bytes and milliseconds per image on a CPU core, per checkpoint, and per row of labels. Device
-rates are the paper's (Table 5), since this project has measured none.
+Bytes and milliseconds per image on a CPU core, per checkpoint and per row of labels are measured. The images/s of
+devices are those of the paper (Table 5).
 """
 
 import argparse
@@ -33,35 +33,37 @@ from lambdanets.training.speed import format_duration
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"
 SIZES = {"50_128": 128, "152_224": 224, "152_288": 288}
-IMAGES, LABELED, EPOCHS, RATIO = 130_000_000, 1_281_167, 350, 14
+IMAGES, LABELED = 130_000_000, 1_281_167
+EPOCHS = 350  # over the labeled images
+RATIO = 14  # of pseudo-labeled to labeled images in a batch
 DEVICES = (8, 64, 512)
-TRAIN_RATE, LABEL_RATE = 1620 / 8, 6100 / 8  # images/s of a TPUv3 core, LambdaResNet-152 at 288: Table 5
+TRAIN_RATE, LABEL_RATE = 1620 / 8, 6100 / 8  # images/s of a TPUv3 core, LambdaResNet-152 at 288 (Table 5)
 HOURS_PER_FAILURE = 54 * 24 * 16_384 / 419  # device hours: 419 failures in 54 days on 16,384 GPUs (arXiv:2407.21783)
 SHARD_IMAGES = 10_000
 
 
 def measure() -> dict[str, Any]:
-    """Bytes and seconds per image and per checkpoint on this machine, with one thread."""
+    """Measure bytes and milliseconds per image, and bytes and seconds per checkpoint, with one thread."""
     torch.set_num_threads(1)
-    files = [photograph(number) for number in range(64)]
+    files = [generate_jpeg(number) for number in range(64)]
     milliseconds = {}
     for name, size in SIZES.items():
         recipe = find_recipe(f"imagenet_350_{name}")
         transform = make_transform(recipe)
-        milliseconds[str(size)] = 1000 * timed(partial(prepare_all, files, transform)) / len(files)
+        milliseconds[str(size)] = 1000 * median_seconds(partial(prepare_all, files, transform)) / len(files)
     model = create_model("lambda_resnet152")
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     copies = [{name: tensor.clone() for name, tensor in state.items()} for _ in range(2)]
     checkpoint = {"state_dict": state, "current": copies[0], "momentum": copies[1]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "last.ckpt")
-        seconds = timed(lambda: AtomicCheckpointIO().save_checkpoint(checkpoint, path))
-        written = path.stat().st_size
+        seconds = median_seconds(lambda: AtomicCheckpointIO().save_checkpoint(checkpoint, path))
+        checkpoint_bytes = path.stat().st_size
     return {
         "file_bytes": statistics.mean(map(len, files)),
-        "milliseconds_an_image": milliseconds,
+        "milliseconds_per_image": milliseconds,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "checkpoint_bytes": written,
+        "checkpoint_bytes": checkpoint_bytes,
         "checkpoint_seconds": seconds,
         "commit": commit(),
         "versions": versions(),
@@ -70,11 +72,11 @@ def measure() -> dict[str, Any]:
 
 
 def prepare_all(files: list[bytes], transform: Any) -> list[Any]:
-    """Decode and transform images, as a loader's worker does."""
+    """Decode and transform images, as a worker of a data loader does."""
     return [transform(read_image(io.BytesIO(file), "")) for file in files]
 
 
-def timed(function: Any) -> float:
+def median_seconds(function: Any) -> float:
     """The median seconds of three calls after a warm-up call."""
     function()
     seconds = []
@@ -85,8 +87,8 @@ def timed(function: Any) -> float:
     return statistics.median(seconds)
 
 
-def photograph(seed: int) -> bytes:
-    """A JPEG file of 500 x 375 pixels, about as large as ImageNet's: noise with equal power in each octave."""
+def generate_jpeg(seed: int) -> bytes:
+    """A JPEG file of noise with equal power in each octave, about as large as a file of ImageNet."""
     random = np.random.default_rng(seed)
     pixels = np.full((375, 500, 3), 128.0, np.float32)
     for octave in range(1, 8):
@@ -99,39 +101,38 @@ def photograph(seed: int) -> bytes:
 
 
 def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any]) -> str:
-    """The page, from the measurements."""
-    per_image = 138e9 / LABELED
-    seen = EPOCHS * LABELED * (1 + RATIO)
-    every = EPOCHS * IMAGES
-    core = scale["milliseconds_an_image"]["288"] / 1000
+    """The text of docs/scale.md."""
+    bytes_per_image = 138e9 / LABELED  # of ImageNet
+    images_seen = EPOCHS * LABELED * (1 + RATIO)
+    seconds_per_image = scale["milliseconds_per_image"]["288"] / 1000  # on one core
     shards = -(-IMAGES // SHARD_IMAGES)
     label_bytes = selection["label_bytes"] / selection["options"]["rows"] * IMAGES
     rows = []
     for devices in DEVICES:
-        seconds = seen / (TRAIN_RATE * devices)
+        seconds = images_seen / (TRAIN_RATE * devices)
         hours = seconds / 3600
         failures = hours * devices / HOURS_PER_FAILURE
         row = {
             "devices": str(devices),
             "labeling": format_duration(IMAGES / (LABEL_RATE * devices)),
             "training": format_duration(seconds),
-            "350 passes over all": format_duration(every / (TRAIN_RATE * devices)),
+            "350 passes over all": format_duration(EPOCHS * IMAGES / (TRAIN_RATE * devices)),
             "images/s": f"{TRAIN_RATE * devices:,.0f}",
-            "reading": f"{TRAIN_RATE * devices * per_image / 1e6:,.0f} MB/s",
-            "CPU cores": f"{TRAIN_RATE * devices * core:,.0f}",
+            "reading": f"{TRAIN_RATE * devices * bytes_per_image / 1e6:,.0f} MB/s",
+            "CPU cores": f"{TRAIN_RATE * devices * seconds_per_image:,.0f}",
             "failures": f"{failures:.1f}",
             "images per device and step": f"{-(-4096 // devices)} + {-(-4096 * RATIO // devices)}",
         }
         rows.append(row)
     steps = EPOCHS * -(-LABELED // 4096)
-    lost = 500 / 2
+    lost_steps = 500 / 2  # on average after a failure
     rates = [
-        [name, f"{statistics.median(found):.0f}", f"{min(found):.0f}", f"{max(found):.0f}"]
-        for name, found in loader["images_per_second"].items()
+        [name, f"{statistics.median(values):.0f}", f"{min(values):.0f}", f"{max(values):.0f}"]
+        for name, values in loader["images_per_second"].items()
     ]
     stages = [
-        [name, *(f"{milliseconds:.2f}" for milliseconds in spent.values())]
-        for name, spent in loader["milliseconds_per_image"].items()
+        [name, *(f"{milliseconds:.2f}" for milliseconds in times.values())]
+        for name, times in loader["milliseconds_per_image"].items()
     ]
     return f"""# 130 million images
 
@@ -142,38 +143,38 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         --data IMAGENET_SHARDS --pseudo-labels SELECTION --pseudo-images SHARDS --run DIR
 
 These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350 epochs on ImageNet and 130 million pseudo-labeled images
-(Tables 5 and 18). [`examples/slurm.sh`](../examples/slurm.sh) runs the last command as a SLURM job.
-`lambdanets train imagenet_pseudo --plan --devices 64` estimates the time and memory of a run on devices like the current one.
+(Tables 5 and 18). [`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
+`lambdanets train imagenet_pseudo --plan --devices 64` estimates the run on the current device.
 
-This page estimates storage, time and CPU cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
-cores), November 2026. Images/s of devices are from the paper, not measured (Table 5: 1,620 in training and 6,100 in inference on 8 TPUv3 cores).
-`python experiments/scale.py` writes the page.
+This page estimates storage, time and processor cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
+cores), November 2026. The images/s of devices are from the paper (Table 5: 1,620 in training and 6,100 in inference on 8 TPUv3
+cores), since this project has not measured any. `python experiments/scale.py` writes the page.
 
 ## Training
 
 {markdown_table(list(rows[0]), *(list(row.values()) for row in rows))}
 
-- **Epochs.** A step has 4,096 labeled images and {RATIO} times as many pseudo-labeled images (as for the larger models of
-  Noisy Student). An epoch is one pass over the labeled images: {steps:,} steps see {seen / 1e9:.2f} billion images, and each
-  pseudo-labeled image {EPOCHS * LABELED * RATIO / IMAGES:.0f} times. The paper may also mean 350 passes over all 130 million images, which the fourth column shows.
-- **Reading.** The total data rate of all devices, at {per_image / 1e3:.0f} kB per image. Each rank reads its own shards, so
-  two nodes rarely read the same shard in an epoch.
-- **CPU cores.** Decoding, cropping and augmenting an image (RandAugment with two operations) takes {1000 * core:.1f} ms of one core at 288 pixels,
-  {scale["milliseconds_an_image"]["224"]:.1f} ms at 224 and {scale["milliseconds_an_image"]["128"]:.1f} ms at 128. One device needs {TRAIN_RATE * core:.1f} such cores.
-- **Failures.** One failure per {HOURS_PER_FAILURE:,.0f} device hours, as published for a run on 16,384 GPUs (419 in 54 days,
-  arXiv:2407.21783). `torchrun --max-restarts` then restarts the ranks, and the run resumes from its last
-  checkpoint. With a checkpoint every 500 steps, {lost:.0f} steps are lost on average, {lost / steps:.2%} of the run.
-- **Checkpoints.** {steps // 500} in the run, {scale["checkpoint_seconds"]:.1f} s each: {format_duration(steps // 500 * scale["checkpoint_seconds"])} in all.
-- **Reproducibility.** With the same world size, a resumed run has the same images in the same steps. On CPUs the losses are
-  bit-identical, which is tested with two processes on two simulated nodes. On GPUs, kernels with a random order of summation can differ in rounding.
-- **Fewer devices.** The global batch size stays the same. Each device accumulates gradients over micro-batches that fit into its memory; batch
+- **Epochs.** A step has 4,096 labeled images and {RATIO} times as many pseudo-labeled ones (the ratio of Noisy Student's larger
+  models). Epochs count the labeled images: {steps:,} steps see {images_seen / 1e9:.2f} billion images, and each
+  pseudo-labeled image {EPOCHS * LABELED * RATIO / IMAGES:.0f} times. The fourth column is for another interpretation of the paper, 350 passes over all 130 million images.
+- **Reading.** The data rate of all devices together, at {bytes_per_image / 1e3:.0f} kB per image. Each rank reads different shards in
+  an epoch.
+- **Processor cores.** Decoding, cropping and augmenting (RandAugment, two layers) an image takes {1000 * seconds_per_image:.1f} ms of one core for 288 pixels,
+  {scale["milliseconds_per_image"]["224"]:.1f} ms for 224 and {scale["milliseconds_per_image"]["128"]:.1f} ms for 128: {TRAIN_RATE * seconds_per_image:.1f} cores per device here.
+- **Failures.** The estimate is one failure per {HOURS_PER_FAILURE:,.0f} device hours, as in a published run on 16,384 GPUs (419 in 54 days,
+  arXiv:2407.21783). After a failure, `torchrun --max-restarts` restarts the ranks, and the run resumes from its last
+  checkpoint. With a checkpoint every 500 steps, a failure loses {lost_steps:.0f} steps on average, {lost_steps / steps:.2%} of the run.
+- **Checkpoints.** The run writes {steps // 500} checkpoints in {scale["checkpoint_seconds"]:.1f} s each, {duration(steps // 500 * scale["checkpoint_seconds"])} in total.
+- **Reproducibility.** With the same world size, a resumed run has the same images in the same steps. On CPUs losses are
+  bit-identical, which is tested with two ranks on two simulated nodes; on GPUs, kernels without a fixed order of summation can round differently.
+- **Fewer devices.** The global batch stays the same. Each device accumulates gradients over micro-batches that fit into its memory; batch
   norm then uses the statistics of a micro-batch.
 
 ## Storage
 
-| data | size | basis |
+| data | size | estimated basis |
 |---|---|---|
-| 130 million images in shards of {SHARD_IMAGES:,} | {IMAGES * per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * per_image / 1e9:.2f} GB | {per_image / 1e3:.0f} kB per image, the mean of ImageNet |
+| 130 million images in shards of {SHARD_IMAGES:,} | {IMAGES * bytes_per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * bytes_per_image / 1e9:.2f} GB | {bytes_per_image / 1e3:.0f} kB per image, the mean of ImageNet |
 | the labels of the teacher, 5 classes per image | {label_bytes / 1e9:.1f} GB | {selection["label_bytes"] / selection["options"]["rows"]:.1f} bytes per row, measured over {selection["options"]["rows"]:,} rows |
 | a selection of 130,000 images per class | {selection["selection_bytes"] / selection["kept"] * 81e6 / 1e9:.1f} GB | {selection["selection_bytes"] / selection["kept"]:.1f} bytes per selected row; Xie et al. keep 81 million, some repeatedly |
 | a checkpoint: weights, EMA, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB each; the last two and the best are kept | written in {scale["checkpoint_seconds"]:.1f} s including checks, on one disk |
@@ -183,9 +184,9 @@ rows/s, measured over {selection["options"]["rows"]:,} rows on two cores ({selec
 
 ## Reading images
 
-Images/s of four data loaders on the same {loader["settings"]["images"]} JPEG files of {loader["kilobytes_per_image"]:.0f} kB (1024 x 768
-pixels), {loader["settings"]["workers"]} workers on two cores, the same random crops of 224 pixels and flips. The loaders alternate after each
-epoch; {loader["settings"]["rounds"]} epochs each.
+Images/s of four loaders on the same {loader["settings"]["images"]} JPEG files of {loader["kilobytes_per_image"]:.0f} kB (1024 x 768
+pixels): {loader["settings"]["workers"]} workers on two cores, the same random crops of 224 pixels and flips, {loader["settings"]["rounds"]} epochs per
+loader, one epoch of each in turn.
 
 {markdown_table(["loader", "images/s, median", "min", "max"], *rates)}
 
@@ -199,7 +200,7 @@ Milliseconds per image in one process. Decoding and transforming, which are the 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--measure", action="store_true", help="measure this machine before writing the page")
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/scale.md")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Time and memory of selecting from synthetic pseudo-labels, 100 million by default.
+"""Measures the time and memory of selecting from synthetic pseudo-labels, 100 million by default.
 
-python experiments/selection.py FOLDER [--out FILE] writes labels into FOLDER, which must not exist, selects in a new
-process, checks the selection, and removes FOLDER. Class c has a frequency proportional to 1 / (10 + c); 2 % of the
-confidences are 1, the others are between 0 and 1, many of them high.
+python experiments/selection.py FOLDER [--out FILE] writes labels into the new folder FOLDER, selects from them in
+another process, checks the selection, and removes FOLDER. The frequency of class c is proportional to 1 / (10 + c).
+2% of the confidences are 1, the others are u ** 0.75 with u uniform in [0, 1).
 """
 
 import argparse
@@ -27,9 +27,9 @@ from pathlib import Path
 from lambdanets.cli.pseudo_label import peak_memory
 from lambdanets.training.pseudo_labels.selection import select
 imported = peak_memory()
-started = time.monotonic()
+start = time.monotonic()
 report = select(Path(sys.argv[1]), Path(sys.argv[2]), confidence=float(sys.argv[3]), per_class=int(sys.argv[4]))
-seconds = time.monotonic() - started
+seconds = time.monotonic() - start
 print(json.dumps({"seconds": seconds, "peak_bytes": peak_memory(), "imported_bytes": imported,
                   "confident": report.confident, "kept": report.kept, "images": report.images,
                   "short": len(report.short), "without": len(report.without)}))
@@ -38,7 +38,7 @@ print(json.dumps({"seconds": seconds, "peak_bytes": peak_memory(), "imported_byt
 
 @dataclass(frozen=True)
 class Size:
-    """Size of the synthetic labels: rows, rows per file, classes, and classes per row (`top`)."""
+    """Numbers of rows, rows per file, classes, and classes per row (`top`)."""
 
     rows: int
     shard_rows: int
@@ -46,74 +46,75 @@ class Size:
     top: int
 
 
-def keys_of(numbers: np.ndarray) -> pa.StringArray:
-    """Keys of the letter n and ten digits."""
-    text = np.empty((len(numbers), 11), np.uint8)
-    text[:, 0] = ord("n")
-    text[:, 1:] = numbers[:, None] // 10 ** np.arange(9, -1, -1) % 10 + ord("0")
-    ends = np.arange(len(numbers) + 1, dtype=np.int32) * 11
-    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(ends), pa.py_buffer(text))
+def make_keys(numbers: np.ndarray) -> pa.StringArray:
+    """Keys that consist of the letter n and ten digits."""
+    characters = np.empty((len(numbers), 11), np.uint8)
+    characters[:, 0] = ord("n")
+    characters[:, 1:] = numbers[:, None] // 10 ** np.arange(9, -1, -1) % 10 + ord("0")
+    offsets = np.arange(len(numbers) + 1, dtype=np.int32) * 11
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(characters))
 
 
 def generate(folder: Path, size: Size) -> None:
     """Write synthetic label tables, one file at a time."""
     folder.mkdir(parents=True)
     origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "synthetic"}, size.top)
-    share = 1 / (10 + np.arange(size.classes))
-    up_to = np.cumsum(share / share.sum())
+    frequency = 1 / (10 + np.arange(size.classes))
+    cumulative = np.cumsum(frequency / frequency.sum())
     for shard, first in enumerate(range(0, size.rows, size.shard_rows)):
         random = np.random.default_rng((0, shard))
         n = min(size.shard_rows, size.rows - first)
-        best = np.minimum(np.searchsorted(up_to, random.random(n)), size.classes - 1)
+        best = np.minimum(np.searchsorted(cumulative, random.random(n)), size.classes - 1)
         confidence = np.where(random.random(n) < 0.02, 1, random.random(n) ** 0.75)
-        rest = [np.minimum(confidence, (1 - confidence) / 2**i) for i in range(1, size.top)]
+        others = [np.minimum(confidence, (1 - confidence) / 2**i) for i in range(1, size.top)]
         write_table(
             folder / f"train-{shard:05}.parquet",
             origin,
-            keys=keys_of(np.arange(first, first + n)),
+            keys=make_keys(np.arange(first, first + n)),
             positions=np.arange(n),
             classes=(best[:, None] + 7 * np.arange(size.top)) % size.classes,
-            probabilities=np.stack([confidence, *rest], axis=1),
+            probabilities=np.stack([confidence, *others], axis=1),
         )
     write_description(folder, origin)
 
 
 def check(labels: Path, out: Path, size: Size, confidence: float, per_class: int) -> None:
-    """Assert that each class has its images, evenly repeated, and that the most confident rows were selected."""
+    """Assert that each class has `per_class` images, evenly repeated, and that the most confident rows are selected."""
     origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "synthetic"}, size.top)
-    least, limit = np.float32(confidence), np.full(size.classes, 2, np.float32)
-    images, kept, confident, above, above_kept = np.zeros((5, size.classes), np.int64)
-    most, fewest = np.zeros(size.classes, np.int64), np.full(size.classes, per_class)
+    min_confidence, min_selected = np.float32(confidence), np.full(size.classes, 2, np.float32)
+    images, selected, confident, above, selected_above = np.zeros((5, size.classes), np.int64)
+    max_copies, min_copies = np.zeros(size.classes, np.int64), np.full(size.classes, per_class)
     rows = 0
-    for again in (False, True):
+    # The second pass checks that all labels above the minimum selected confidence of their class are selected.
+    for second_pass in (False, True):
         for path in sorted(out.glob("*.parquet")):
             for batch in read_batches(path, ["class", "confidence", "copies"], origin):
                 classes, confidences, copies = (column.to_numpy() for column in batch.columns)
-                if again:
-                    above_kept += np.bincount(classes[confidences > limit[classes]], minlength=size.classes)
+                if second_pass:
+                    selected_above += np.bincount(classes[confidences > min_selected[classes]], minlength=size.classes)
                     continue
-                assert (confidences >= least).all()
+                assert (confidences >= min_confidence).all()
                 np.add.at(images, classes, copies)
-                kept += np.bincount(classes, minlength=size.classes)
-                np.minimum.at(limit, classes, confidences)
-                np.maximum.at(most, classes, copies)
-                np.minimum.at(fewest, classes, copies)
+                selected += np.bincount(classes, minlength=size.classes)
+                np.minimum.at(min_selected, classes, confidences)
+                np.maximum.at(max_copies, classes, copies)
+                np.minimum.at(min_copies, classes, copies)
     for path in sorted(labels.glob("*.parquet")):
         for batch in read_batches(path, ["class", "confidence"], origin):
             classes, confidences = (column.to_numpy() for column in batch.columns)
             rows += len(classes)
-            confident += np.bincount(classes[confidences >= least], minlength=size.classes)
-            above += np.bincount(classes[confidences > limit[classes]], minlength=size.classes)
+            confident += np.bincount(classes[confidences >= min_confidence], minlength=size.classes)
+            above += np.bincount(classes[confidences > min_selected[classes]], minlength=size.classes)
     assert rows == size.rows
     assert (images == np.where(confident > 0, per_class, 0)).all()
-    assert (kept == np.minimum(confident, per_class)).all()
-    assert (above == above_kept).all()
-    assert (most - fewest <= 1)[confident > 0].all()
+    assert (selected == np.minimum(confident, per_class)).all()
+    assert (above == selected_above).all()
+    assert (max_copies - min_copies <= 1)[confident > 0].all()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, help="folder for labels and selection, created and removed")
+    parser.add_argument("folder", type=Path, help="folder for labels and selection, which is created and removed")
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--shard-rows", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=1000)
@@ -126,9 +127,9 @@ def main() -> None:
     labels, out = options.folder / "labels", options.folder / "selection"
     options.folder.mkdir(parents=True)
     try:
-        started = time.monotonic()
+        start = time.monotonic()
         generate(labels, size)
-        print(f"{size.rows:,} rows written in {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{size.rows:,} rows written in {time.monotonic() - start:.0f} s", flush=True)
         command = [sys.executable, "-c", CHILD, labels, out, str(options.confidence), str(options.per_class)]
         measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(f"{measured['seconds']:.1f} s, peak memory {measured['peak_bytes'] / 2**20:.0f} MiB", flush=True)
@@ -137,7 +138,7 @@ def main() -> None:
             for name, folder in (("label_bytes", labels), ("selection_bytes", out))
         }
         check(labels, out, size, options.confidence, options.per_class)
-        print("every class has its images, and the most confident rows were selected")
+        print("every class has its images, and the most confident rows are selected")
     finally:
         shutil.rmtree(options.folder)
     result: dict[str, Any] = {

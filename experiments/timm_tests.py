@@ -3,10 +3,10 @@
     pip download timm==1.0.31 --no-deps --no-binary :all: && tar xf timm-1.0.31.tar.gz
     PYTHONPATH=src python experiments/timm_tests.py timm-1.0.31 [--names 'lambda_resnet*'] [--out FILE]
 
-The argument is an unpacked source distribution or a checkout of timm, of the installed version. timm's tests are
-parametrized over `timm.list_models`, which is patched to return this package's names alone; timm's filters by name
-apply as to any model. Tests of TorchScript, which PyTorch deprecates and the layers refuse, are deselected. Prints
-pytest's report; --out writes the outcome of each test as JSON. Takes about an hour on two cores for all names.
+The argument is an unpacked source distribution or a checkout of timm, of the same version as the installed one. timm's
+tests are parametrized over `timm.list_models`, which is patched to return only this package's models; their filters by
+name still apply. Tests of TorchScript, which PyTorch has deprecated and the layers do not support, are deselected.
+The script prints pytest's report; --out writes the tests' outcomes as JSON. All models take about an hour on two cores.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from lambdanets.provenance import commit, hardware, versions
 MARKERS = ("base", "forward", "backward", "cfg", "cfg_nonstd", "torchscript", "features", "fxforward", "fxbackward")
 
 
-class OurNames:
-    """A pytest plugin that selects the tests of our models and records their outcomes."""
+class ModelSelection:
+    """A pytest plugin that selects the tests of our models and records the outcomes."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -38,13 +38,13 @@ class OurNames:
             config.addinivalue_line("markers", marker)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Function]) -> None:
-        kept = [item for item in items if self._is_ours(item)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+        selected = [item for item in items if self._is_selected(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+        items[:] = selected
 
-    def _is_ours(self, item: pytest.Function) -> bool:
+    def _is_selected(self, item: pytest.Function) -> bool:
         name = item.callspec.params.get("model_name") if hasattr(item, "callspec") else None
-        # pytest adds a placeholder for an empty list of names
+        # not a string: pytest's placeholder for a test without models
         return isinstance(name, str) and name.split(".")[0] in self.names and "torchscript" not in item.originalname
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -54,31 +54,31 @@ class OurNames:
 
 
 def patch_list_models(names: list[str]) -> None:
-    """Patch timm.list_models to return our names only."""
+    """Patch timm.list_models to return only these names."""
     original = timm.list_models
 
-    def ours(*filters: Any, **options: Any) -> list[str]:
-        options.pop("module", None)  # timm's tests filter by timm's own modules
+    def list_models(*filters: Any, **options: Any) -> list[str]:
+        options.pop("module", None)  # timm's tests filter by modules of timm
         return [name for name in original(*filters, **options) if name.split(".")[0] in names]
 
-    timm.list_models = ours
+    timm.list_models = list_models
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs timm's tests/test_models.py against this package's models.")
-    parser.add_argument("timm", type=Path, help="an unpacked source distribution, or a checkout, of timm")
+    parser.add_argument("timm", type=Path, help="folder of timm's source distribution or checkout")
     parser.add_argument("--names", nargs="+", default=["*"], help="names or patterns of models; default: all")
-    parser.add_argument("--tests", help="tests to run, as for pytest -k")
-    parser.add_argument("--out", type=Path, help="a JSON file for the outcomes")
+    parser.add_argument("--tests", help="expression that selects tests, for pytest -k")
+    parser.add_argument("--out", type=Path, help="JSON file for the outcomes")
     arguments = parser.parse_args()
     file = arguments.timm / "tests" / "test_models.py"
     if not file.is_file():
         parser.error(f"timm must be a folder with tests/test_models.py, got {arguments.timm}")
     names = [name for name in list_models() if any(fnmatch.fnmatch(name, pattern) for pattern in arguments.names)]
     if not names:
-        parser.error(f"--names must match some of {', '.join(list_models())}")
+        parser.error(f"--names must match at least one of {', '.join(list_models())}")
     patch_list_models(names)
-    plugin = OurNames(names)
+    plugin = ModelSelection(names)
     options = [
         "-q",
         "-rfEs",

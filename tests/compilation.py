@@ -1,4 +1,4 @@
-"""Counts what torch.compile compiles."""
+"""A backend that counts the compilations of torch.compile."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch._dynamo.backends.debugging import aot_eager
 
 
 class Counter:
-    """A backend that runs as torch.compile's "aot_eager" does, backward included, and counts its compilations."""
+    """Like the backend "aot_eager" of torch.compile, and counts its compilations."""
 
     def __init__(self) -> None:
         self.compilations = 0

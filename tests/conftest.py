@@ -1,15 +1,15 @@
-"""Settings that must precede the import of torch, and fixtures of several folders."""
+"""Environment variables that must be set before torch is imported, and fixtures for tests in several folders."""
 
 import gc
 import os
 
-# Some virtual machines advertise AMX but forbid its instructions: a bfloat16 product then crashes the process.
+# Some virtual machines report AMX but do not allow it: a bfloat16 matrix product then crashes the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-# Two processes of pytest-xdist share the cores.
+# The workers of pytest-xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The built-in rates, not those calibrated on this machine.
+# Use the built-in rates, not those calibrated on this machine.
 os.environ["LAMBDANETS_CACHE"] = os.devnull
-# Tests do not use the network.
+# Tests must not use the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import shutil
@@ -25,10 +25,10 @@ from PIL import Image
 
 from noise_images import write_two_classes
 
-# If autograd's engine first runs within a compilation, PyTorch refuses backward passes in processes forked later.
+# Start autograd's engine here: if it first runs inside torch.compile, backward passes fail in processes forked later.
 torch.zeros(1, requires_grad=True).sum().backward()
 
-# All tests that use one of these run in the same process of pytest-xdist, so that it is created once.
+# Fixtures whose tests all run in the same worker of pytest-xdist, so that each is created once.
 EXPENSIVE_FIXTURES = {
     *("trained_detector", "interpreted", "uninterrupted", "trained"),
     *("quick_run", "accumulated_run", "frozen_run"),
@@ -41,18 +41,18 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
         for name in EXPENSIVE_FIXTURES.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(name))
         if item.get_closest_marker("forks"):
-            item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="systems other than Linux do not fork"))
-            item.add_marker(pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not survive a fork"))
+            item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="needs fork, as on Linux"))
+            item.add_marker(pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not work after a fork"))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    gc.freeze()  # imported objects stay alive: collecting them again and again takes 5% of the time
+    gc.freeze()  # garbage collection of the imported modules would take 5% of the time
 
 
 @pytest.fixture(autouse=True)
-def signal_handlers() -> None:
-    """Restore Python's: background shells ignore SIGINT, nohup ignores SIGHUP, and torchrun leaves handlers behind."""
+def default_signal_handlers() -> None:
+    """Restore the default handlers: background shells ignore SIGINT, nohup ignores SIGHUP, torchrun sets its own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -60,8 +60,8 @@ def signal_handlers() -> None:
 
 
 @pytest.fixture(autouse=True)
-def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace Matplotlib's drawing, half of the time of a small run, except in tests marked `figures`."""
+def skip_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save blank figures, because drawing takes half of the time of a small run; not in tests marked `figures`."""
     if not request.node.get_closest_marker("figures"):
         blank = Image.new("L", (1, 1))
         monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: blank.save(file, "PNG"))
@@ -69,7 +69,7 @@ def figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True)
 def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
-    """OpenMP's threads do not survive a fork: a forked process would wait for them forever."""
+    """Set one thread for tests that fork: OpenMP's threads do not exist in the fork, which would wait for them."""
     threads = torch.get_num_threads()
     if request.node.get_closest_marker("forks"):
         torch.set_num_threads(1)
@@ -79,7 +79,7 @@ def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def two_classes(tmp_path: Path) -> Path:
-    """A folder with 2 classes, dark and light, 10 images each."""
+    """A folder with two classes, dark and light, of 10 images each."""
     return write_two_classes(tmp_path / "images")
 
 
@@ -95,15 +95,15 @@ def _shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shards(_shards: Path, tmp_path: Path) -> Path:
-    """The images of `two_classes` in 8 shards for training and 2 for validation, of 2 images each."""
+    """The images of `two_classes` in 8 training shards and 2 validation shards of 2 images each."""
     return shutil.copytree(_shards, tmp_path / "shards")
 
 
 @pytest.fixture(scope="session")
 def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished detection run, run/, its images, digits/, and its initial weights. Read-only.
+    """A folder with the finished detection run `run`, its images `digits`, and its initial weights. Read-only.
 
-    It detects objects on any processor: see constructed_detector.py.
+    The weights are constructed to detect objects, see constructed_detector.py.
     """
     from lambdanets.training import run
     from training.detection.constructed_detector import write_constructed_detector
@@ -115,7 +115,7 @@ def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quick_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run of `quick`, a classifier of two classes. Read-only."""
+    """The folder of a finished run of `quick_recipe`, which classifies two classes. Read-only."""
     from lambdanets.training import run
     from training.runs import quick_recipe
 

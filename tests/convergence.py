@@ -1,4 +1,4 @@
-"""Training until a metric is reached: the number of steps needed depends on the processor."""
+"""Trains longer until a condition is met, because the number of steps that it takes depends on the processor."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -8,13 +8,13 @@ import pytest
 Result = TypeVar("Result")
 
 
-def train_until(reached: Callable[[Result], Any], train: Callable[[int], Result]) -> Result:
-    """Train for 1, 2 and 4 times the usual length, each from scratch, and return the first result that is reached.
+def train_until(condition: Callable[[Result], Any], train: Callable[[int], Result]) -> Result:
+    """Train with 1, 2 and 4 times the usual number of steps, and return the first result that meets the condition.
 
-    Fails with the last result if none is.
+    `train` trains from scratch; its argument is 1, 2 or 4. The test fails if no result meets the condition.
     """
-    for times in (1, 2, 4):
-        result = train(times)
-        if reached(result):
+    for factor in (1, 2, 4):
+        result = train(factor)
+        if condition(result):
             return result
-    return pytest.fail(f"not reached in four times the usual training, which ended with {result}")
+    return pytest.fail(f"no result met the condition; training four times as long ended with {result}")

@@ -6,16 +6,17 @@ import numpy as np
 from PIL import Image
 
 
-def write_images(folder: Path, count: int, bright: int) -> None:
-    """Noise images of 12 x 10 pixels about a brightness, the same at every call."""
+def write_images(folder: Path, count: int, brightness: int) -> None:
+    """Write noise images of 12 x 10 pixels with a mean brightness; the same images at every call."""
     folder.mkdir(parents=True)
-    random = np.random.default_rng(bright)
+    random = np.random.default_rng(brightness)
     for i in range(count):
-        pixels = np.clip(random.normal(bright, 30, (10, 12, 3)), 0, 255).astype(np.uint8)
+        pixels = np.clip(random.normal(brightness, 30, (10, 12, 3)), 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
 
 
 def write_two_classes(folder: Path) -> Path:
+    """Write 10 images in each of the class folders dark and light."""
     write_images(folder / "dark", 10, 60)
     write_images(folder / "light", 10, 190)
     return folder

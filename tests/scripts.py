@@ -1,4 +1,4 @@
-"""Import scripts of the repository that are not in a package."""
+"""Imports scripts of this repository that are not in a package."""
 
 import importlib.util
 import sys
@@ -9,11 +9,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def load_script(path: str) -> ModuleType:
-    """Import a script by its path from the root; each call imports it again."""
+    """Import a new copy of a script, given its path relative to the repository root."""
     name = f"script {path}"
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up
     spec.loader.exec_module(module)
     return module

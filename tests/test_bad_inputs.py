@@ -1,4 +1,4 @@
-"""The bad inputs of experiments/bad_inputs that are rejected quickly."""
+"""Runs the inputs of experiments/bad_inputs that are rejected before any data is read."""
 
 import re
 
@@ -21,15 +21,15 @@ def scratch(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def places(scratch):
-    places = bad_inputs.Places(scratch / "places")
-    (scratch / "places").mkdir()
-    yield places
-    places.close()
+def fixtures(scratch):
+    fixtures = bad_inputs.Fixtures(scratch / "fixtures")
+    (scratch / "fixtures").mkdir()
+    yield fixtures
+    fixtures.close()
 
 
 @pytest.mark.forks
 @pytest.mark.parametrize("entry", QUICK, ids=lambda entry: re.sub(r"\W+", "-", str(entry))[-60:])
-def test_rejects_bad_input_in_one_sentence_and_leaves_no_file(entry, places, scratch, request):
-    outcome = bad_inputs.attempt(entry, scratch / request.node.name / "here", places, scratch, limit=60)
-    assert not outcome.faults, outcome.errors
+def test_rejects_bad_input_in_one_line_and_leaves_no_file(entry, fixtures, scratch, request):
+    outcome = bad_inputs.run_input(entry, scratch / request.node.name / "cwd", fixtures, scratch, limit=60)
+    assert not outcome.violations, outcome.stderr

@@ -1,4 +1,4 @@
-"""The steps of CONTRIBUTING.md, followed in a copy of the package."""
+"""Follows the steps of CONTRIBUTING.md in a copy of the package."""
 
 import os
 import shutil
@@ -14,12 +14,13 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the package, without what is not code."""
+    """A copy of src/, without caches."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     return tmp_path / "src/lambdanets"
 
 
 def add_line(path, before, line):
+    """Insert a line before the first occurrence of the text `before`."""
     text = path.read_text(encoding="utf-8")
     assert before in text
     path.write_text(text.replace(before, line + before, 1), encoding="utf-8")
@@ -28,17 +29,19 @@ def add_line(path, before, line):
 def run(package, *arguments):
     environment = os.environ | {"PYTHONPATH": str(package.parent)}
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, cwd=package.parents[1], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    process = subprocess.run(
+        command, env=environment, cwd=package.parents[1], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process.stdout
 
 
-def steps_of(title):
+def read_steps(title):
     return PAGE.partition(f"## To add {title}\n")[2].partition("\n## ")[0]
 
 
-def test_an_algorithm_is_a_file_and_a_line(package):
-    steps = steps_of("an algorithm for the position interaction")
+def test_new_algorithm_needs_one_file_and_one_entry(package):
+    steps = read_steps("an algorithm for the position interaction")
     assert "ops/position/NAME.py" in steps
     assert "ops/position/plan.py" in steps
     (package / "ops/position/all_pairs.py").write_text(
@@ -51,15 +54,15 @@ def test_an_algorithm_is_a_file_and_a_line(package):
     script = """
 import torch, lambdanets as ln
 x = torch.randn(2, 3, 12, 4), torch.randn(3, 5, 4), torch.randn(2, 12, 6), (3, 4)
-one, other = (ln.position_interaction(*x, algorithm=name) for name in ("all_pairs", "query_order"))
-torch.testing.assert_close(one, other)
+actual, expected = (ln.position_interaction(*x, algorithm=name) for name in ("all_pairs", "query_order"))
+torch.testing.assert_close(actual, expected)
 print(ln.plan(*x))
 """
     assert "all_pairs" in run(package, "-c", script)
 
 
-def test_a_mixer_is_a_file_and_a_line(package):
-    steps = steps_of("a mixer")
+def test_new_mixer_needs_one_file_and_one_entry(package):
+    steps = read_steps("a mixer")
     assert "layers/baselines/NAME.py" in steps
     assert "layers/baselines/__init__.py" in steps
     (package / "layers/baselines/pointwise.py").write_text(
@@ -82,11 +85,11 @@ print(tuple(model(torch.randn(2, 3, 32, 32)).shape))
     assert run(package, "-c", script).strip() == "(2, 3)"
 
 
-def test_a_recipe_is_a_file(package):
-    steps = steps_of("a recipe")
+def test_new_recipe_needs_one_file(package):
+    steps = read_steps("a recipe")
     assert "recipes/NAME.py" in steps
     (package / "recipes/wide_digits.py").write_text(
-        '"""Scanned digits in larger batches: nothing is promised.\n\nRun: lambdanets train wide_digits\n"""\n\n'
+        '"""Scanned digits in larger batches.\n\nRun: lambdanets train wide_digits\n"""\n\n'
         "from dataclasses import replace\n\nfrom lambdanets.recipes.digits import recipe as digits\n\n"
         "recipe = replace(digits, batch_size=32)\n"
     )
@@ -199,8 +202,8 @@ class EchoTask(Task):
 }
 
 
-def test_a_task_is_a_package_and_an_entry(package, tmp_path):
-    steps = steps_of("a task")
+def test_new_task_needs_one_package_and_one_entry(package, tmp_path):
+    steps = read_steps("a task")
     assert "TrainingRecipe" in steps
     assert "training/tasks.py" in steps
     for name, text in TASK.items():
@@ -224,14 +227,14 @@ result = run.start(recipe, folder)
 assert run.start(recipe, folder) == result
 print(result["epochs"], sorted(path.name for path in folder.iterdir() if path.is_file()))
 """
-    printed = run(package, "-c", script).splitlines()[-1]
-    assert printed.startswith("2 ")
-    assert "weights.safetensors" in printed
-    assert "metrics.csv" in printed
+    output = run(package, "-c", script).splitlines()[-1]
+    assert output.startswith("2 ")
+    assert "weights.safetensors" in output
+    assert "metrics.csv" in output
 
 
-def test_a_row_of_a_table_is_a_line_and_its_figures(package):
-    steps = steps_of("a row of the paper's tables")
+def test_new_table_row_needs_one_entry_and_its_values(package):
+    steps = read_steps("a row of the paper's tables")
     assert "evidence/tables/rows.py" in steps
     assert "paper.json" in steps
     add_line(
@@ -240,9 +243,9 @@ def test_a_row_of_a_table_is_a_line_and_its_figures(package):
         '        "another": ModelSpec("resnet18"),\n',
     )
     path = package / "evidence/tables/paper.json"
-    figure = '{"table": "3", "row": "another", "column": "params", "value": 11.7, "unit": "M", "precision": 0.1}'
+    value = '{"table": "3", "row": "another", "column": "params", "value": 11.7, "unit": "M", "precision": 0.1}'
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"figures": [', f'"figures": [{figure},', 1), encoding="utf-8")
+    path.write_text(text.replace('"figures": [', f'"figures": [{value},', 1), encoding="utf-8")
     script = """
 from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.verdicts import compare

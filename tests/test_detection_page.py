@@ -1,4 +1,4 @@
-"""The Python of docs/detection.md."""
+"""The Python code of docs/detection.md runs."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/detection.md"
 
 
-def test_python_of_the_page_detects_objects_and_exports_to_onnx(trained_detector, tmp_path, monkeypatch, capsys):
+def test_python_code_detects_objects_and_exports_to_onnx(trained_detector, tmp_path, monkeypatch, capsys):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     (tmp_path / "runs").mkdir()
@@ -20,15 +20,15 @@ def test_python_of_the_page_detects_objects_and_exports_to_onnx(trained_detector
     Image.open(image).save(tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict = {}
-    exec(code, names)
-    assert all(len(getattr(names["detections"], what)) for what in ("boxes", "labels", "scores", "masks"))
-    assert sum(line.endswith("]") for line in capsys.readouterr().out.splitlines()) >= len(names["detections"])
+    variables: dict = {}
+    exec(code, variables)
+    assert all(len(getattr(variables["detections"], field)) for field in ("boxes", "labels", "scores", "masks"))
+    assert sum(line.endswith("]") for line in capsys.readouterr().out.splitlines()) >= len(variables["detections"])
     session = runtime.InferenceSession("pyramid.onnx", providers=["CPUExecutionProvider"])
-    images = torch.rand_like(names["images"])  # not those of the trace
+    images = torch.rand_like(variables["images"])  # different from the images of the export
     with torch.no_grad():
-        maps = names["pyramid"](images)
-    found = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-    assert len(found) == len(maps) == 3
-    for actual, expected in zip(found, maps.values(), strict=True):
+        maps = variables["pyramid"](images)
+    outputs = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    assert len(outputs) == len(maps) == 3
+    for actual, expected in zip(outputs, maps.values(), strict=True):
         torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-3, atol=1e-4)

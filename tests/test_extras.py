@@ -1,4 +1,4 @@
-"""Without the packages of an extra, the core works, and each command that needs more says which extra to install."""
+"""Without the packages of extras, the core works, and other commands print which extra to install."""
 
 import json
 import re
@@ -13,6 +13,7 @@ from PIL import Image
 
 from lambdanets.errors import EXTRAS
 
+# Runs without the packages of extras: the Python API, `lambdanets predict`, and other commands.
 CORE = """
 import json, sys
 packages, run, image, commands = json.loads(sys.argv[1])
@@ -39,7 +40,7 @@ def image(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_core_works_without_extras_and_commands_name_theirs(quick_run, image, tmp_path):
+def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_run, image, tmp_path):
     commands = [
         ["evaluate", str(quick_run)],
         ["train", "digits", "--run", "run"],
@@ -50,21 +51,21 @@ def test_the_core_works_without_extras_and_commands_name_theirs(quick_run, image
         ["detect", "train", "digits", "--run", "detector"],
     ]
     argument = json.dumps([list(EXTRAS), str(quick_run), str(image), commands])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CORE, argument], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"exit code (\d+)", done.stdout) == ["2"] * len(commands)
-    refused = [line for line in done.stderr.splitlines() if line.startswith("lambdanets: ")]
+    assert process.returncode == 0, process.stderr
+    assert re.findall(r"exit code (\d+)", process.stdout) == ["2"] * len(commands)
+    errors = [line for line in process.stderr.splitlines() if line.startswith("lambdanets: ")]
     message = r"lambdanets: \w+ is not installed; install it with: pip install 'lambdanets\[(train|detection)\]'"
-    assert [bool(re.fullmatch(message, line)) for line in refused] == [True] * len(commands), refused
+    assert [bool(re.fullmatch(message, line)) for line in errors] == [True] * len(commands), errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.png", "predictions.jsonl"]
 
 
-def test_every_extra_of_an_error_installs_the_package():
+def test_extra_in_each_error_message_installs_the_package():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    distributions = {"sklearn": "scikit-learn"}
+    distribution_names = {"sklearn": "scikit-learn"}
     for package, extra in EXTRAS.items():
         requirements = " ".join(project["optional-dependencies"][extra])
-        assert distributions.get(package, package).replace("_", "-") in requirements
+        assert distribution_names.get(package, package).replace("_", "-") in requirements
         assert package not in " ".join(project["dependencies"])

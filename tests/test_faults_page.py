@@ -9,29 +9,29 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
-NAMED = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)
+TESTS = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| what goes wrong")]
 
 
 @cache
-def functions_in(path: Path) -> dict[str, ast.FunctionDef]:
+def parse_functions(path: Path) -> dict[str, ast.FunctionDef]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 @cache
 def asserting_functions() -> set[str]:
-    """Names of functions in tests/ that assert something, directly or by calling another function that does."""
-    functions = [item for path in (ROOT / "tests").rglob("*.py") for item in functions_in(path).items()]
+    """Names of functions in tests/ that assert something, directly or by calling another one."""
+    functions = [item for path in (ROOT / "tests").rglob("*.py") for item in parse_functions(path).items()]
     asserting = {name for name, node in functions if asserts(node)}
-    callers = [(name, called_names(node)) for name, node in functions if name not in asserting]
-    while new := {name for name, called in callers if called & asserting} - asserting:
-        asserting |= new
+    others = [(name, called_names(node)) for name, node in functions if name not in asserting]
+    while callers := {name for name, called in others if called & asserting} - asserting:
+        asserting |= callers
     return asserting
 
 
 def asserts(function: ast.FunctionDef) -> bool:
-    """Whether the function itself can fail: it has an assert that is not a constant, pytest.raises, or pytest.fail."""
+    """Whether the function itself can fail: by it has an assert that is not a constant, pytest.raises or a similar call."""
     conditions = (node.test for node in ast.walk(function) if isinstance(node, ast.Assert))
     return any(not isinstance(condition, ast.Constant) for condition in conditions) or bool(
         called_names(function) & {"raises", "fail", "assert_close", "assert_allclose", "assert_equal", "check_call"}
@@ -39,17 +39,17 @@ def asserts(function: ast.FunctionDef) -> bool:
 
 
 def called_names(function: ast.FunctionDef) -> set[str]:
-    callees = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
-    return {callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "") for callee in callees}
+    functions = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in functions}
 
 
-@pytest.mark.parametrize(("file", "name"), NAMED)
+@pytest.mark.parametrize(("file", "name"), TESTS)
 def test_each_test_on_the_page_exists_and_asserts_something(file, name):
-    function = functions_in(ROOT / "tests" / file)[name]
+    function = parse_functions(ROOT / "tests" / file)[name]
     assert asserts(function) or called_names(function) & asserting_functions()
 
 
-def test_each_row_names_one_test():
-    faults = [row for row in ROWS if row.count("|") == 4]
-    assert len(faults) == len(NAMED) > 80
-    assert all(len(re.findall(r"::", row)) == 1 for row in faults)
+def test_each_row_of_the_page_names_one_test():
+    rows = [row for row in ROWS if row.count("|") == 4]
+    assert len(rows) == len(TESTS) > 80
+    assert all(len(re.findall(r"::", row)) == 1 for row in rows)

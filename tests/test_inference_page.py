@@ -27,21 +27,21 @@ def runs(quick_run, trained_detector, two_classes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_code_of_the_inference_page_runs(runs, capsys):
+def test_python_code_of_inference_page_runs(runs, capsys):
     first, *others = BLOCKS.findall((ROOT / "docs/inference.md").read_text(encoding="utf-8"))
     assert len(first.splitlines()) == 5
-    exec(first, names := {})
+    exec(first, variables := {})
     output = capsys.readouterr().out.splitlines()
     assert len(output) == 2
     assert all(line.startswith(("dark 0.", "light 0.")) for line in output)
     for block in others:
-        exec(block, names)
-    assert len(names["predictions"]) == 7
-    assert isinstance(names["detector"], ln.Detector)
-    assert len(names["evaluation"].read) == 4
+        exec(block, variables)
+    assert len(variables["predictions"]) == 7
+    assert isinstance(variables["detector"], ln.Detector)
+    assert len(variables["evaluation"].read) == 4
 
 
-def test_code_of_the_reference_page_runs(capsys):
+def test_python_code_of_reference_page_runs(capsys):
     (block,) = BLOCKS.findall((ROOT / "docs/reference.md").read_text(encoding="utf-8"))
     exec(block, {})
     assert "[2, 64, 32, 32]" in capsys.readouterr().out
@@ -53,5 +53,5 @@ def test_code_of_the_reference_page_runs(capsys):
 def test_pages_and_examples_import_only_public_names(path):
     text = path.read_text(encoding="utf-8")
     assert re.findall(r"^\s*(?:from|import) lambdanets\.(?!recipes).*", text, re.MULTILINE) == []
-    named = set(re.findall(r"\bln\.(\w+)", text))
-    assert named <= set(ln.__all__)
+    used_names = set(re.findall(r"\bln\.(\w+)", text))
+    assert used_names <= set(ln.__all__)

@@ -1,21 +1,21 @@
-"""Invalid and unusual inputs of the command, in groups, for `experiments/bad_inputs.py`."""
+"""Invalid and unusual inputs of `lambdanets`, in groups; `experiments/bad_inputs.py` runs them."""
 
 from .archives import ARCHIVES
-from .attempts import attempt
 from .coco import ANNOTATIONS
+from .fixtures import Fixtures
 from .images import IMAGES
 from .inputs import Input
 from .labels import LABEL_INPUTS
 from .options import OPTIONS
 from .paths import PATHS
-from .places import Places
 from .processes import PROCESSES
+from .running import run_input
 from .runs import RECIPES, RUNS
 from .shards import SHARD_SETS, URLS
 from .tools import TOOLS
 from .weights import WEIGHTS
 
-__all__ = ["GROUPS", "Input", "Places", "attempt"]
+__all__ = ["GROUPS", "Fixtures", "Input", "run_input"]
 
 GROUPS: dict[str, list[Input]] = {
     "options": OPTIONS,

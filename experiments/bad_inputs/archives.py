@@ -1,4 +1,4 @@
-"""Tars of images and IDX files: truncated, concatenated, empty, compressed, with names outside the folder."""
+"""Tars of images, and IDX files as of MNIST: truncated, concatenated, empty, compressed, or with unsafe names."""
 
 import gzip
 import io
@@ -9,77 +9,76 @@ from pathlib import Path
 
 import numpy as np
 
-from .inputs import Input, accepted, refused
-from .makers import CLASSES, file, png, special, tar_bytes
+from .files import TWO_CLASSES, file, png, special_member, tar_bytes
+from .inputs import Input, accepted, rejected
 from .options import TRAIN
-from .paths import UNREADABLE
+from .paths import SKIPPED_LINES
 
-TAR = TRAIN.replace("{images}", "a.tar")
-WHOLE = tar_bytes(CLASSES)
-with tarfile.open(fileobj=io.BytesIO(WHOLE)) as opened:
-    LAST = opened.getmembers()[-1].offset  # the offset of its header
-ESCAPES = {
+TRAIN_ON_TAR = TRAIN.replace("{images}", "a.tar")
+VALID_TAR = tar_bytes(TWO_CLASSES)
+with tarfile.open(fileobj=io.BytesIO(VALID_TAR)) as tar:
+    LAST_HEADER = tar.getmembers()[-1].offset
+# Names of members that would be extracted outside the folder.
+UNSAFE_NAMES = {
     "..": "../../../../escaped/dark/x.png",
     "an absolute name": "/escaped/dark/x.png",
-    "../ within it": "dark/../../../../escaped/light/x.png",
+    ".. inside the name": "dark/../../../../escaped/light/x.png",
 }
 
 
-def within(here: Path) -> None:
-    """Check that no member of the written shards has a name outside the folder."""
-    for path in (here / "new").glob("*.tar"):
+def check_member_names(cwd: Path) -> None:
+    """Check that the members of the written shards have relative names without `..`."""
+    for path in (cwd / "new").glob("*.tar"):
         with tarfile.open(path) as tar:
             for name in tar.getnames():
                 assert not name.startswith("/"), name
                 assert ".." not in name.split("/"), name
 
 
-def of_both(name: str, content: bytes, says: str) -> list[Input]:
-    """A damaged tar, to train on and to write into shards."""
+def rejected_tar(name: str, content: bytes, output: str) -> list[Input]:
+    """Two inputs: `train` and `shard`, both of which must reject the tar."""
     return [
-        refused(TAR, says, file("a.tar", content), name=f"train on a tar: {name}"),
-        refused("shard a.tar new --processes 1", says, file("a.tar", content), name=f"shard a tar: {name}"),
+        rejected(TRAIN_ON_TAR, output, file("a.tar", content), name=f"train on a tar: {name}"),
+        rejected("shard a.tar new --processes 1", output, file("a.tar", content), name=f"shard a tar: {name}"),
     ]
 
 
-def bad_checksum() -> bytes:
-    content = bytearray(WHOLE)
-    content[LAST + 100] ^= 0xFF
+def tar_with_bad_checksum() -> bytes:
+    content = bytearray(VALID_TAR)
+    content[LAST_HEADER + 100] ^= 0xFF
     return bytes(content)
 
 
+def tar_of_special_members(member_type: bytes) -> bytes:
+    """A tar with two classes of 4 links, devices or pipes."""
+    names = [f"{name}/{number}.png" for name in "ab" for number in range(4)]
+    return tar_bytes([special_member(name, member_type, "/etc/passwd") for name in names])
+
+
 TARS: list[Input] = [
-    *of_both("empty file", b"", r"a\.tar"),
-    *of_both("no members", tar_bytes([]), r"images|a\.tar"),
-    *of_both("no images", tar_bytes([("dark/a.txt", b"x"), ("light/b.txt", b"y")]), r"images|a\.tar"),
-    *of_both("cut in a header", WHOLE[: LAST + 100], r"a\.tar"),
-    *of_both("cut between a header and its data", WHOLE[: LAST + 512], r"a\.tar"),
-    *of_both("cut in data", WHOLE[: LAST + 600], r"a\.tar"),
-    *of_both("cut between members", WHOLE[:LAST], r"a\.tar"),
-    *of_both("two tars joined", WHOLE + tar_bytes([("third/0.png", png())]), r"a\.tar"),
-    *of_both("a damaged header", bad_checksum(), r"a\.tar"),
-    *of_both("text", b"no tar" * 400, r"a\.tar"),
-    *of_both("zeros", b"\0" * 20480, r"images|a\.tar"),
-    *of_both("gzipped", gzip.compress(WHOLE), r"a\.tar"),
-    *of_both("loose images", tar_bytes([("a.png", png()), ("b.png", png(1))]), r"loose|class"),
-    *of_both("one class", tar_bytes(CLASSES[:4]), "2 classes|class"),
+    *rejected_tar("empty file", b"", r"a\.tar"),
+    *rejected_tar("no members", tar_bytes([]), r"images|a\.tar"),
+    *rejected_tar("no images", tar_bytes([("dark/a.txt", b"x"), ("light/b.txt", b"y")]), r"images|a\.tar"),
+    *rejected_tar("truncated in a header", VALID_TAR[: LAST_HEADER + 100], r"a\.tar"),
+    *rejected_tar("truncated between a header and its data", VALID_TAR[: LAST_HEADER + 512], r"a\.tar"),
+    *rejected_tar("truncated in data", VALID_TAR[: LAST_HEADER + 600], r"a\.tar"),
+    *rejected_tar("truncated between members", VALID_TAR[:LAST_HEADER], r"a\.tar"),
+    *rejected_tar("two concatenated tars", VALID_TAR + tar_bytes([("third/0.png", png())]), r"a\.tar"),
+    *rejected_tar("a damaged header", tar_with_bad_checksum(), r"a\.tar"),
+    *rejected_tar("text", b"not a tar" * 400, r"a\.tar"),
+    *rejected_tar("zeros", b"\0" * 20480, r"images|a\.tar"),
+    *rejected_tar("gzipped", gzip.compress(VALID_TAR), r"a\.tar"),
+    *rejected_tar("images outside class folders", tar_bytes([("a.png", png()), ("b.png", png(1))]), r"loose|class"),
+    *rejected_tar("one class", tar_bytes(TWO_CLASSES[:4]), "2 classes|class"),
     *(
-        Input(
-            TAR,
-            2,
+        rejected(
+            TRAIN_ON_TAR,
             r"a\.tar|class|none of the",
-            (
-                file(
-                    "a.tar",
-                    tar_bytes(
-                        [special(f"{name}/{number}.png", kind, "/etc/passwd") for name in "ab" for number in range(4)]
-                    ),
-                ),
-            ),
-            lines=UNREADABLE,
-            name=f"a tar of {what}",
+            file("a.tar", tar_of_special_members(member_type)),
+            allowed_lines=SKIPPED_LINES,
+            name=f"a tar of {case}",
         )
-        for what, kind in {
+        for case, member_type in {
             "symbolic links": tarfile.SYMTYPE,
             "hard links": tarfile.LNKTYPE,
             "devices": tarfile.CHRTYPE,
@@ -88,92 +87,132 @@ TARS: list[Input] = [
     ),
     *(
         accepted(
-            command, says, file("a.tar", tar_bytes([*CLASSES, (name, png())])), check=within, name=f"a tar: {what}"
+            command,
+            output,
+            file("a.tar", tar_bytes([*TWO_CLASSES, (name, png())])),
+            check=check_member_names,
+            name=f"a tar: {case}",
         )
-        for what, name in ESCAPES.items()
-        for command, says in ((TAR, "top-1"), ("shard a.tar new --processes 1", "9 images"))
+        for case, name in UNSAFE_NAMES.items()
+        for command, output in ((TRAIN_ON_TAR, "top-1"), ("shard a.tar new --processes 1", "9 images"))
     ),
-    accepted(TAR, "top-1", file("a.tar", tar_bytes(CLASSES, tarfile.PAX_FORMAT)), name="a tar in PAX's format"),
-    accepted(TAR, "top-1", file("a.tar", tar_bytes(CLASSES, tarfile.USTAR_FORMAT)), name="a tar in USTAR's format"),
-    accepted(TAR, "skipped 1", file("a.tar", tar_bytes([*CLASSES, ("dark/x.png", b"x")])), name="a damaged image"),
-    refused(TAR, "val.tar", file("a.tar", WHOLE), file("val.tar", b"x" * 600), name="a damaged tar for validation"),
+    accepted(
+        TRAIN_ON_TAR, "top-1", file("a.tar", tar_bytes(TWO_CLASSES, tarfile.PAX_FORMAT)), name="a tar in PAX format"
+    ),
+    accepted(
+        TRAIN_ON_TAR, "top-1", file("a.tar", tar_bytes(TWO_CLASSES, tarfile.USTAR_FORMAT)), name="a tar in USTAR format"
+    ),
+    accepted(
+        TRAIN_ON_TAR,
+        "skipped 1",
+        file("a.tar", tar_bytes([*TWO_CLASSES, ("dark/x.png", b"x")])),
+        name="a damaged image",
+    ),
+    rejected(
+        TRAIN_ON_TAR,
+        "val.tar",
+        file("a.tar", VALID_TAR),
+        file("val.tar", b"x" * 600),
+        name="a damaged tar for validation",
+    ),
 ]
 
 
-def idx(shape: tuple[int, ...], kind: int = 8, zeros: bytes = b"\0\0", data: bytes | None = None) -> bytes:
+def idx(shape: tuple[int, ...], type_code: int = 8, magic: bytes = b"\0\0", data: bytes | None = None) -> bytes:
+    """An IDX file of random bytes, or of `data`. type_code: 8 for unsigned bytes, 13 for floats."""
     pixels = np.random.default_rng(0).integers(0, 2 if len(shape) == 1 else 256, shape, np.uint8)
-    header = zeros + bytes([kind, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    header = magic + bytes([type_code, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
     return header + (pixels.tobytes() if data is None else data)
 
 
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
-PARTS = {
+IDX_CONTENTS = {
     f"train-{IMAGES}": idx((20, 8, 8)),
     f"train-{LABELS}": idx((20,)),
     f"t10k-{IMAGES}": idx((8, 8, 8)),
     f"t10k-{LABELS}": idx((8,)),
 }
-IDX = TRAIN.replace("{images}", "MNIST").replace("--channels 3", "--channels 1")
+TRAIN_ON_IDX = TRAIN.replace("{images}", "MNIST").replace("--channels 3", "--channels 1")
 
 
-def with_part(name: str, content: bytes | None, suffix: str = "") -> list:
-    """The files of a data set, one of them with other content, or missing."""
-    parts = {part: data for part, data in PARTS.items() if part != name}
-    return [file(f"MNIST/raw/{part}", data) for part, data in parts.items()] + (
-        [] if content is None else [file(f"MNIST/raw/{name}{suffix}", content)]
-    )
+def idx_files(name: str, content: bytes | None, suffix: str = "") -> list:
+    """The files of a data set, one of them with this content, or missing if None. suffix: of its file name."""
+    setup = [file(f"MNIST/raw/{other}", data) for other, data in IDX_CONTENTS.items() if other != name]
+    return setup if content is None else [*setup, file(f"MNIST/raw/{name}{suffix}", content)]
 
 
-def zeros_gzipped(here: Path, places: object) -> None:
-    """6 MB that unpack to 6 GiB, with a header of 20 images."""
-    packed = io.BytesIO()
+def gzip_bomb(cwd: Path, fixtures: object) -> None:
+    """A gzip file of 6 MB that expands to 6 GiB, with a header of 20 images."""
+    compressed = io.BytesIO()
     header = gzip.compress(idx((20, 8, 8)), 1)
-    packed.write(header)
+    compressed.write(header)
     deflate = zlib.compressobj(9, zlib.DEFLATED, 31)
     block = b"\0" * (1 << 24)
     for _ in range(6 << 6):
-        packed.write(deflate.compress(block))
-    packed.write(deflate.flush())
-    (here / f"MNIST/raw/train-{IMAGES}.gz").write_bytes(packed.getvalue())
+        compressed.write(deflate.compress(block))
+    compressed.write(deflate.flush())
+    (cwd / f"MNIST/raw/train-{IMAGES}.gz").write_bytes(compressed.getvalue())
 
 
-DAMAGED = {
+# Invalid files of training images.
+INVALID_IDX = {
     "empty": b"",
-    "cut in its header": PARTS[f"train-{IMAGES}"][:9],
-    "cut": PARTS[f"train-{IMAGES}"][:-1],
-    "longer than its header says": PARTS[f"train-{IMAGES}"] + b"x",
-    "of floats": idx((20, 8, 8), kind=13),
-    "of two dimensions": idx((20, 64)),
-    "without the zeros": idx((20, 8, 8), zeros=b"PK"),
+    "truncated in its header": IDX_CONTENTS[f"train-{IMAGES}"][:9],
+    "truncated": IDX_CONTENTS[f"train-{IMAGES}"][:-1],
+    "longer than its header states": IDX_CONTENTS[f"train-{IMAGES}"] + b"x",
+    "with floats": idx((20, 8, 8), type_code=13),
+    "with two dimensions": idx((20, 64)),
+    "without the leading zeros": idx((20, 8, 8), magic=b"PK"),
     "with a header of 2**32 - 1 images": idx((20, 8, 8))[:4] + b"\xff" * 12 + b"\0" * 64,
     "fewer images than labels": idx((19, 8, 8)),
-    "images without a pixel": idx((20, 0, 0), data=b""),
+    "images without pixels": idx((20, 0, 0), data=b""),
     "no images": idx((0, 8, 8)),
 }
 
 IDX_FILES: list[Input] = [
     *(
-        refused(IDX, "idx|MNIST|images", *with_part(f"train-{IMAGES}", content), name=f"IDX {what}", lines=UNREADABLE)
-        for what, content in DAMAGED.items()
+        rejected(
+            TRAIN_ON_IDX,
+            "idx|MNIST|images",
+            *idx_files(f"train-{IMAGES}", content),
+            name=f"IDX {case}",
+            allowed_lines=SKIPPED_LINES,
+        )
+        for case, content in INVALID_IDX.items()
     ),
     *(
-        refused(IDX, name.replace("-", "."), *with_part(name, None), name=f"{name} is missing")
-        for name in PARTS
+        rejected(TRAIN_ON_IDX, name.replace("-", "."), *idx_files(name, None), name=f"{name} is missing")
+        for name in IDX_CONTENTS
         if name != f"train-{IMAGES}"
     ),
-    refused(
-        IDX, "label", *with_part(f"train-{LABELS}", idx((20,), data=b"\xff" * 20)), name="labels beyond the classes"
+    rejected(
+        TRAIN_ON_IDX, "label", *idx_files(f"train-{LABELS}", idx((20,), data=b"\xff" * 20)), name="labels out of range"
     ),
-    refused(IDX, "gz", *with_part(f"train-{IMAGES}", gzip.compress(idx((20, 8, 8)))[:-20], ".gz"), name="a cut gzip"),
-    refused(IDX, "gz", *with_part(f"train-{IMAGES}", b"no gzip", ".gz"), name="no gzip"),
-    refused(IDX, "gz", *with_part(f"train-{IMAGES}", None), zeros_gzipped, name="a gzip that unpacks to 6 GiB"),
-    refused(IDX, "2 classes|class", *with_part(f"train-{LABELS}", idx((20,), data=b"\0" * 20)), name="one class"),
-    accepted(IDX, "top-1", *with_part(f"train-{IMAGES}", gzip.compress(idx((20, 8, 8))), ".gz"), name="gzipped"),
-    refused(
-        IDX.replace("MNIST", "."),
+    rejected(
+        TRAIN_ON_IDX,
+        "gz",
+        *idx_files(f"train-{IMAGES}", gzip.compress(idx((20, 8, 8)))[:-20], ".gz"),
+        name="a truncated gzip file",
+    ),
+    rejected(TRAIN_ON_IDX, "gz", *idx_files(f"train-{IMAGES}", b"not a gzip file", ".gz"), name="not a gzip file"),
+    rejected(
+        TRAIN_ON_IDX, "gz", *idx_files(f"train-{IMAGES}", None), gzip_bomb, name="a gzip file that expands to 6 GiB"
+    ),
+    rejected(
+        TRAIN_ON_IDX, "2 classes|class", *idx_files(f"train-{LABELS}", idx((20,), data=b"\0" * 20)), name="one class"
+    ),
+    accepted(
+        TRAIN_ON_IDX, "top-1", *idx_files(f"train-{IMAGES}", gzip.compress(idx((20, 8, 8))), ".gz"), name="gzipped"
+    ),
+    rejected(
+        TRAIN_ON_IDX.replace("MNIST", "."),
         "several|holds|own folder|one data set",
-        *(file(f"{name}/raw/{part}", data) for name in ("MNIST", "KMNIST") for part, data in PARTS.items()),
-        name="two sets",
+        *(
+            file(f"{name}/raw/{file_name}", data)
+            for name in ("MNIST", "KMNIST")
+            for file_name, data in IDX_CONTENTS.items()
+        ),
+        name="two data sets",
     ),
 ]
 

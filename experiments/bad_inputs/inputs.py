@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Make = Callable[[Path, Mapping[str, Any]], object]
+Setup = Callable[[Path, Mapping[str, Any]], object]
 Check = Callable[[Path], object]
 
 
@@ -14,29 +14,29 @@ class Input:
     """A command and its expected result."""
 
     command: str
-    """Arguments as a shell splits them; {name} is one of the `Places`, {here} the working folder."""
+    """Arguments, split as by a shell; {name} is replaced by the fixture of that name, {cwd} by the working folder."""
     exit_code: int
-    says: str
-    """Regular expression for the last line on stderr if the exit code is 2, else for the whole output."""
-    make: tuple[Make, ...] = ()
-    """Functions of the folder and the places that write the input's files."""
-    lines: str | None = None
-    """Regular expression for additional lines that are allowed besides the error sentence."""
-    tells: str | None = None
-    """Regular expression for an additional line that is required."""
-    leaves: str | None = None
-    """Regular expression for paths that a rejected input may leave in the folder."""
+    output: str
+    """Regular expression that matches the last line of stderr if the exit code is 2, else any of the output."""
+    setup: tuple[Setup, ...] = ()
+    """Functions of the working folder and the fixtures; they write the input's files."""
+    allowed_lines: str | None = None
+    """Regular expression for lines that may be printed in addition to the error message."""
+    required_line: str | None = None
+    """Regular expression for a line that must be printed in addition to the error message."""
+    allowed_files: str | None = None
+    """Regular expression for paths that a rejected input may create or change in the folder."""
     check: Check | None = None
-    """Checks the output of an accepted input, and raises AssertionError."""
-    report: bool = False
-    """Whether exit code 2 comes with a report on stdout and no sentence, as `shard --verify` for damaged shards."""
-    seconds: float = 0.0
-    """Time limit, if it exceeds the general one."""
-    during: Callable[[int, Path], object] | None = None
-    """Called with the process id while it runs, for example to send a signal."""
-    again: bool = False
-    """Whether to run the command again, which must then end with exit code 0."""
-    alone: bool = False
+    """Function of the working folder that raises AssertionError if the written files are invalid."""
+    prints_report: bool = False
+    """Whether exit code 2 comes with a report on stdout instead of an error message (`shard --verify`)."""
+    time_limit: float = 0.0
+    """Seconds; used if longer than the general limit."""
+    while_running: Callable[[int, Path], object] | None = None
+    """Function of the process id and the working folder, called after the start, for example to send a signal."""
+    rerun: bool = False
+    """Whether to run the command a second time, which must end with exit code 0."""
+    new_process: bool = False
     """Run `python -m lambdanets` instead of a fork."""
     name: str = ""
 
@@ -44,11 +44,11 @@ class Input:
         return f"{self.command}{f'  ({self.name})' if self.name else ''}"
 
 
-def refused(command: str, says: str, *make: Make, **more: Any) -> Input:
-    """An input that must be rejected in one sentence, with exit code 2, and leave no file."""
-    return Input(command, 2, says, make, **more)
+def rejected(command: str, output: str, *setup: Setup, **fields: Any) -> Input:
+    """An input that must be rejected with a one-line error message and exit code 2, and leave no file."""
+    return Input(command, 2, output, setup, **fields)
 
 
-def accepted(command: str, says: str, *make: Make, **more: Any) -> Input:
-    """An unusual input that must be processed, with exit code 0."""
-    return Input(command, 0, says, make, **more)
+def accepted(command: str, output: str, *setup: Setup, **fields: Any) -> Input:
+    """An unusual but valid input, which must end with exit code 0."""
+    return Input(command, 0, output, setup, **fields)

@@ -1,13 +1,13 @@
-"""Arguments and options: unknown, misspelled, missing, of a wrong type, out of range, or without a required other."""
+"""Arguments and options: unknown, misspelled, missing, of the wrong type, out of range, or in conflict."""
 
-from .inputs import Input, accepted, refused
-from .makers import folder
-from .places import SMALL
+from .files import folder
+from .fixtures import SMALL_RECIPE
+from .inputs import Input, accepted, rejected
 
-TRAIN = f"train --data {{images}} {SMALL} --run new"
+TRAIN = f"train --data {{images}} {SMALL_RECIPE} --run new"
 
-# Fields of a recipe with invalid values, as on the command line.
-FIELDS = {
+# Invalid values of recipe fields, as written after the option.
+INVALID_FIELDS = {
     "epochs": ["=0", "=-1", "=1.5", "=x", "=''", "=99999999999999999999"],
     "batch-size": ["=0", "=1", "=-3", "=x", "=1000000000000"],
     "micro-batch": ["=0", "=1", "=x"],
@@ -48,7 +48,7 @@ FIELDS = {
     "interpolation": ["=nearest"],
     "label-smoothing": ["=-1", "=2", "=nan"],
 }
-DETECTION_FIELDS = {
+INVALID_DETECTION_FIELDS = {
     "image-size": ["=0", "=-1", "=x"],
     "jitter": [" 0 1", " 2 1", " nan 1", "=1"],
     "flip": ["=2"],
@@ -68,8 +68,8 @@ DETECTION_FIELDS = {
 }
 
 
-def in_words(field: str) -> str:
-    """A regular expression for a field's name as an option or recipe field."""
+def field_pattern(field: str) -> str:
+    """A regular expression for the field's name, written as an option or as a recipe field."""
     return field.replace("-", "[-_ ]")
 
 
@@ -77,63 +77,67 @@ COMMANDS: list[Input] = [
     accepted("", "usage: lambdanets"),
     accepted("--help", "usage: lambdanets"),
     accepted("--version", r"lambdanets \d"),
-    refused("''", "command"),
-    refused("trian", "trian.*train"),
-    refused("--verison", "--verison"),
-    refused("TRAIN", "TRAIN"),
-    refused("'train '", "train"),
-    refused("-x", "-x"),
-    refused("détecter", "détecter"),
+    rejected("''", "command"),
+    rejected("trian", "trian.*train"),
+    rejected("--verison", "--verison"),
+    rejected("TRAIN", "TRAIN"),
+    rejected("'train '", "train"),
+    rejected("-x", "-x"),
+    rejected("détecter", "détecter"),
     *(accepted(f"{command} --help", "usage: ") for command in ("train", "predict", "shard", "detect", "compare scope")),
     *(accepted(command, "usage: ") for command in ("benchmark", "compare", "detect")),
-    refused("train nonsense", "nonsense"),
-    refused("train digitz", "digitz.*digits"),
-    refused("train digits extra", "extra"),
-    refused("train --epoch 3", "--epoch.*--epochs"),
-    refused("train --epochs", "--epochs"),
-    refused("train --epochs 3 4", "4"),
-    refused("train --nonsense", "--nonsense"),
-    refused("train --no-epochs", "--no-epochs"),
-    refused("train -e 3", "-e"),
-    refused("train --epochs --batch-size 4", "--epochs"),
-    refused("train --resume nowhere --epochs 3", "resume"),
-    refused("train digits --resume nowhere", "resume"),
-    refused("train --resume nowhere", "nowhere"),
-    refused("train --resume ''", r"resume|''|\. must be a run folder"),
-    refused("train --plan --run new", "plan"),
-    refused("train --plan --quicktest", "plan"),
-    refused("train --quicktest --run old", "old", folder("old")),
-    refused(f"{TRAIN} --model nonsense", "nonsense"),
-    refused(f"{TRAIN} --model ''", "model"),
-    refused(f"{TRAIN} --model lambda_resnet5O", "lambda_resnet50"),
-    refused(f"{TRAIN} --model-options scope", "model[-_]options"),
-    refused(f"{TRAIN} --model-options nonsense 1", "nonsense"),
-    refused(f"{TRAIN} --model-options scope x", "scope|x"),
-    refused(f"{TRAIN} --model-options scope 4", "scope"),
-    refused(f"{TRAIN} --model-options num_classes 3", "num_classes"),
-    refused(f"{TRAIN} --model-options pretrained True", "pretrained"),
-    refused(f"{TRAIN} --model-options checkpoint_path evil.pth", "checkpoint_path|evil"),
-    refused(f"{TRAIN} --model resnet10t --model-options checkpoint_path nowhere.pth", "checkpoint_path|nowhere"),
-    refused(f"{TRAIN} --pseudo-labels labels", "pseudo[-_]labels"),
-    refused(f"{TRAIN} --pseudo-images images", "pseudo[-_]images"),
-    refused(f"{TRAIN} --pseudo-labels nowhere --pseudo-images {{shards}}", "nowhere"),
-    refused(f"{TRAIN} --data-root nowhere", "data[-_]root"),
-    refused(f"{TRAIN} --compile=perhaps", "compile|perhaps"),
-    *(refused(f"{TRAIN} --devices {value}", "devices") for value in ("0", "-1", "x", "1.5")),
-    accepted(f"{TRAIN} --epochs 2 --epochs 1", "1 epochs", name="an option twice"),
+    rejected("train nonsense", "nonsense"),
+    rejected("train digitz", "digitz.*digits"),
+    rejected("train digits extra", "extra"),
+    rejected("train --epoch 3", "--epoch.*--epochs"),
+    rejected("train --epochs", "--epochs"),
+    rejected("train --epochs 3 4", "4"),
+    rejected("train --nonsense", "--nonsense"),
+    rejected("train --no-epochs", "--no-epochs"),
+    rejected("train -e 3", "-e"),
+    rejected("train --epochs --batch-size 4", "--epochs"),
+    rejected("train --resume nowhere --epochs 3", "resume"),
+    rejected("train digits --resume nowhere", "resume"),
+    rejected("train --resume nowhere", "nowhere"),
+    rejected("train --resume ''", r"resume|''|\. must be a run folder"),
+    rejected("train --plan --run new", "plan"),
+    rejected("train --plan --quicktest", "plan"),
+    rejected("train --quicktest --run old", "old", folder("old")),
+    rejected(f"{TRAIN} --model nonsense", "nonsense"),
+    rejected(f"{TRAIN} --model ''", "model"),
+    rejected(f"{TRAIN} --model lambda_resnet5O", "lambda_resnet50"),
+    rejected(f"{TRAIN} --model-options scope", "model[-_]options"),
+    rejected(f"{TRAIN} --model-options nonsense 1", "nonsense"),
+    rejected(f"{TRAIN} --model-options scope x", "scope|x"),
+    rejected(f"{TRAIN} --model-options scope 4", "scope"),
+    rejected(f"{TRAIN} --model-options num_classes 3", "num_classes"),
+    rejected(f"{TRAIN} --model-options pretrained True", "pretrained"),
+    rejected(f"{TRAIN} --model-options checkpoint_path evil.pth", "checkpoint_path|evil"),
+    rejected(f"{TRAIN} --model resnet10t --model-options checkpoint_path nowhere.pth", "checkpoint_path|nowhere"),
+    rejected(f"{TRAIN} --pseudo-labels labels", "pseudo[-_]labels"),
+    rejected(f"{TRAIN} --pseudo-images images", "pseudo[-_]images"),
+    rejected(f"{TRAIN} --pseudo-labels nowhere --pseudo-images {{shards}}", "nowhere"),
+    rejected(f"{TRAIN} --data-root nowhere", "data[-_]root"),
+    rejected(f"{TRAIN} --compile=perhaps", "compile|perhaps"),
+    *(rejected(f"{TRAIN} --devices {value}", "devices") for value in ("0", "-1", "x", "1.5")),
+    accepted(f"{TRAIN} --epochs 2 --epochs 1", "1 epochs", name="a repeated option"),
     accepted(f"{TRAIN} --label-smoothing 0 --dropout 0.999 --flip 1", "top-1"),
     accepted(f"{TRAIN} --learning-rate 0", "top-1"),
-    accepted(f"{TRAIN} --batch-size 1000", "top-1", name="a batch larger than the set"),
+    accepted(f"{TRAIN} --batch-size 1000", "top-1", name="a batch larger than the data set"),
     accepted(f"{TRAIN} --warmup-epochs 50", "top-1", name="a warm-up longer than training"),
-    refused(f"{TRAIN} --learning-rate 1e300", "nan|finite|NaN|inf", leaves=r"new(/.*)?", lines="."),
+    rejected(f"{TRAIN} --learning-rate 1e300", "nan|finite|NaN|inf", allowed_files=r"new(/.*)?", allowed_lines="."),
 ]
 
 OPTIONS = [
     *COMMANDS,
-    *(refused(f"{TRAIN} --{field}{value}", in_words(field)) for field, values in FIELDS.items() for value in values),
     *(
-        refused(f"detect train --epochs 1 --run new --{field}{value}", in_words(field))
-        for field, values in DETECTION_FIELDS.items()
+        rejected(f"{TRAIN} --{field}{value}", field_pattern(field))
+        for field, values in INVALID_FIELDS.items()
+        for value in values
+    ),
+    *(
+        rejected(f"detect train --epochs 1 --run new --{field}{value}", field_pattern(field))
+        for field, values in INVALID_DETECTION_FIELDS.items()
         for value in values
     ),
 ]

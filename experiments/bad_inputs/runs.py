@@ -1,4 +1,4 @@
-"""Recipe files, run folders, and comparisons: damaged, of another kind, or without permission."""
+"""Recipe files, run folders, and comparisons: damaged, of the wrong type, or without permission."""
 
 import json
 import shutil
@@ -6,76 +6,79 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .inputs import Input, Make, accepted, refused
-from .makers import copied, cut, edited, file, flipped, folder, forbidden, pipe, removed
+from .files import chmod, copy, edit_json, file, flip_byte, folder, pipe, remove, truncate
+from .fixtures import SMALL_RECIPE
+from .inputs import Input, Setup, accepted, rejected
 from .options import TRAIN
-from .places import SMALL
 
 IMPORTS = (
     "from lambdanets.training.recipe import Recipe\nfrom lambdanets.training.detection.recipe import DetectionRecipe\n"
 )
-FILES = {
+# Invalid recipe files: the code, and a pattern of the error message.
+RECIPE_FILES = {
     "empty": ("", "recipe"),
     "a syntax error": ("recipe = (", "SyntaxError|never closed"),
     "an indentation error": ("  x = 1\n y = 2", "Indentation"),
     "no recipe": ("x = 1", "recipe = Recipe"),
     "None": ("recipe = None", "recipe = Recipe"),
     "an object": ("recipe = {'epochs': 1}", "recipe = Recipe"),
-    "the class": ("recipe = Recipe", "recipe = Recipe"),
+    "the class Recipe": ("recipe = Recipe", "recipe = Recipe"),
     "an unknown field": ("recipe = Recipe(epoch=1)", "epoch.*epochs"),
-    "a value that does not fit": ("recipe = Recipe(epochs=0)", "epochs"),
-    "a value of another type": ("recipe = Recipe(epochs='x')", "epochs"),
-    "raises": ("raise ValueError('so it is')", "so it is"),
-    "raises in two lines": ("raise ValueError('so\\nit is')", "so.*it is"),
+    "a value out of range": ("recipe = Recipe(epochs=0)", "epochs"),
+    "a value of the wrong type": ("recipe = Recipe(epochs='x')", "epochs"),
+    "raises": ("raise ValueError('the reason')", "the reason"),
+    "raises in two lines": ("raise ValueError('the\\nreason')", "the.*reason"),
     "raises with an escape sequence": ("raise ValueError('\\x1b[31mred')", "red"),
-    "an import that is not there": ("import nonsense_that_is_not_there", "nonsense_that_is_not_there"),
+    "an import of a missing module": ("import missing_module", "missing_module"),
     "exits": ("import sys; sys.exit(7)", "SystemExit|exit"),
     "exits with 0": ("import sys; sys.exit()", "SystemExit|exit"),
     "recurses": ("def f(): f()\nf()", "recursion"),
     "null bytes": ("x = 1\0", "null|source code"),
-    "of detection": ("recipe = DetectionRecipe()", "detect train"),
+    "for detection": ("recipe = DetectionRecipe()", "detect train"),
 }
-ONE_SENTENCE = r"^lambdanets: (?!.{600})"
+# An error message of fewer than 600 characters.
+SHORT_MESSAGE = r"^lambdanets: (?!.{600})"
 
 RECIPES: list[Input] = [
     *(
-        refused(
-            f"train r.py --run new {SMALL}",
-            f"{ONE_SENTENCE}.*({says})",
+        rejected(
+            f"train r.py --run new {SMALL_RECIPE}",
+            f"{SHORT_MESSAGE}.*({output})",
             file("r.py", IMPORTS + text),
-            name=f"recipe: {what}",
+            name=f"recipe: {case}",
         )
-        for what, (text, says) in FILES.items()
+        for case, (text, output) in RECIPE_FILES.items()
     ),
-    refused("train r.py --run new", r"r\.py", file("r.py", b"\xff\xfe\x00"), name="a recipe that is no text"),
-    refused("train r.py --run new", r"r\.py", folder("r.py"), name="a recipe that is a folder"),
-    refused("train r.py --run new", r"r\.py", pipe("r.py"), name="a recipe that is a pipe"),
-    refused("train nowhere.py --run new", r"nowhere\.py"),
-    refused("train closed.py --run new", r"closed\.py", file("closed.py", "recipe = 1"), forbidden("closed.py")),
-    refused(
+    rejected("train r.py --run new", r"r\.py", file("r.py", b"\xff\xfe\x00"), name="a recipe that is not text"),
+    rejected("train r.py --run new", r"r\.py", folder("r.py"), name="a recipe that is a folder"),
+    rejected("train r.py --run new", r"r\.py", pipe("r.py"), name="a recipe that is a pipe"),
+    rejected("train nowhere.py --run new", r"nowhere\.py"),
+    rejected("train closed.py --run new", r"closed\.py", file("closed.py", "recipe = 1"), chmod("closed.py")),
+    rejected(
         "detect train r.py --run new", "DetectionRecipe|lambdanets train", file("r.py", IMPORTS + "recipe = Recipe()")
     ),
     Input("train r.py --run new", 130, "", (file("r.py", "raise KeyboardInterrupt"),), name="a recipe that interrupts"),
     accepted(
-        f"train r.py --run new --data {{images}} --model lambda_resnet20_small {SMALL}",
+        f"train r.py --run new --data {{images}} --model lambda_resnet20_small {SMALL_RECIPE}",
         "top-1",
         file("r.py", IMPORTS + "recipe = Recipe()"),
     ),
 ]
 
 UNPRINTABLE = "class E(Exception):\n def __str__(self): raise RuntimeError('no')\nraise E()"
-OLD = copied("run", "old")
+FINISHED = copy("run", "old")
 
 
-def unfinished(here: Path, places: Mapping[str, Any]) -> None:
-    """The folder `old` of a run with checkpoints but no result."""
-    shutil.copytree(places["run"], here / "old")
-    (here / "old/result.json").unlink()
-    (here / "old/weights.safetensors").unlink()
+def unfinished(cwd: Path, fixtures: Mapping[str, Any]) -> None:
+    """Create the folder `old`: a run with checkpoints but without a result."""
+    shutil.copytree(fixtures["run"], cwd / "old")
+    (cwd / "old/result.json").unlink()
+    (cwd / "old/weights.safetensors").unlink()
 
 
-RESUME, AGAIN = "train --resume old", TRAIN.replace("--run new", "--run old")
-FIELDS: dict[str, Callable[[Any], Any]] = {
+RESUME, TRAIN_INTO_OLD = "train --resume old", TRAIN.replace("--run new", "--run old")
+# Changes that make recipe.json invalid or unlike the checkpoint's recipe.
+INVALID_RECIPES: dict[str, Callable[[Any], Any]] = {
     "a list": lambda content: [],
     "an unknown field": lambda content: content.update(nonsense=1),
     "no data": lambda content: content.pop("data") and None,
@@ -85,84 +88,108 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "epochs is a string": lambda content: content.update(epochs="x"),
     "epochs 0": lambda content: content.update(epochs=0),
     "data is a number": lambda content: content.update(data=5),
-    "other epochs": lambda content: content.update(epochs=5),
-    "data that is gone": lambda content: content.update(data="/nowhere"),
+    "a different number of epochs": lambda content: content.update(epochs=5),
+    "data that does not exist": lambda content: content.update(data="/nowhere"),
 }
-BOTH = ("old/checkpoints/last.ckpt", "old/checkpoints/before.ckpt")
+CHECKPOINTS = ("old/checkpoints/last.ckpt", "old/checkpoints/before.ckpt")
 
 
-def last_alone(*make: Make) -> tuple[Make, ...]:
-    """An unfinished run with one checkpoint, changed."""
+def unfinished_with_one_checkpoint(*setup: Setup) -> tuple[Setup, ...]:
+    """An unfinished run without before.ckpt, then these setup functions."""
 
-    def remove_before(here: Path, places: Mapping[str, Any]) -> None:
-        (here / BOTH[1]).unlink(missing_ok=True)
+    def remove_before(cwd: Path, fixtures: Mapping[str, Any]) -> None:
+        (cwd / CHECKPOINTS[1]).unlink(missing_ok=True)
 
-    return (unfinished, remove_before, *make)
+    return (unfinished, remove_before, *setup)
 
 
-def valid_result(here: Path) -> None:
-    """Check that the run has a valid result.json."""
-    assert 0 <= json.loads((here / "old/result.json").read_bytes())["top1"] <= 1
+def check_result(cwd: Path) -> None:
+    """Check that result.json has a top-1."""
+    assert 0 <= json.loads((cwd / "old/result.json").read_bytes())["top1"] <= 1
 
 
 RUNS: list[Input] = [
-    refused("train r.py --run new", "r.py", file("r.py", UNPRINTABLE), name="a recipe whose error cannot be printed"),
+    rejected("train r.py --run new", "r.py", file("r.py", UNPRINTABLE), name="a recipe whose error cannot be printed"),
     *(
-        refused(
+        rejected(
             RESUME,
             r"recipe\.json|checkpoint|nowhere|last\.ckpt",
-            *last_alone(edited("old/recipe.json", change)),
-            name=f"recipe.json: {what}",
+            *unfinished_with_one_checkpoint(edit_json("old/recipe.json", change)),
+            name=f"recipe.json: {case}",
         )
-        for what, change in FIELDS.items()
+        for case, change in INVALID_RECIPES.items()
     ),
     *(
-        refused(RESUME, r"recipe\.json", unfinished, file("old/recipe.json", content), name=f"recipe.json: {what}")
-        for what, content in {"empty": "", "cut": '{"data": ', "not UTF-8": b"\xff", "deep": "[" * 100_000}.items()
-    ),
-    *(
-        refused(RESUME, r"last\.ckpt", *last_alone(*make), name=f"last.ckpt: {what}")
-        for what, make in {
-            "empty": (cut(BOTH[0], 0),),
-            "cut": (cut(BOTH[0], 0.5),),
-            "a byte changed": (flipped(BOTH[0]),),
-            "text": (file(BOTH[0], "x"),),
-            "weights": (copied("run/weights.safetensors", BOTH[0]),),
+        rejected(RESUME, r"recipe\.json", unfinished, file("old/recipe.json", content), name=f"recipe.json: {case}")
+        for case, content in {
+            "empty": "",
+            "truncated": '{"data": ',
+            "not UTF-8": b"\xff",
+            "deeply nested": "[" * 100_000,
         }.items()
     ),
     *(
-        refused(RESUME, r"result\.json", OLD, file("old/result.json", content), name=f"result.json: {what}")
-        for what, content in {"empty": "", "cut": '{"top1": ', "a list": "[]", "deep": "[" * 100_000}.items()
+        rejected(RESUME, r"last\.ckpt", *unfinished_with_one_checkpoint(*setup), name=f"last.ckpt: {case}")
+        for case, setup in {
+            "empty": (truncate(CHECKPOINTS[0], 0),),
+            "truncated": (truncate(CHECKPOINTS[0], 0.5),),
+            "one byte changed": (flip_byte(CHECKPOINTS[0]),),
+            "text": (file(CHECKPOINTS[0], "x"),),
+            "weights": (copy("run/weights.safetensors", CHECKPOINTS[0]),),
+        }.items()
     ),
-    refused(RESUME, r"result\.json", OLD, edited("old/result.json", lambda c: c.update(top1="x")), name="string top1"),
-    refused(RESUME, r"result\.json", OLD, edited("old/result.json", lambda c: c.pop("data") and None), name="no data"),
-    refused(RESUME, r"result\.json", OLD, removed("old/result.json"), folder("old/result.json"), leaves="old/.*"),
-    refused(RESUME, "recipe.json", folder("old"), name="an empty folder"),
-    refused("train --resume {detector}", "detect train --resume"),
-    refused("detect train --resume {run}", "lambdanets train --resume"),
-    refused(f"{AGAIN} --seed 5", "seed", OLD, name="another seed"),
-    refused(f"{AGAIN} --learning-rate 0.5", "learning_rate", unfinished, name="another learning rate"),
-    refused(AGAIN, "detection", copied("detector", "old"), name="a run of detection"),
-    refused(AGAIN, "old", file("old/mine.txt", "x"), name="a folder with something else"),
-    refused(AGAIN, "old", file("old", "x"), name="a file"),
-    refused(AGAIN, "recipe.json", OLD, file("old/recipe.json", "{"), name="a damaged recipe.json"),
-    refused(AGAIN, "old", folder("old"), forbidden("old", 0o500), name="a folder that may not be written to"),
-    refused(RESUME, "old", unfinished, forbidden("old", 0o500), name="a run that may not be written to"),
-    accepted(RESUME, "top-1", unfinished, check=valid_result, name="no result"),
-    accepted(RESUME, "top-1", OLD, check=valid_result, name="finished"),
-    accepted(RESUME, "top-1", unfinished, file("old/.result.json.1.unfinished", "x"), check=valid_result),
-    accepted(RESUME, "top-1", unfinished, file("old/metrics.csv", ""), check=valid_result, name="metrics.csv empty"),
-    accepted(RESUME, "top-1", unfinished, removed("old/metrics.csv"), check=valid_result, name="metrics.csv gone"),
-    refused("compare --resume old", r"plan\.json", copied("comparison", "old"), removed("old/plan.json")),
     *(
-        refused(
+        rejected(RESUME, r"result\.json", FINISHED, file("old/result.json", content), name=f"result.json: {case}")
+        for case, content in {
+            "empty": "",
+            "truncated": '{"top1": ',
+            "a list": "[]",
+            "deeply nested": "[" * 100_000,
+        }.items()
+    ),
+    rejected(
+        RESUME,
+        r"result\.json",
+        FINISHED,
+        edit_json("old/result.json", lambda c: c.update(top1="x")),
+        name="string top1",
+    ),
+    rejected(
+        RESUME,
+        r"result\.json",
+        FINISHED,
+        edit_json("old/result.json", lambda c: c.pop("data") and None),
+        name="no data",
+    ),
+    rejected(
+        RESUME, r"result\.json", FINISHED, remove("old/result.json"), folder("old/result.json"), allowed_files="old/.*"
+    ),
+    rejected(RESUME, "recipe.json", folder("old"), name="an empty folder"),
+    rejected("train --resume {detector}", "detect train --resume"),
+    rejected("detect train --resume {run}", "lambdanets train --resume"),
+    rejected(f"{TRAIN_INTO_OLD} --seed 5", "seed", FINISHED, name="a different seed"),
+    rejected(f"{TRAIN_INTO_OLD} --learning-rate 0.5", "learning_rate", unfinished, name="a different learning rate"),
+    rejected(TRAIN_INTO_OLD, "detection", copy("detector", "old"), name="a detection run"),
+    rejected(TRAIN_INTO_OLD, "old", file("old/mine.txt", "x"), name="a folder with other files"),
+    rejected(TRAIN_INTO_OLD, "old", file("old", "x"), name="a file"),
+    rejected(TRAIN_INTO_OLD, "recipe.json", FINISHED, file("old/recipe.json", "{"), name="a damaged recipe.json"),
+    rejected(TRAIN_INTO_OLD, "old", folder("old"), chmod("old", 0o500), name="a read-only folder"),
+    rejected(RESUME, "old", unfinished, chmod("old", 0o500), name="a read-only run"),
+    accepted(RESUME, "top-1", unfinished, check=check_result, name="no result"),
+    accepted(RESUME, "top-1", FINISHED, check=check_result, name="finished"),
+    accepted(RESUME, "top-1", unfinished, file("old/.result.json.1.unfinished", "x"), check=check_result),
+    accepted(RESUME, "top-1", unfinished, file("old/metrics.csv", ""), check=check_result, name="metrics.csv is empty"),
+    accepted(RESUME, "top-1", unfinished, remove("old/metrics.csv"), check=check_result, name="metrics.csv is missing"),
+    rejected("compare --resume old", r"plan\.json", copy("comparison", "old"), remove("old/plan.json")),
+    *(
+        rejected(
             "compare --resume old",
             r"plan\.json|stud|seed|variant|recipe",
-            copied("comparison", "old"),
-            edited("old/plan.json", change),
-            name=f"plan.json: {what}",
+            copy("comparison", "old"),
+            edit_json("old/plan.json", change),
+            name=f"plan.json: {case}",
         )
-        for what, change in {
+        for case, change in {
             "a list": lambda c: [],
             "no recipe": lambda c: c.pop("recipe") and None,
             "recipe is a list": lambda c: c.update(recipe=[]),
@@ -172,52 +199,52 @@ RUNS: list[Input] = [
             "an unknown study": lambda c: c.update(studies=["nonsense"]),
             "studies is a number": lambda c: c.update(studies=5),
             "an unknown variant": lambda c: c.update(variants=["nonsense"]),
-            "of detection": lambda c: c["recipe"].update(task="detection"),
+            "for detection": lambda c: c["recipe"].update(task="detection"),
         }.items()
     ),
     *(
-        refused(
+        rejected(
             "compare --resume old",
             r"plan\.json",
-            copied("comparison", "old"),
+            copy("comparison", "old"),
             file("old/plan.json", content),
-            name=f"plan.json: {what}",
+            name=f"plan.json: {case}",
         )
-        for what, content in {"empty": "", "not UTF-8": b"\xff", "deep": "[" * 100_000}.items()
+        for case, content in {"empty": "", "not UTF-8": b"\xff", "deeply nested": "[" * 100_000}.items()
     ),
     *(
-        refused(
+        rejected(
             "compare --report r.json",
             r"r\.json",
-            copied("comparison/results.json", "r.json"),
-            *make,
-            name=f"results.json: {what}",
+            copy("comparison/results.json", "r.json"),
+            *setup,
+            name=f"results.json: {case}",
         )
-        for what, make in {
-            "cut": (cut("r.json", 0.5),),
-            "empty": (cut("r.json", 0),),
-            "deep": (file("r.json", "[" * 100_000),),
-            "no studies": (edited("r.json", lambda c: c.pop("studies") and None),),
-            "studies is a number": (edited("r.json", lambda c: c.update(studies=5)),),
+        for case, setup in {
+            "truncated": (truncate("r.json", 0.5),),
+            "empty": (truncate("r.json", 0),),
+            "deeply nested": (file("r.json", "[" * 100_000),),
+            "no studies": (edit_json("r.json", lambda c: c.pop("studies") and None),),
+            "studies is a number": (edit_json("r.json", lambda c: c.update(studies=5)),),
         }.items()
     ),
-    refused("compare nonsense", "nonsense"),
-    refused("compare scope,nonsense", "nonsense"),
-    refused("compare scope,scope", "scope"),
-    refused("compare ''", "stud"),
-    refused("compare scope nonsense", "nonsense"),
-    refused("compare scope --variants nonsense", "nonsense"),
-    refused("compare scope --seeds -1", "seed"),
-    refused("compare scope --seeds 0 0", "seed"),
-    refused("compare scope --seeds", "seed"),
-    refused("compare scope --seed 5", "seed"),
-    refused("compare scope --resume x", "resume"),
-    refused("compare --resume", "--resume"),
-    refused("compare --resume a b", "--resume|'b'"),
-    refused("compare scope --model-options scope 3 --seeds 0 --out new", "scope"),
-    refused("compare scope --data nowhere --out new", "nowhere"),
-    refused("compare scope --data {images} --out old", "old", file("old/mine.txt", "x")),
-    refused("compare scope --data {images} --out old", "resume", copied("comparison", "old")),
-    accepted("compare --resume old", "comparison|top-1|scope", copied("comparison", "old")),
+    rejected("compare nonsense", "nonsense"),
+    rejected("compare scope,nonsense", "nonsense"),
+    rejected("compare scope,scope", "scope"),
+    rejected("compare ''", "stud"),
+    rejected("compare scope nonsense", "nonsense"),
+    rejected("compare scope --variants nonsense", "nonsense"),
+    rejected("compare scope --seeds -1", "seed"),
+    rejected("compare scope --seeds 0 0", "seed"),
+    rejected("compare scope --seeds", "seed"),
+    rejected("compare scope --seed 5", "seed"),
+    rejected("compare scope --resume x", "resume"),
+    rejected("compare --resume", "--resume"),
+    rejected("compare --resume a b", "--resume|'b'"),
+    rejected("compare scope --model-options scope 3 --seeds 0 --out new", "scope"),
+    rejected("compare scope --data nowhere --out new", "nowhere"),
+    rejected("compare scope --data {images} --out old", "old", file("old/mine.txt", "x")),
+    rejected("compare scope --data {images} --out old", "resume", copy("comparison", "old")),
+    accepted("compare --resume old", "comparison|top-1|scope", copy("comparison", "old")),
     accepted("compare --report {comparison}/results.json", "scope|3x3"),
 ]

@@ -7,17 +7,17 @@ import socket
 
 
 class FaultyHandler(http.server.BaseHTTPRequestHandler):
-    """Responds according to the first component of the path: with that status, or with an invalid body."""
+    """Responds with the status or the invalid body that the first component of the path names."""
 
     def do_GET(self) -> None:
-        kind = self.path.split("/")[1]
-        body = {"text": b"no list", "html": b"<html></html>", "list": b"[]", "cut": b"{"}.get(kind, b"")
-        self.send_response(int(kind) if kind.isdigit() else 200)
-        self.send_header("Content-Length", str(len(body) + 500 * (kind == "cut")))
+        name = self.path.split("/")[1]
+        body = {"text": b"not a list", "html": b"<html></html>", "list": b"[]", "truncated": b"{"}.get(name, b"")
+        self.send_response(int(name) if name.isdigit() else 200)
+        self.send_header("Content-Length", str(len(body) + 500 * (name == "truncated")))
         self.end_headers()
         self.wfile.write(body)
 
-    do_HEAD = do_GET  # noqa: N815 - as the base class has it
+    do_HEAD = do_GET  # noqa: N815 - name of the base class
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""

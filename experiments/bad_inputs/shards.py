@@ -1,27 +1,29 @@
-"""Shards: missing or wrong fields of shards.json, tars that differ from it, tars without shards.json, URLs."""
+"""Shards: missing or invalid fields of shards.json, tars that differ from it, tars without shards.json, URLs."""
 
 from collections.abc import Callable
 from typing import Any
 
-from .inputs import Input, accepted, refused
-from .makers import copied, cut, edited, file, flipped, folder, link, pipe, png, removed, tar_bytes
+from .files import copy, edit_json, file, flip_byte, folder, link, pipe, png, remove, tar_bytes, truncate
+from .inputs import Input, accepted, rejected
 from .options import TRAIN
 
-SHARDS = copied("shards", "s")
-VERIFY, STUDENT = "shard s --verify --processes 1", TRAIN.replace("{images}", "s")
-LIST = "s/shards.json"
+SHARDS = copy("shards", "s")
+VERIFY, TRAIN_ON_SHARDS = "shard s --verify --processes 1", TRAIN.replace("{images}", "s")
+SHARDS_JSON = "s/shards.json"
 
 
-def first(content: Any) -> dict[str, Any]:
+def first_shard(content: Any) -> dict[str, Any]:
     return content["parts"]["train"][0]
 
 
-def changed(**fields: Any) -> Callable[[Any], Any]:
+def set_fields(**fields: Any) -> Callable[[Any], Any]:
     """Change fields of the first shard's entry."""
-    return lambda content: first(content).update(fields)
+    return lambda content: first_shard(content).update(fields)
 
 
-def without(*path: str) -> Callable[[Any], Any]:
+def delete(*path: str) -> Callable[[Any], Any]:
+    """Delete a field, given by the keys that lead to it; "0" is the first entry of a list."""
+
     def change(content: Any) -> None:
         *outer, last = path
         for name in outer:
@@ -31,65 +33,66 @@ def without(*path: str) -> Callable[[Any], Any]:
     return change
 
 
-# Invalid shards.json: the error, and the change.
-WRONG: dict[str, Callable[[Any], Any]] = {
-    "no object": lambda content: [],
+# Changes that make shards.json invalid.
+INVALID_LISTS: dict[str, Callable[[Any], Any]] = {
+    "not an object": lambda content: [],
     "a number": lambda content: 5,
-    "no parts": without("parts"),
-    "no classes": without("classes"),
-    "no training part": without("parts", "train"),
+    "no parts": delete("parts"),
+    "no classes": delete("classes"),
+    "no training part": delete("parts", "train"),
     "an empty training part": lambda content: content["parts"].update(train=[]),
     "an unknown part": lambda content: content["parts"].update(other=[]),
     "parts is a list": lambda content: content.update(parts=[]),
     "a part is a number": lambda content: content["parts"].update(train=5),
     "classes is a number": lambda content: content.update(classes=5),
     "classes are numbers": lambda content: content.update(classes=[1, 2]),
-    "classes one text": lambda content: content.update(classes="ab"),
-    "no name": without("parts", "train", "0", "name"),
-    "no images": without("parts", "train", "0", "images"),
-    "no bytes": without("parts", "train", "0", "bytes"),
-    "no sha256": without("parts", "train", "0", "sha256"),
+    "classes is a string": lambda content: content.update(classes="ab"),
+    "no name": delete("parts", "train", "0", "name"),
+    "no images": delete("parts", "train", "0", "images"),
+    "no bytes": delete("parts", "train", "0", "bytes"),
+    "no sha256": delete("parts", "train", "0", "sha256"),
     "an entry is a string": lambda content: content["parts"].update(train=["x"]),
-    "a name outside": changed(name="../run/weights.tar"),
-    "an absolute name": changed(name="/etc/passwd"),
-    "a name is a number": changed(name=5),
-    "an empty name": changed(name=""),
-    "images is a string": changed(images="4"),
-    "images negative": changed(images=-1),
-    "images is a fraction": changed(images=1.5),
-    "bytes is a string": changed(bytes="x"),
-    "bytes negative": changed(bytes=-1),
-    "sha256 short": changed(sha256="ab"),
-    "sha256 no digits": changed(sha256="z" * 64),
-    "sha256 is a number": changed(sha256=5),
+    "a name outside the folder": set_fields(name="../run/weights.tar"),
+    "an absolute name": set_fields(name="/etc/passwd"),
+    "a name is a number": set_fields(name=5),
+    "an empty name": set_fields(name=""),
+    "images is a string": set_fields(images="4"),
+    "images is negative": set_fields(images=-1),
+    "images is a fraction": set_fields(images=1.5),
+    "bytes is a string": set_fields(bytes="x"),
+    "bytes is negative": set_fields(bytes=-1),
+    "sha256 too short": set_fields(sha256="ab"),
+    "sha256 without hexadecimal digits": set_fields(sha256="z" * 64),
+    "sha256 is a number": set_fields(sha256=5),
 }
-# Readable sets with a shard that `verify` must name.
-DIFFERENT: dict[str, tuple[Any, ...]] = {
-    "a name that is not there": (edited(LIST, changed(name="nowhere.tar")),),
-    "a name with a null byte": (edited(LIST, changed(name="train-00000\0.tar")),),
-    "more images than there are": (edited(LIST, changed(images=9)),),
-    "more images than memory holds": (edited(LIST, changed(images=10**15)),),
-    "other bytes": (edited(LIST, changed(bytes=9)),),
-    "another sha256": (edited(LIST, changed(sha256="ab" * 32)),),
-    "a shard cut in data": (cut("s/train-00000.tar", 0.5),),
-    "a shard cut in a header": (cut("s/train-00000.tar", 100),),
-    "an empty shard": (cut("s/train-00000.tar", 0),),
-    "a byte changed": (flipped("s/train-00000.tar"),),
-    "a shard removed": (removed("s/train-00000.tar"),),
-    "a shard is a folder": (removed("s/train-00000.tar"), folder("s/train-00000.tar")),
-    "a shard is a dangling link": (removed("s/train-00000.tar"), link("s/train-00000.tar", "nowhere")),
-    "a shard is a pipe": (removed("s/train-00000.tar"), pipe("s/train-00000.tar")),
+# Changes that `shard --verify` must report with the name of the shard.
+DIFFERENT_SHARDS: dict[str, tuple[Any, ...]] = {
+    "a shard that does not exist": (edit_json(SHARDS_JSON, set_fields(name="nowhere.tar")),),
+    "a name with a null byte": (edit_json(SHARDS_JSON, set_fields(name="train-00000\0.tar")),),
+    "too many images": (edit_json(SHARDS_JSON, set_fields(images=9)),),
+    "more images than fit into memory": (edit_json(SHARDS_JSON, set_fields(images=10**15)),),
+    "a different size in bytes": (edit_json(SHARDS_JSON, set_fields(bytes=9)),),
+    "a different sha256": (edit_json(SHARDS_JSON, set_fields(sha256="ab" * 32)),),
+    "a shard truncated in its data": (truncate("s/train-00000.tar", 0.5),),
+    "a shard truncated in a header": (truncate("s/train-00000.tar", 100),),
+    "an empty shard": (truncate("s/train-00000.tar", 0),),
+    "one byte changed": (flip_byte("s/train-00000.tar"),),
+    "a missing shard": (remove("s/train-00000.tar"),),
+    "a shard is a folder": (remove("s/train-00000.tar"), folder("s/train-00000.tar")),
+    "a shard is a dangling link": (remove("s/train-00000.tar"), link("s/train-00000.tar", "nowhere")),
+    "a shard is a pipe": (remove("s/train-00000.tar"), pipe("s/train-00000.tar")),
 }
 
 SAMPLES = [(f"{n}.{kind}", data) for n in range(4) for kind, data in (("png", png(n)), ("cls", b"%d" % (n % 2)))]
-UNLISTED = {
-    "no tar": ([file("t/a.txt", "x")], "tar"),
+# Folders that `shard --index` must reject: the setup, and a pattern of the error message.
+WITHOUT_LIST = {
+    "not a tar": ([file("t/a.txt", "x")], "tar"),
     "an empty tar": ([file("t/a.tar", b"")], "a.tar"),
     "a tar without images": ([file("t/a.tar", tar_bytes([("a.txt", b"x")]))], "a.tar"),
-    "a cut tar": ([file("t/a.tar", tar_bytes(SAMPLES)[:2000])], "a.tar"),
-    "a tar cut in a header": ([file("t/a.tar", tar_bytes(SAMPLES)[:4196])], "a.tar"),
+    "a truncated tar": ([file("t/a.tar", tar_bytes(SAMPLES)[:2000])], "a.tar"),
+    "a tar truncated in a header": ([file("t/a.tar", tar_bytes(SAMPLES)[:4196])], "a.tar"),
     "text": ([file("t/a.tar", "x" * 2000)], "a.tar"),
-    "a class that is no number": ([file("t/a.tar", tar_bytes([("0.png", png()), ("0.cls", b"dog")]))], "dog"),
+    "a class that is not a number": ([file("t/a.tar", tar_bytes([("0.png", png()), ("0.cls", b"dog")]))], "dog"),
     "a class of 5,000 digits": (
         [file("t/a.tar", tar_bytes([("0.png", png()), ("0.cls", b"9" * 5000)]))],
         "class|a.tar",
@@ -101,69 +104,111 @@ UNLISTED = {
 }
 
 
-RETRIES = "retrying|trying again"
+RETRY_MESSAGE = "retrying|trying again"
 
 SHARD_SETS: list[Input] = [
     *(
-        refused(VERIFY, "shards.json|shard", SHARDS, edited(LIST, change), name=f"shards.json: {what}")
-        for what, change in WRONG.items()
+        rejected(VERIFY, "shards.json|shard", SHARDS, edit_json(SHARDS_JSON, change), name=f"shards.json: {case}")
+        for case, change in INVALID_LISTS.items()
     ),
     *(
-        refused(STUDENT, "shards.json|shard", SHARDS, edited(LIST, change), name=f"shards.json: {what}", lines=".")
-        for what, change in list(WRONG.items())[:14]
+        rejected(
+            TRAIN_ON_SHARDS,
+            "shards.json|shard",
+            SHARDS,
+            edit_json(SHARDS_JSON, change),
+            name=f"shards.json: {case}",
+            allowed_lines=".",
+        )
+        for case, change in list(INVALID_LISTS.items())[:14]
     ),
     *(
-        refused(VERIFY, r"$", SHARDS, file(LIST, content), name=f"shards.json: {what}")
-        for what, content in {
+        rejected(VERIFY, r"$", SHARDS, file(SHARDS_JSON, content), name=f"shards.json: {case}")
+        for case, content in {
             "empty": "",
-            "cut": '{"classes": [',
+            "truncated": '{"classes": [',
             "not UTF-8": b"\xff\xfe",
-            "deep": "[" * 100_000,
+            "deeply nested": "[" * 100_000,
         }.items()
     ),
     *(
-        refused(VERIFY, r"train-00000|nowhere\.tar", SHARDS, *make, report=True, name=f"verify: {what}")
-        for what, make in DIFFERENT.items()
+        rejected(VERIFY, r"train-00000|nowhere\.tar", SHARDS, *setup, prints_report=True, name=f"verify: {case}")
+        for case, setup in DIFFERENT_SHARDS.items()
     ),
     *(
-        accepted(STUDENT, "skipped [0-9]+ unreadable images", SHARDS, *make, name=f"train on shards: {what}")
-        for what, make in DIFFERENT.items()
-        if what not in ("more images than memory holds", "a byte changed", "another sha256")
+        accepted(TRAIN_ON_SHARDS, "skipped [0-9]+ unreadable images", SHARDS, *setup, name=f"train on shards: {case}")
+        for case, setup in DIFFERENT_SHARDS.items()
+        if case not in ("more images than fit into memory", "one byte changed", "a different sha256")
     ),
-    refused(
-        STUDENT, "class", SHARDS, edited(LIST, lambda c: c.update(classes=["a"])), name="fewer classes than labels"
+    rejected(
+        TRAIN_ON_SHARDS,
+        "class",
+        SHARDS,
+        edit_json(SHARDS_JSON, lambda c: c.update(classes=["a"])),
+        name="fewer classes than labels",
     ),
-    accepted(STUDENT, "top-1", SHARDS, edited(LIST, lambda c: c.update(classes=["a", "a"])), name="two classes alike"),
-    refused(STUDENT, "made must be", SHARDS, edited(LIST, lambda c: c.update(made=[])), name="made is a list"),
-    *(refused("shard t --index", says, *make, name=f"list shards: {what}") for what, (make, says) in UNLISTED.items()),
-    refused("shard t --index --classes c.txt", "names", file("t/a.tar", tar_bytes(SAMPLES)), file("c.txt", "one\n")),
-    refused("shard t --index --classes c.txt", "c.txt", file("t/a.tar", tar_bytes(SAMPLES)), file("c.txt", b"\xff\n")),
-    refused("shard t --index --classes nowhere", "nowhere", file("t/a.tar", tar_bytes(SAMPLES))),
-    refused("shard t --index --seed 5", "seed", file("t/a.tar", tar_bytes(SAMPLES))),
+    accepted(
+        TRAIN_ON_SHARDS,
+        "top-1",
+        SHARDS,
+        edit_json(SHARDS_JSON, lambda c: c.update(classes=["a", "a"])),
+        name="two classes with the same name",
+    ),
+    rejected(
+        TRAIN_ON_SHARDS,
+        "made must be",
+        SHARDS,
+        edit_json(SHARDS_JSON, lambda c: c.update(made=[])),
+        name="made is a list",
+    ),
+    *(
+        rejected("shard t --index", output, *setup, name=f"list shards: {case}")
+        for case, (setup, output) in WITHOUT_LIST.items()
+    ),
+    rejected("shard t --index --classes c.txt", "names", file("t/a.tar", tar_bytes(SAMPLES)), file("c.txt", "one\n")),
+    rejected("shard t --index --classes c.txt", "c.txt", file("t/a.tar", tar_bytes(SAMPLES)), file("c.txt", b"\xff\n")),
+    rejected("shard t --index --classes nowhere", "nowhere", file("t/a.tar", tar_bytes(SAMPLES))),
+    rejected("shard t --index --seed 5", "seed", file("t/a.tar", tar_bytes(SAMPLES))),
     accepted("shard t --index", "4 images in 1 shards", file("t/a.tar", tar_bytes(SAMPLES))),
-    refused(STUDENT, "2 shards|shard", SHARDS, edited(LIST, lambda c: c.update(parts={"train": [first(c)]}))),
+    rejected(
+        TRAIN_ON_SHARDS,
+        "2 shards|shard",
+        SHARDS,
+        edit_json(SHARDS_JSON, lambda c: c.update(parts={"train": [first_shard(c)]})),
+    ),
 ]
 
 
 URLS: list[Input] = [
     *(
-        refused(f"shard {{server}}/{kind}/s --verify", f"{kind}|no such file|shards.json", name=f"a server: {kind}")
+        rejected(f"shard {{server}}/{kind}/s --verify", f"{kind}|no such file|shards.json", name=f"a server: {kind}")
         for kind in ("404", "403", "410", "text", "html", "list")
     ),
-    refused(TRAIN.replace("{images}", "{server}/404/s"), "404|no such file|shards.json"),
-    refused("pseudo-label {run} {server}/404/s new", "404|no such file|shards.json"),
-    refused("shard nonsense://host/s --verify", "nonsense|rotocol"),
-    # These are retried for at most a minute, which must be reported.
-    refused("shard {closed}/s --verify", "connect|server", lines=RETRIES, tells=RETRIES, name="no server"),
-    refused(
-        "shard {server}/500/s --verify", "500", lines=RETRIES, tells=RETRIES, seconds=120, name="a server that fails"
+    rejected(TRAIN.replace("{images}", "{server}/404/s"), "404|no such file|shards.json"),
+    rejected("pseudo-label {run} {server}/404/s new", "404|no such file|shards.json"),
+    rejected("shard nonsense://host/s --verify", "nonsense|rotocol"),
+    # These requests are retried for at most a minute, which must be reported.
+    rejected(
+        "shard {closed}/s --verify",
+        "connect|server",
+        allowed_lines=RETRY_MESSAGE,
+        required_line=RETRY_MESSAGE,
+        name="no server",
     ),
-    refused(
-        "shard {server}/cut/s --verify",
+    rejected(
+        "shard {server}/500/s --verify",
+        "500",
+        allowed_lines=RETRY_MESSAGE,
+        required_line=RETRY_MESSAGE,
+        time_limit=120,
+        name="a server with status 500",
+    ),
+    rejected(
+        "shard {server}/truncated/s --verify",
         "shards.json",
-        lines=RETRIES,
-        tells=RETRIES,
-        seconds=120,
-        name="an answer cut short",
+        allowed_lines=RETRY_MESSAGE,
+        required_line=RETRY_MESSAGE,
+        time_limit=120,
+        name="a truncated response",
     ),
 ]

@@ -1,39 +1,39 @@
-"""Benchmarks, the paper's tables and calibration: options and input files."""
+"""`benchmark`, `tables` and `calibrate`: invalid options and input files."""
 
 import json
 import re
 from pathlib import Path
 
-from .inputs import Input, accepted, refused
-from .makers import copied, cut, edited, file, folder
-from .options import in_words
+from .files import copy, edit_json, file, folder, truncate
+from .inputs import Input, accepted, rejected
+from .options import field_pattern
 
 LAYER = (
     "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 0.02 --passes inference --out new"
 )
 SCALING = "benchmark scaling --sides 4 --lengths 8 --repeats 1 --seconds 0.01 --out new"
-OURS = "--candidates lambdanets"
-MEASURED = copied("measured/results.json", "m.json")
+LAMBDA_LAYER = "--candidates lambdanets"
+MEASURED = copy("measured/results.json", "m.json")
 
 
-def whole_json(name: str):
-    """Check that a file is valid JSON, without NaN."""
+def check_json(name: str):
+    """Returns a check that a file is valid JSON without NaN."""
 
-    def check(here: Path) -> None:
-        def refuse(constant: str) -> None:
-            raise ValueError(f"{constant} is no JSON")
+    def check(cwd: Path) -> None:
+        def reject(constant: str) -> None:
+            raise ValueError(f"{constant} is not valid JSON")
 
-        json.loads((here / name).read_bytes(), parse_constant=refuse)
+        json.loads((cwd / name).read_bytes(), parse_constant=reject)
 
     return check
 
 
 TOOLS: list[Input] = [
-    refused("benchmark nonsense", "nonsense"),
-    refused("benchmark laier", "layer"),
-    refused("benchmark layer --nonsense", "--nonsense"),
+    rejected("benchmark nonsense", "nonsense"),
+    rejected("benchmark laier", "layer"),
+    rejected("benchmark layer --nonsense", "--nonsense"),
     *(
-        refused(f"{LAYER} {OURS} --{option}", in_words(re.split("[= ]", option)[0]).rstrip("s"))
+        rejected(f"{LAYER} {LAMBDA_LAYER} --{option}", field_pattern(re.split("[= ]", option)[0]).rstrip("s"))
         for option in (
             "shapes 4x4",
             "shapes 0x4x8",
@@ -53,7 +53,7 @@ TOOLS: list[Input] = [
             "heads=3",
             "repeats=0",
             "repeats=-1",
-            "seconds=0",
+            "time_limit=0",
             "seconds=nan",
             "seconds=-1",
             "seconds=inf",
@@ -70,18 +70,18 @@ TOOLS: list[Input] = [
             "candidates ''",
         )
     ),
-    refused(f"{LAYER} --device cuda {OURS}", "cuda|GPU"),
-    refused(f"{LAYER} {OURS}", "new", folder("new"), file("new/mine.txt", "x")),
-    refused(f"{LAYER} {OURS}", "new", file("new", "x")),
-    refused(
-        LAYER.replace("4x4x8", "100000x100000x64") + f" {OURS}",
+    rejected(f"{LAYER} --device cuda {LAMBDA_LAYER}", "cuda|GPU"),
+    rejected(f"{LAYER} {LAMBDA_LAYER}", "new", folder("new"), file("new/mine.txt", "x")),
+    rejected(f"{LAYER} {LAMBDA_LAYER}", "new", file("new", "x")),
+    rejected(
+        LAYER.replace("4x4x8", "100000x100000x64") + f" {LAMBDA_LAYER}",
         "memory",
-        name="a shape beyond memory",
-        lines=".",
-        leaves="new(/.*)?",
+        name="a shape too large for memory",
+        allowed_lines=".",
+        allowed_files="new(/.*)?",
     ),
     *(
-        refused(f"{SCALING} --{option}", in_words(re.split("[= ]", option)[0]).rstrip("s"))
+        rejected(f"{SCALING} --{option}", field_pattern(re.split("[= ]", option)[0]).rstrip("s"))
         for option in (
             "sides 0",
             "sides -1",
@@ -93,17 +93,17 @@ TOOLS: list[Input] = [
             "memory=nan",
         )
     ),
-    refused("benchmark scaling --sides --lengths --out new", "sides"),
+    rejected("benchmark scaling --sides --lengths --out new", "sides"),
     *(
-        refused(f"benchmark model --out new --{option}", in_words(re.split("[= ]", option)[0]).rstrip("s"))
+        rejected(f"benchmark model --out new --{option}", field_pattern(re.split("[= ]", option)[0]).rstrip("s"))
         for option in ("patterns XXXX", "patterns CCC", "patterns", "image-size=0", "image-size=x", "scope=4")
     ),
-    refused("benchmark memory --passes nonsense --out new", "passes"),
-    accepted(f"{LAYER} {OURS}", "new", check=whole_json("new/results.json")),
-    accepted(f"{LAYER} {OURS} --shapes 1x1x4 --scopes 9", "new", check=whole_json("new/results.json")),
+    rejected("benchmark memory --passes nonsense --out new", "passes"),
+    accepted(f"{LAYER} {LAMBDA_LAYER}", "new", check=check_json("new/results.json")),
+    accepted(f"{LAYER} {LAMBDA_LAYER} --shapes 1x1x4 --scopes 9", "new", check=check_json("new/results.json")),
     *(
-        refused(f"tables {arguments}", says)
-        for arguments, says in {
+        rejected(f"tables {arguments}", output)
+        for arguments, output in {
             "1": "1",
             "21": "21",
             "x": "x",
@@ -122,29 +122,29 @@ TOOLS: list[Input] = [
             "3 --measure --out m": "3",
         }.items()
     ),
-    refused("tables 3 --figures file", "figures|file", file("file", "x")),
-    refused("tables 3 --out folder", "folder", folder("folder")),
+    rejected("tables 3 --figures file", "figures|file", file("file", "x")),
+    rejected("tables 3 --out folder", "folder", folder("folder")),
     *(
-        refused("tables 3 --measured m.json", r"m\.json", MEASURED, *make, name=f"measured: {what}")
-        for what, make in {
-            "empty": (cut("m.json", 0),),
-            "cut": (cut("m.json", 0.5),),
+        rejected("tables 3 --measured m.json", r"m\.json", MEASURED, *setup, name=f"measured: {case}")
+        for case, setup in {
+            "empty": (truncate("m.json", 0),),
+            "truncated": (truncate("m.json", 0.5),),
             "a list": (file("m.json", "[]"),),
             "not UTF-8": (file("m.json", b"\xff"),),
-            "deep": (file("m.json", "[" * 100_000),),
-            "of scaling": (),
-            "kind is a list": (edited("m.json", lambda c: c.update(kind=[])),),
-            "of tables without rows": (edited("m.json", lambda c: c.update(kind="tables", rows=5)),),
-            "rows that lack all": (edited("m.json", lambda c: c.update(kind="tables", rows=[{}])),),
-            "of a layer with rows of scaling": (edited("m.json", lambda c: c.update(kind="layer")),),
-            "no hardware": (edited("m.json", lambda c: c.pop("hardware") and None),),
+            "deeply nested": (file("m.json", "[" * 100_000),),
+            "results of `benchmark scaling`": (),
+            "kind is a list": (edit_json("m.json", lambda c: c.update(kind=[])),),
+            "kind tables, rows is a number": (edit_json("m.json", lambda c: c.update(kind="tables", rows=5)),),
+            "a row without fields": (edit_json("m.json", lambda c: c.update(kind="tables", rows=[{}])),),
+            "kind layer with rows of scaling": (edit_json("m.json", lambda c: c.update(kind="layer")),),
+            "no hardware": (edit_json("m.json", lambda c: c.pop("hardware") and None),),
         }.items()
     ),
-    accepted("tables 3 --format json --out t.json", "", check=whole_json("t.json")),
+    accepted("tables 3 --format json --out t.json", "", check=check_json("t.json")),
     accepted("tables 3 --format csv --out t.csv", "", file("t.csv", "mine"), name="an existing file"),
     accepted("tables fn2 E.2 --format markdown", r"\|"),
     *(
-        refused(f"calibrate --{option}", option.partition("=")[0])
+        rejected(f"calibrate --{option}", option.partition("=")[0])
         for option in ("threads=0", "threads=-1", "threads=x", "device=tpu", "device=cuda", "nonsense")
     ),
 ]

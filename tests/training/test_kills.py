@@ -30,42 +30,42 @@ def block_at_call(patch, owner, name, count):
 @pytest.fixture
 def blocked_phases(script, monkeypatch):
     """Make the phase in which a run is killed last until the kill, however fast the machine is."""
-    original = script.attempt
+    original = script.run_child
 
-    def attempt(recipe, folder, aim=None):
+    def run_child(recipe, folder, kill_point=None):
         with monkeypatch.context() as patch:
-            for owner, name in script.PHASES.get(aim.at, ()) if aim else ():
-                block_at_call(patch, owner, name, aim.count)
-            return original(recipe, folder, aim)
+            for owner, name in script.PHASES.get(kill_point.event, ()) if kill_point else ():
+                block_at_call(patch, owner, name, kill_point.count)
+            return original(recipe, folder, kill_point)
 
-    monkeypatch.setattr(script, "attempt", attempt)
+    monkeypatch.setattr(script, "run_child", run_child)
 
 
 @pytest.mark.slow
 @pytest.mark.forks
 @pytest.mark.usefixtures("blocked_phases")
 def test_killed_run_resumes_to_the_same_bits_in_every_phase(script, tmp_path):
-    recipe = replace(script.recipe_on(script.draw_images(tmp_path / "images")), epochs=2)
-    script.attempt(recipe, tmp_path / "uninterrupted")
+    recipe = replace(script.make_recipe(script.write_images(tmp_path / "images")), epochs=2)
+    script.run_child(recipe, tmp_path / "uninterrupted")
     folder = tmp_path / "run"
     kills = [
-        script.kill_and_check(recipe, tmp_path / "uninterrupted", folder, script.Aim(*aim))
-        for aim in (
-            (script.HALF, 1),  # recipe.json
+        script.kill_and_check(recipe, tmp_path / "uninterrupted", folder, script.KillPoint(*kill_point))
+        for kill_point in (
+            (script.HALF_FILE, 1),  # recipe.json
             (script.RENAME, 4),  # of the third checkpoint, after last.ckpt was renamed to before.ckpt
-            ("weights, pictures, result", 1, 0.1),
+            ("weights, figures, result", 1, 0.1),
         )
     ]
     assert [kill["phase"] for kill in kills] == [
-        "making the folder",
+        "creating the folder",
         "writing a checkpoint",
-        "weights, pictures, result",
+        "weights, figures, result",
     ]
-    assert [kill["left_an_unfinished_file"] for kill in kills] == [True, True, False]
-    assert [kill["left_no_last_checkpoint_but_one_before"] for kill in kills] == [False, True, False]
-    script.attempt(recipe, folder)
+    assert [kill["left_unfinished_file"] for kill in kills] == [True, True, False]
+    assert [kill["left_only_before_ckpt"] for kill in kills] == [False, True, False]
+    script.run_child(recipe, folder)
     script.check_bit_identical(tmp_path / "uninterrupted", folder)
     weights = folder / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(AssertionError, match=r"ended with another weights\.safetensors"):
+    with pytest.raises(AssertionError, match=r"ended with a different weights\.safetensors"):
         script.check_bit_identical(tmp_path / "uninterrupted", folder)

@@ -43,7 +43,7 @@ def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypa
         out,
         "--candidates",
         *script.ROWS,
-        script.FINE,
+        script.STRIDE_8,
     )
     results = json.loads(out.read_text())
     assert [(row["candidate"], row["sizes"]["pass"]) for row in results["rows"]] == [
@@ -55,8 +55,8 @@ def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypa
         assert row["skip_reason"] is None
         assert max(row["errors"].values()) < 1e-4
         assert row["median_seconds"] > 0 < row["peak_bytes"]
-    assert results["fine"].keys() == script.ROWS.keys()
-    assert 0 < results["fine"]["convolution"] < results["fine"][script.OURS]
+    assert results["stride_8"].keys() == script.ROWS.keys()
+    assert 0 < results["stride_8"]["convolution"] < results["stride_8"][script.LAMBDA_LAYER]
     assert {"commit", "versions", "hardware"} <= results.keys()
 
 
@@ -84,8 +84,8 @@ def test_training_step_is_measured_in_a_separate_process(script, monkeypatch, tm
         return SimpleNamespace(stdout=capsys.readouterr().out)
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run, PIPE=None))
-    call(script, monkeypatch, "--size", 64, "--candidates", script.STEP, "--out", tmp_path / "results.json")
-    step = json.loads((tmp_path / "results.json").read_text())["step"]
+    call(script, monkeypatch, "--size", 64, "--candidates", script.TRAINING_STEP, "--out", tmp_path / "results.json")
+    step = json.loads((tmp_path / "results.json").read_text())["training_step"]
     assert len(step["seconds"]) == 2
     assert step["peak_resident_bytes"] > step["peak_bytes"] > 0
 

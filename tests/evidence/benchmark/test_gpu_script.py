@@ -7,10 +7,10 @@ import pytest
 from scripts import ROOT, load_script
 
 ROWS = [
-    {"part": "kernels", "what": "forward", "graph_us": 30.0, "predicted_us": 20.0},
-    {"part": "check", "what": "a kernel", "correct": True, "bit_equal": True},
-    {"part": "check", "what": "another", "correct": True, "bit_equal": False},
-    {"part": "smoke", "what": "whole part", "failure": "CUDA error: an illegal memory access"},
+    {"part": "kernels", "name": "forward", "graph_us": 30.0, "predicted_us": 20.0},
+    {"part": "check", "name": "a kernel", "correct": True, "bit_equal": True},
+    {"part": "check", "name": "another", "correct": True, "bit_equal": False},
+    {"part": "smoke", "name": "whole part", "failure": "CUDA error: an illegal memory access"},
 ]
 
 
@@ -18,7 +18,7 @@ def test_table_has_ratios_and_failures(tmp_path):
     script = load_script("experiments/gpu.py")
     path = tmp_path / "gpu.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + '{"part": "half a li')
-    table = script.table_of(script.read_rows(path))
+    table = script.format_table(script.read_rows(path))
     assert "30.0       20.0   1.50" in table
     assert "1 of 2 checks are correct and bit-identical" in table
     assert "WRONG check another" in table

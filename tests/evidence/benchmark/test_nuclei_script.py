@@ -50,7 +50,7 @@ def test_readme_has_the_means_of_the_committed_results(script):
 
 def test_page_has_the_results_without_frozen_batch_norm(script):
     path = script.RESULTS.with_name("nuclei_norms_not_frozen.json")
-    lambda_layers, convolutions = (script.spread(mask_scores(path, recipe)) for recipe in script.RECIPES)
+    lambda_layers, convolutions = (script.format_mean(mask_scores(path, recipe)) for recipe in script.RECIPES)
     sentence = f"mask AP was {lambda_layers} with lambda layers and {convolutions} with convolutions"
     assert sentence in " ".join(PAGE.read_text(encoding="utf-8").split())
 
@@ -63,7 +63,7 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
         commands.append(command)
         run, seed = Path(command[command.index("--run") + 1]), int(command[command.index("--seed") + 1])
         scores = dict.fromkeys(script.COLUMNS, (seed + 1) / 10) | {"APl": None}
-        result = dict.fromkeys(script.KEPT, 7) | {"seconds": 60 * (seed + 1), "bbox": scores, "segm": scores}
+        result = dict.fromkeys(script.RESULT_FIELDS, 7) | {"seconds": 60 * (seed + 1), "bbox": scores, "segm": scores}
         run.mkdir(parents=True)
         (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "test processor"}}))
 
