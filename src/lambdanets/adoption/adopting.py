@@ -58,7 +58,9 @@ def adopt(model: nn.Module) -> dict[str, str]:
             _check_layer(layer, owners)
             replacements[layer] = _replacement(layer, families)
         except CannotConvert as error:
-            raise InputError(f"{names[layer][0]}, a layer of {families[0].name}, cannot be replaced: {error}") from error
+            raise InputError(
+                f"{names[layer][0]}, a layer of {families[0].name}, cannot be replaced: {error}"
+            ) from error
     adopted = {name: layer for layer in candidates for name in names[layer]}
     for name, layer in adopted.items():
         model.set_submodule(name, replacements[layer][1])
@@ -87,10 +89,10 @@ def _replacement(layer: nn.Module, families: list[Family]) -> tuple[Family, Grid
 def _check_layer(layer: Any, owners: dict[int, set[tuple[int, str]]]) -> None:
     """Raise CannotConvert if the replacement would lose a hook, a parametrization, a forward or shared parameters."""
     for module in layer.modules():
+        if is_parametrized(module):
+            raise CannotConvert("it has a parametrization; remove it first, by parametrize.remove_parametrizations")
         if any(getattr(module, hooks, None) for hooks in _HOOKS):
             raise CannotConvert("it has hooks, which its replacement would not have; remove them first")
-        if is_parametrized(module):
-            raise CannotConvert("it has a parametrization; torch.nn.utils.parametrize.remove_parametrizations first")
         if "forward" in vars(module):
             raise CannotConvert("its forward is replaced in the instance")
     for name, parameter in layer.named_parameters():

@@ -70,7 +70,9 @@ def convert_back(layer: GridLambdaLayer, origin: Origin, family: Family) -> dict
     for name, source in sources.items():
         expected = source.pick(torch.empty(origin.shapes[source.name], device="meta")).shape
         if expected != tensors[name].shape:
-            raise CannotConvert(f"{name} was {tuple(expected)} when it was adopted, and is {tuple(tensors[name].shape)}")
+            raise CannotConvert(
+                f"{name} was {tuple(expected)} when it was adopted, and is {tuple(tensors[name].shape)}"
+            )
     like = tensors["value_projection.weight"]
     kept = {name: bias.to(like) for name, bias in origin.biases.items()}
     shifted = copy.copy(tensors)

@@ -66,7 +66,9 @@ class Layout:
 
     def sources(self, shapes: Shapes) -> dict[str, Source]:
         """By name in our state dict, the source of each tensor."""
-        table = self.table if self.intra_depth > 1 else Source(self.table.name, lambda x: self.table.pick(x).squeeze(-1))
+        table = (
+            self.table if self.intra_depth > 1 else Source(self.table.name, lambda x: self.table.pick(x).squeeze(-1))
+        )
         sources = {"embedding.table": table}
         for name, rows in self._projections():
             sources[f"{name}_projection.weight"] = Source(f"{rows.projection}.weight", rows.pick)
