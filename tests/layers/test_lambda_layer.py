@@ -397,7 +397,7 @@ WRONG = {
     "a pool that rounds down": (
         {"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2",
     ),
-    "a pool with a divisor": ({"pool": nn.AvgPool2d(3, 2, 1, divisor_override=4), "stride": 2}, "divisor_override=None"),
+    "a pool with a divisor": ({"pool": nn.AvgPool2d(2, divisor_override=3), "stride": 2}, "divisor_override=None"),
     "a pool that counts some padding": (
         {"pool": nn.AvgPool2d(3, 2, 1, ceil_mode=True), "stride": 2}, "pool must not have both ceil_mode and count",
     ),

@@ -24,9 +24,9 @@ class CannotConvert(ValueError):  # noqa: N818 - a reason, which the caller puts
 def convert(layer: nn.Module, family: Family) -> GridLambdaLayer:
     """A layer of this package with the weights, norms, modes, dtypes and devices of a foreign layer.
 
-    Biases of the projections of queries and values before a batch norm only shift its mean, in training and in
-    evaluation; a bias of the keys leaves their softmax unchanged. They are kept aside, for the way back, with a
-    running mean that is less by the bias. Raises CannotConvert with the reason.
+    Ours has no biases of projections, and needs none: batch norm subtracts that of queries and values with the mean,
+    from which it is subtracted here, and softmax over positions does not depend on that of keys. They are kept in
+    `origin` to convert back. Raises CannotConvert with the reason.
     """
     reason = family.refusal(layer)
     if reason is not None:
@@ -59,29 +59,27 @@ def convert(layer: nn.Module, family: Family) -> GridLambdaLayer:
     return converted
 
 
-def convert_back(layer: GridLambdaLayer, origin: Origin, family: Family) -> dict[str, Tensor]:
+def convert_back(layer: GridLambdaLayer, family: Family) -> dict[str, Tensor]:
     """The tensors of a converted layer in the layout of the foreign layer. Raises CannotConvert with the reason."""
-    layout = family.layout(origin.shapes, origin.heads)
-    sources, biases = layout.sources(origin.shapes), layout.biases(origin.shapes)
+    origin = layer.origin
+    assert isinstance(origin, Origin)
+    layout, shapes = family.layout(origin.shapes, origin.heads), origin.shapes
+    sources = layout.sources(shapes)
     tensors = {name: tensor.detach() for name, tensor in layer.state_dict().items()}
     if tensors.keys() != sources.keys():
         changed = ", ".join(sorted(tensors.keys() ^ sources.keys()))
         raise CannotConvert(f"its tensors are not those it was adopted with: {changed}")
     for name, source in sources.items():
-        expected = source.pick(torch.empty(origin.shapes[source.name], device="meta")).shape
-        if expected != tensors[name].shape:
-            raise CannotConvert(
-                f"{name} was {tuple(expected)} when it was adopted, and is {tuple(tensors[name].shape)}"
-            )
-    like = tensors["value_projection.weight"]
-    kept = {name: bias.to(like) for name, bias in origin.biases.items()}
-    shifted = copy.copy(tensors)
-    for name, source in biases.items():
+        adopted = tuple(source.pick(torch.empty(shapes[source.name], device="meta")).shape)
+        if adopted != tensors[name].shape:
+            raise CannotConvert(f"{name} was {adopted} when it was adopted, and is {tuple(tensors[name].shape)}")
+    biases = {name: bias.to(tensors["value_projection.weight"]) for name, bias in origin.biases.items()}
+    for name, source in layout.biases(shapes).items():
         mean = f"{_NORMS.get(name)}.running_mean"
-        if mean in shifted:
-            shifted[mean] = shifted[mean] + source.pick(kept[source.name]).to(shifted[mean])
-    foreign = scatter(sources, shifted, origin.shapes) | kept
-    return {name: foreign[name] for name in origin.shapes}
+        if mean in tensors:
+            tensors[mean] = tensors[mean] + source.pick(biases[source.name]).to(tensors[mean])
+    foreign = scatter(sources, tensors, shapes) | biases
+    return {name: foreign[name] for name in shapes}
 
 
 def _check_projection(layer: nn.Module, rows: Rows) -> None:

@@ -44,9 +44,10 @@ class Source:
 class Layout:
     """A foreign layer as tensors and arguments of ours.
 
-    queries, keys, values: rows of its projections. norms: names of the modules that normalize queries and values, which the
-    layer need not have. table: of the embedding. position_bias: name of the tensor, "" if there is none.
-    dimensions: of the grid. query_depth, intra_depth, heads: k, u and h.
+    queries, keys, values: rows of its projections. norms: names of the modules that normalize queries and values;
+    a layer may lack both. table: source of the embedding table (sides.., k, u), with u = 1 too.
+    query_depth, heads, intra_depth: k, h and u. position_bias: name of the tensor, "" if there is none.
+    dimensions: of the grid.
     grid: sides of the only map that the foreign layer takes; None if it takes several.
     dense: whether the table has an entry per pair of positions.
     """
@@ -106,7 +107,7 @@ class Origin:
 def scatter(sources: Mapping[str, Source], tensors: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
     """Foreign tensors that `sources` would rearrange into `tensors`: the inverse of every `pick`.
 
-    A tensor of indices, rearranged by `pick`, tells where each entry comes from.
+    Rearranging indices by `pick` tells where each entry comes from.
     """
     foreign: dict[str, Tensor] = {}
     for name, source in sources.items():
