@@ -77,7 +77,7 @@ def test_index_has_one_row_per_page():
     assert sorted(listed) == sorted(path.name for path in DOCS if path.name != "README.md")
 
 
-@pytest.mark.parametrize("page", ["docs/layers.md", "docs/engine.md"])
+@pytest.mark.parametrize("page", ["docs/adoption.md", "docs/layers.md", "docs/engine.md"])
 def test_python_code_runs_and_prints_the_shapes_in_its_comments(page, capsys):
     variables = {}
     for block in python_blocks(page):

@@ -30,6 +30,8 @@ CASES = {
     "1d, position only": (LambdaLayer1d, {"content": False}, (20,)),
     "1d, no batch norm": (LambdaLayer1d, {"batch_norm": False}, (20,)),
     "1d, dense embeddings": (LambdaLayer1d, {"embedding": DenseEmbedding(20, 20, 4, dtype=torch.float64)}, (20,)),
+    "1d, position bias": (LambdaLayer1d, {"position_bias": True}, (20,)),
+    "1d, position bias, multi-head": (LambdaLayer1d, {"position_bias": True, "multi_head": True}, (20,)),
     "2d": (LambdaLayer2d, {}, (5, 7)),
     "2d, non-square, dilated": (LambdaLayer2d, {"scope": (3, 7), "dilation": 2}, (5, 7)),
     "2d, scope larger than the map": (LambdaLayer2d, {"scope": 23}, (4, 3)),
@@ -50,6 +52,8 @@ def make_layer(layer_class, options, dtype=torch.float64):
         del options["scope"]
     layer = layer_class(8, **options)
     torch.nn.init.normal_(layer.value_projection.weight)
+    if layer.position_bias is not None:
+        torch.nn.init.normal_(layer.position_bias)
     for norm in (layer.query_norm, layer.value_norm):
         for buffer in norm.buffers():
             if buffer.is_floating_point():

@@ -26,10 +26,12 @@ LAYERS = {
     "content only": (LambdaLayer2d, {"position": False}, MAPS),
     "position only": (LambdaLayer2d, {"content": False}, MAPS),
     "L2 keys": (LambdaLayer2d, {"normalize_keys": "l2", "normalize_queries": "softmax"}, MAPS),
-    "no batch norm": (LambdaLayer2d, {"batch_norm": False}, MAPS),
-    "global scope": (LambdaLayer2d, {"scope": None, "grid": (6, 5)}, MAPS),
-    "sequence": (LambdaLayer1d, {"scope": 5}, SEQUENCE),
-    "volume": (LambdaLayer3d, {"scope": 3}, VOLUME),
+    "without norms": (LambdaLayer2d, {"batch_norm": False}, MAPS),
+    "a global scope": (LambdaLayer2d, {"scope": None, "grid": (6, 5)}, MAPS),
+    "position bias": (LambdaLayer2d, {"position_bias": True}, MAPS),
+    "a pool that counts its padding": (LambdaLayer2d, {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)}, MAPS),
+    "a sequence": (LambdaLayer1d, {"scope": 5}, SEQUENCE),
+    "a volume": (LambdaLayer3d, {"scope": 3}, VOLUME),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 16)}, TOKENS),
     "dense embeddings": (LambdaLayer, {"embedding": DenseEmbedding(6, 6, 16)}, TOKENS),
 } | {f"mixer {name}": (mixer, {}, (2, 32, 6, 5)) for name, mixer in MIXERS.items()}
@@ -45,7 +47,10 @@ parametrize_leaf_layers = pytest.mark.parametrize(
 
 def make_layer(layer, options, shape):
     torch.manual_seed(0)
-    return layer(shape[-1 if layer is LambdaLayer else 1], **options), torch.randn(shape, requires_grad=True)
+    made = layer(shape[-1 if layer is LambdaLayer else 1], **options)
+    if "position_bias" in options:
+        nn.init.normal_(made.position_bias)
+    return made, torch.randn(shape, requires_grad=True)
 
 
 def output_and_gradients(function, x, parameters):

@@ -1,0 +1,266 @@
+"""What adopt takes over from the layers that it replaces, and what it refuses."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from timm.layers.lambda_layer import LambdaLayer as TimmLayer
+from torch import nn
+from torch.nn.utils import parametrizations
+from torchvision.ops import FrozenBatchNorm2d
+
+from adoption.foreign_layers import (
+    DLi14,
+    Holocron,
+    Jaehyunnn,
+    JHLewFourier,
+    Joigalcar3,
+    Leaderj1001,
+    Lucidrains,
+    TelefonicaDense,
+    TemporalLambdaUNet,
+)
+from lambdanets import LambdaLayer2d, adopt, foreign_state_dict
+
+
+def timm_layer(**options):
+    return TimmLayer(8, num_heads=2, dim_head=4, **({"r": 3} | options))
+
+
+def adopted(layer):
+    """The layer that replaces one in a network."""
+    network = nn.Sequential(layer)
+    adopt(network)
+    return network[0]
+
+
+def lucidrains(**options):
+    return Lucidrains(8, 8, **({"dim_k": 4, "u": 1, "heads": 2, "r": 3} | options))
+
+
+def test_returns_the_family_of_each_replaced_layer():
+    network = nn.ModuleDict({"first": timm_layer(), "rest": nn.Sequential(nn.ReLU(), DLi14(8, dk=4, Nh=2, r=3))})
+    assert adopt(network) == {"first": "timm", "rest.1": "d-li14"}
+    assert isinstance(network["rest"][1], LambdaLayer2d)
+
+
+def test_keeps_training_mode_dtype_and_requires_grad():
+    layer = timm_layer().to(torch.bfloat16)
+    layer.norm_q.eval()
+    layer.conv_lambda.bias.requires_grad_(False)
+    layer.qkv.requires_grad_(False)
+    ours = adopted(layer)
+    assert ours.training
+    assert ours.value_norm.training
+    assert not ours.query_norm.training
+    frozen = {name for name, parameter in ours.named_parameters() if not parameter.requires_grad}
+    projections = {f"{name}_projection.weight" for name in ("query", "key", "value")}
+    assert frozen == projections | {"position_bias"}
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
+    assert not adopted(timm_layer().eval()).training
+
+
+def test_keeps_momentum_eps_and_statistics_of_batch_norm():
+    layer = timm_layer()
+    layer.norm_v = nn.BatchNorm2d(4, eps=1e-3, momentum=0.01)
+    nn.init.normal_(layer.norm_v.running_mean)
+    ours = adopted(layer)
+    assert (ours.value_norm.eps, ours.value_norm.momentum) == (1e-3, 0.01)
+    torch.testing.assert_close(ours.value_norm.running_mean, layer.norm_v.running_mean)
+    assert ours.value_norm is not layer.norm_v
+
+
+@pytest.mark.parametrize(
+    "make_norm",
+    [FrozenBatchNorm2d, nn.SyncBatchNorm, lambda c: nn.GroupNorm(2, c), lambda c: nn.InstanceNorm2d(c)],
+    ids=["frozen", "synchronized", "group", "instance"],
+)
+def test_takes_over_other_norms(make_norm):
+    layer = lucidrains()
+    layer.norm_q, layer.norm_v = make_norm(8), make_norm(4)
+    layer.eval()
+    ours, x = adopted(copy.deepcopy(layer)), torch.randn(2, 8, 5, 6)
+    assert type(ours.query_norm) is type(layer.norm_q)
+    torch.testing.assert_close(ours(x), layer(x))
+
+
+def test_module_at_several_places_stays_one_module():
+    layer = timm_layer()
+    network = nn.ModuleList([nn.Sequential(layer, nn.ReLU()), layer])
+    assert adopt(network) == {"0.0": "timm", "1": "timm"}
+    assert network[0][0] is network[1]
+    assert list(foreign_state_dict(network)) == list(
+        nn.ModuleList([nn.Sequential(layer, nn.ReLU()), layer]).state_dict()
+    )
+
+
+def test_leaves_the_random_generator_unchanged():
+    network, state = nn.Sequential(timm_layer()), torch.get_rng_state()
+    adopt(network)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_adopted_network_can_be_copied_and_pickled():
+    network = nn.Sequential(timm_layer(qkv_bias=True))
+    expected = network.state_dict()
+    adopt(network)
+    for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert list(foreign_state_dict(other)) == list(expected)
+
+
+def test_biases_of_projections_return_unchanged():
+    layer = timm_layer(qkv_bias=True)
+    nn.init.normal_(layer.qkv.bias)
+    converted = foreign_state_dict(nn.Sequential(adopted(copy.deepcopy(layer))))
+    for name, expected in layer.state_dict().items():
+        torch.testing.assert_close(converted[f"0.{name}"], expected)
+
+
+def test_holocron_and_lucidrains_of_equal_attributes_are_told_apart_by_their_outputs():
+    pairs = {"dim_k": 4, "u": 3, "heads": 2, "pairs": 12}
+    first = Holocron(8, 8, **pairs)
+    first.heads = 2  # as in lucidrains' first version
+    network = nn.Sequential(first, Lucidrains(8, 8, **pairs))
+    assert adopt(network) == {"0": "Holocron", "1": "lucidrains"}
+
+
+def with_hook():
+    layer = timm_layer()
+    layer.qkv.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def with_parametrization():
+    layer = timm_layer()
+    parametrizations.weight_norm(layer.qkv)
+    return layer
+
+
+def with_own_forward():
+    layer = timm_layer()
+    layer.forward = lambda x: x
+    return layer
+
+
+def with_changed_formula():
+    class Scaled(TimmLayer):
+        def forward(self, x):
+            return super().forward(x) * self.dim_qk**-0.5
+
+    return Scaled(8, num_heads=2, dim_head=4, r=3)
+
+
+def with_another_pool():
+    layer = timm_layer()
+    layer.pool = nn.MaxPool2d(2)
+    return layer
+
+
+def with_another_projection():
+    layer = lucidrains()
+    layer.to_k = nn.Conv2d(8, 4, 3, padding=1, bias=False)
+    return layer
+
+
+def with_bias_without_norm():
+    layer = lucidrains(norms=False)
+    layer.to_v = nn.Conv2d(8, 4, 1)
+    return layer
+
+
+def with_one_norm():
+    layer = lucidrains()
+    del layer.norm_v
+    return layer
+
+
+def with_more_parameters():
+    layer = lucidrains()
+    layer.gamma = nn.Parameter(torch.ones(8))
+    return layer
+
+
+REFUSED = {
+    "hooks": (with_hook, "0, a layer of timm, cannot be replaced: it has hooks, which its replacement would not have"),
+    "parametrization": (with_parametrization, "cannot be replaced: it has a parametrization"),
+    "replaced forward": (with_own_forward, "its forward is replaced in the instance"),
+    "meta device": (lambda: timm_layer(device="meta"), "it is on the meta device, without weights"),
+    "another formula": (with_changed_formula, "it computes something else: its outputs in evaluation differ by"),
+    "another pooling": (with_another_pool, "its pooling is a MaxPool2d, not an average"),
+    "a 3x3 projection": (with_another_projection, "its projection to_k is not a 1x1 convolution of stride 1"),
+    "even scope": (lambda: timm_layer(r=4), "its tensors do not fit together: scope must be odd"),
+    "more parameters": (with_more_parameters, "it has tensors that lambda layers do not have: gamma"),
+    "bias without a norm": (with_bias_without_norm, "its value projection has a bias and no batch norm after it"),
+    "one norm": (with_one_norm, "only one of its queries and values is normalized"),
+    "leaderj1001, u = 2 and a scope": (
+        lambda: Leaderj1001(8, 8, k=4, u=2, heads=2, m=3),
+        r"0, a layer of leaderj1001, cannot .* its position term reads the channels \(v, u\) of the values as \(u, v\)",
+    ),
+    "leaderj1001, normalized keys": (
+        lambda: Leaderj1001(8, 8, k=4, u=1, heads=2, m=3, normalized_keys=True),
+        "its keys are normalized over the batch before the softmax",
+    ),
+    "Telefonica dense": (TelefonicaDense, "its batch norm is over positions, as its projections are nn.Linear"),
+    "LambdaUNet temporal": (
+        lambda: TemporalLambdaUNet(8, 8, dim_k=4, u=1, heads=2, r=3),
+        "its temporal convolution mixes images of a batch",
+    ),
+    "JHLew Fourier": (JHLewFourier, "its embeddings are Fourier features of absolute positions"),
+    "jaehyunnn scope": (
+        lambda: Jaehyunnn(8, 4, 4, num_head=2, r=3),
+        "its scope is along the flattened map, across the ends of rows",
+    ),
+    "joigalcar3": (Joigalcar3, "its batch norm is over positions, and it reads maps"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refuses_a_layer_and_leaves_the_network_unchanged(make, message):
+    network = nn.Sequential(make(), timm_layer())
+    layers = list(network)
+    with pytest.raises(ValueError, match=message) as raised:
+        adopt(network)
+    assert "\n" not in str(raised.value)
+    assert list(network) == layers
+
+
+def test_refuses_parameters_shared_with_another_module():
+    network = nn.Sequential(timm_layer(), timm_layer())
+    network[1].conv_lambda = network[0].conv_lambda
+    network[1].qkv.weight = network[0].qkv.weight
+    with pytest.raises(
+        ValueError, match=r"0, a layer of timm, cannot .*: its qkv.weight is also a parameter of another"
+    ):
+        adopt(network)
+
+
+NO_LAYERS = {
+    "none": (lambda: nn.Conv2d(3, 3, 1), "model must contain lambda layers of timm, .* got a Conv2d with none"),
+    "ours": (
+        lambda: nn.Sequential(LambdaLayer2d(8, heads=2)),
+        "with none; its 1 lambda layers are already of this package",
+    ),
+    "a layer": (timm_layer, r"model must contain the layer, got a LambdaLayer, .* pass nn.Sequential\(layer\)"),
+    "no module": (dict, "model must be a module, got dict"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), NO_LAYERS.values(), ids=NO_LAYERS.keys())
+def test_rejects_a_model_without_foreign_layers(make, message):
+    with pytest.raises(ValueError, match=message):
+        adopt(make())
+
+
+def test_rejects_converting_back_a_network_without_adopted_layers():
+    with pytest.raises(ValueError, match="model must have layers replaced by adopt, got a Sequential with none"):
+        foreign_state_dict(nn.Sequential(LambdaLayer2d(8, heads=2)))
+    with pytest.raises(ValueError, match="model must be a module, got dict"):
+        foreign_state_dict({})
+
+
+def test_rejects_converting_back_a_changed_layer():
+    layer = adopted(timm_layer())
+    layer.position_bias = None
+    with pytest.raises(ValueError, match=r"0 cannot be converted back: .* was adopted with: position_bias"):
+        foreign_state_dict(nn.Sequential(layer))

@@ -1,0 +1,154 @@
+"""Whole networks of timm, d-li14 and leaderj1001, adopted."""
+
+import copy
+import functools
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet
+from lambdanets import LambdaLayer2d, adopt, foreign_state_dict
+
+# name: (a function that makes the network, height and width of its images, number of lambda layers)
+NETWORKS = {
+    "lambda_resnet26t": (functools.partial(timm.create_model, "lambda_resnet26t"), (64, 96), 3),
+    "lambda_resnet26rpt_256": (functools.partial(timm.create_model, "lambda_resnet26rpt_256"), (256, 256), 3),
+    "lambda_resnet50ts": (functools.partial(timm.create_model, "lambda_resnet50ts"), (64, 96), 5),
+    "lamhalobotnet50ts_256": (functools.partial(timm.create_model, "lamhalobotnet50ts_256"), (256, 256), 2),
+    "d-li14 R26": (functools.partial(dli14_resnet, [2, 2, 2, 2]), (64, 96), 8),
+    "d-li14 R50": (functools.partial(dli14_resnet, [3, 4, 6, 3]), (64, 96), 16),
+    "leaderj1001 R18": (Leaderj1001ResNet18, (64, 96), 8),
+}
+
+
+@functools.lru_cache(maxsize=1)  # tests of a network follow each other
+def _pair(name):
+    make, size, count = NETWORKS[name]
+    torch.manual_seed(0)
+    theirs = make().double()
+    randomize_norms(theirs)
+    update_statistics(theirs, images(size))
+    ours = copy.deepcopy(theirs)
+    assert len(adopt(ours)) == count
+    return theirs, ours
+
+
+def pair(name):
+    """The network and its adopted copy, in float64, as after training."""
+    return tuple(copy.deepcopy(network) for network in _pair(name))
+
+
+def norms_of(network):
+    return [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def randomize_norms(network):
+    for norm in norms_of(network):  # timm's last norm of a block is 0 at first
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias, 0, 0.1)
+
+
+def update_statistics(network, x):
+    """Set running statistics to those of a batch: with others, outputs of a deep random network overflow."""
+    for norm in norms_of(network):
+        norm.momentum = 1.0
+    with torch.no_grad():
+        network.train()(x)
+
+
+def images(size, batch=2, seed=1):
+    return torch.randn(batch, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def relative(actual, expected):
+    return float((actual - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_adopted_network_equals_the_original(name, training):
+    results = []
+    for network in pair(name):
+        x = images(NETWORKS[name][1]).requires_grad_()
+        output = network.train(training)(x)
+        (gradient,) = torch.autograd.grad(output.square().sum(), x)
+        results.append((output.detach(), gradient))
+    for expected, actual in zip(*results, strict=True):
+        assert relative(actual, expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
+def test_weights_convert_back_after_a_training_step(name):
+    torch.manual_seed(0)
+    theirs = timm.create_model(name)  # residual branches are 0 at first, so that rounding is not magnified
+    ours = copy.deepcopy(theirs)
+    adopt(ours)
+    x = images((64, 96)).float()
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.01)
+    F.cross_entropy(ours.train()(x), torch.tensor([1, 2])).backward()
+    optimizer.step()
+    update_statistics(ours, x)
+    with torch.no_grad():
+        before = theirs.eval()(x)
+        theirs.load_state_dict(foreign_state_dict(ours), strict=True)
+        expected = ours.eval()(x)
+        assert relative(theirs(x), expected) < 1e-6
+        assert relative(before, expected) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
+def test_features_only_gives_the_same_maps(name):
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, features_only=True).double()
+    randomize_norms(theirs)
+    update_statistics(theirs, images((64, 64)))
+    ours = copy.deepcopy(theirs)
+    assert adopt(ours)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    with torch.no_grad():
+        for actual, expected in zip(ours.eval()(images((64, 64))), theirs.eval()(images((64, 64))), strict=True):
+            assert relative(actual, expected) < 1e-10
+
+
+# of a map whose sides timm's network does not take; 50ts has no strided lambda layer
+@pytest.mark.parametrize(
+    ("name", "size"), [("lambda_resnet26t", (80, 112)), ("lambda_resnet26rpt_256", (192, 128))], ids=str
+)
+def test_adopted_network_takes_sizes_at_which_timm_raises(name, size):
+    theirs, ours = pair(name)
+    x = images(size)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError):
+            theirs.eval()(x)
+        assert ours.train()(x).isfinite().all()
+
+
+def test_adopted_network_equals_the_original_at_odd_maps():
+    theirs, ours = pair("lambda_resnet50ts")
+    x = images((75, 53))
+    with torch.no_grad():
+        assert relative(ours.train()(x), theirs.train()(x)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
+def test_adopted_network_runs_in_channels_last_where_timm_raises(name):
+    theirs, ours = pair(name)
+    x = images(NETWORKS[name][1])
+    x_last = x.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        expected = theirs.eval()(x)
+        assert relative(ours.eval().to(memory_format=torch.channels_last)(x_last), expected) < 1e-10
+        with pytest.raises(RuntimeError, match="rank 4"):
+            theirs.to(memory_format=torch.channels_last)(x_last)
+
+
+def test_rejects_converting_back_a_resized_table():
+    _, ours = pair("lambda_resnet26t")
+    layer = ours.stages[2][1].self_attn
+    assert isinstance(layer, LambdaLayer2d)
+    layer.embedding.resize((39, 39))
+    with pytest.raises(ValueError, match=r"stages\.2\.1\.self_attn cannot be converted back: embedding\.table was \("):
+        foreign_state_dict(ours)
