@@ -62,13 +62,14 @@ DECODING = {"decode_step", "start_decoding"}
 OPERATIONS = {"lambda_interaction", "plan", "position_interaction"}
 MODELS = {"create_model", "list_models", "mask_rcnn", "replace_convolutions"}
 INFERENCE = {"Classifier", "Detector", "evaluate", "load"}
+ADOPTION = {"adopt", "foreign_state_dict"}
 PACKAGES = {"layers", "models", "ops"}
 REFERENCE = (Path(__file__).parents[1] / "docs/reference.md").read_text(encoding="utf-8")
 
 
 def test_public_names_are_frozen():
     # a name added here is kept for good
-    expected = LAYERS | DECODING | OPERATIONS | MODELS | INFERENCE | PACKAGES | {"calibrate"}
+    expected = LAYERS | DECODING | OPERATIONS | MODELS | ADOPTION | INFERENCE | PACKAGES | {"calibrate"}
     assert set(lambdanets.__all__) == expected
     assert set(lambdanets.__all__) <= set(dir(lambdanets))
     assert lambdanets.LambdaLayer2d is importlib.import_module("lambdanets.layers").LambdaLayer2d

@@ -12,6 +12,7 @@ from lambdanets._timm import register_with_timm
 TYPE_CHECKING = False  # as type checkers know it, without the time that importing typing takes
 if TYPE_CHECKING:
     from lambdanets import layers, models, ops
+    from lambdanets.adoption import adopt, foreign_state_dict
     from lambdanets.calibration import calibrate
     from lambdanets.inference.classifier import Classifier
     from lambdanets.inference.detector import Detector
@@ -40,10 +41,12 @@ __all__ = [
     "LambdaLayer2d",
     "LambdaLayer3d",
     "RelativeEmbedding",
+    "adopt",
     "calibrate",
     "create_model",
     "decode_step",
     "evaluate",
+    "foreign_state_dict",
     "lambda_interaction",
     "layers",
     "list_models",
@@ -66,6 +69,7 @@ _MODULES = {
     "evaluate": "inference.evaluation",
     "load": "inference.loading",
     "mask_rcnn": "models.mask_rcnn",
+    **dict.fromkeys(("adopt", "foreign_state_dict"), "adoption"),
     **dict.fromkeys(("create_model", "list_models", "replace_convolutions"), "models"),
     **dict.fromkeys(("lambda_interaction", "plan", "position_interaction"), "ops"),
 }

@@ -26,6 +26,7 @@ class LambdaBase(Layer):
     query_projection: Projection
     key_projection: Projection | None
     value_projection: Projection
+    position_bias: nn.Parameter | None
     _owns_embedding = False
     _tokens = False  # whether inputs are tokens (b, n, d), not maps
 
@@ -76,11 +77,12 @@ class LambdaBase(Layer):
         self.query_projection = projection(dim, heads * query_depth)
         self.key_projection = projection(dim_context, lambdas * query_depth * intra_depth) if content else None
         self.value_projection = projection(dim_context, lambdas * self.value_depth * intra_depth)
+        self.register_parameter("position_bias", None)
         self.query_norm = norm(heads * query_depth) if batch_norm else nn.Identity()
         self.value_norm = norm(lambdas * self.value_depth * intra_depth) if batch_norm else nn.Identity()
 
     def reset_parameters(self) -> None:
-        """Re-initialize the projections, the norms, and the layer's own embedding table (Sec. F.2).
+        """Re-initialize the projections, the norms, the layer's own embedding table (Sec. F.2) and its position bias.
 
         An embedding module that was passed to the constructor is unchanged: other layers may share it.
         """
@@ -92,6 +94,8 @@ class LambdaBase(Layer):
         for projection, std in stds.items():
             if projection is not None:
                 nn.init.normal_(projection.weight, std=std)
+        if self.position_bias is not None:
+            nn.init.zeros_(self.position_bias)
         for module in (self.query_norm, self.value_norm, self.embedding if self._owns_embedding else None):
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
@@ -149,6 +153,7 @@ class LambdaBase(Layer):
         With a table the mask must be a padding mask, (b, 1, m).
         """
         output: Tensor | None = None
+        bias = self.position_bias
         valid = None if mask is None else mask[:, 0]
         shared = keys is not None and table is not None and not (self.multi_head or self.causal)
         if (keys is not None and not shared) or embeddings is not None:
@@ -168,7 +173,8 @@ class LambdaBase(Layer):
                 values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
             options: dict[str, Any] = {"dilation": dilation, "causal": self.causal, "algorithm": algorithm}
             if shared and keys is not None:
-                options["content"] = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=valid)
+                content = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=valid)
+                options["content"] = content if bias is None else content + bias.to(content.dtype).unsqueeze(-1)
             if self.multi_head:
                 terms = [
                     position_interaction(queries[:, i : i + 1], table[i], values[:, i], grid, **options)
@@ -179,7 +185,14 @@ class LambdaBase(Layer):
                 position = position_interaction(queries, table, values, grid, **options)
             output = position if output is None else output + position
         assert output is not None
-        return output
+        return output if bias is None or shared else output + self._bias_term(queries).to(output.dtype)
+
+    def _bias_term(self, queries: Tensor) -> Tensor:
+        """The position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""
+        assert self.position_bias is not None
+        bias = self.position_bias.unsqueeze(1) if self.multi_head else self.position_bias  # (h, 1, k) or (k,)
+        dtype = wide(queries.dtype)
+        return (queries.to(dtype) * bias.to(dtype)).sum(-1, keepdim=True)
 
     def _check_embedding(self, embedding: Any, dimensions: int) -> None:
         """Raise ValueError if the attributes of an embedding module contradict the layer's."""
@@ -220,4 +233,6 @@ class LambdaBase(Layer):
         shown = {"query_depth": self.query_depth, "heads": self.heads, "intra_depth": self.intra_depth}
         others = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
         shown |= {name: getattr(self, name) for name, default in others.items() if getattr(self, name) != default}
+        if self.position_bias is not None:
+            shown["position_bias"] = True
         return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in shown.items())])

@@ -110,6 +110,8 @@ def _step(
             queries.flatten(0, 1), keys.to(dtype), values.flatten(0, 1), content, layer.normalize_keys
         )
         output = output + term.unflatten(0, queries.shape[:2])
+    if layer.position_bias is not None:  # the bias of a multi-head layer is (h, k), its queries (b, h, 1, k)
+        output = output + layer._bias_term(queries)
     window = torch.cat([state.values, values.unsqueeze(2)], dim=2)
     if layer.embedding is not None:
         window = window[:, :, -_reach(layer, state) :]

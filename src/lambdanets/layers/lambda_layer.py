@@ -8,8 +8,8 @@ from torch import Tensor, fx, nn
 from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
-from lambdanets.layers.maps import average_pool, memory_format
-from lambdanets.ops.checks import check_sizes, check_tensors
+from lambdanets.layers.maps import average_pool, check_pool, counts_padding, memory_format
+from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
 from lambdanets.ops.geometry import shape_of
 from lambdanets.ops.position.plan import check_algorithm
 
@@ -21,6 +21,7 @@ class GridLambdaLayer(LambdaBase):
     """Base of LambdaLayer1d, 2d and 3d, which differ only in `dimensions`. LambdaLayer2d documents the arguments."""
 
     dimensions: int
+    origin: object = None  # of weights from another package, see `lambdanets.adoption`
 
     def __init__(
         self,
@@ -42,6 +43,8 @@ class GridLambdaLayer(LambdaBase):
         grid: tuple[int, ...] | None = None,
         multi_head: bool = False,
         causal: bool = False,
+        position_bias: bool = False,
+        pool: nn.Module | None = None,
         algorithm: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -69,7 +72,16 @@ class GridLambdaLayer(LambdaBase):
         check_algorithm(algorithm)
         if causal and stride != 1:
             raise ValueError(f"stride must be 1 when causal is True, because pooling looks ahead; got {stride}")
+        check_flags(position_bias=position_bias)
+        if position_bias and not position:
+            raise ValueError("position_bias must be False when position is False, got True")
+        if pool is not None:
+            check_pool(pool, stride, self.dimensions)
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
+        self.pool = pool
+        if position_bias:
+            shape = (heads, query_depth) if multi_head else (query_depth,)
+            self.position_bias = nn.Parameter(torch.empty(shape, **factory))
         if embedding is not None:
             self._check_embedding(embedding, self.dimensions)
             if grid is not None:
@@ -127,19 +139,24 @@ class GridLambdaLayer(LambdaBase):
         output = contiguous_gradient(output.transpose(1, 2).flatten(2)).mT.unflatten(2, grid)
         if mask is not None:
             output = output.masked_fill(~mask.unsqueeze(1), 0)
-        if self.stride > 1:
+        if self.stride > 1 or self.pool is not None:
             output = self._pool(output, mask)
         return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
-        """Average pooling with windows of 2 s - 1 and stride s over the valid positions of the map."""
-        pooled = average_pool(output, self.stride)
+        """Average pooling over the valid positions: by `pool`, or with windows of 2 s - 1 and stride s."""
+        pooled = self._average(output)
         if mask is None:
             return pooled
-        valid_fraction = average_pool(mask.unsqueeze(1).to(output.dtype), self.stride)
         # contiguous, so that torch.compile does not specialize on even and odd sizes
         strided = mask[(slice(None), *(slice(None, None, self.stride),) * self.dimensions)].contiguous().unsqueeze(1)
-        return (pooled / valid_fraction.clamp(min=torch.finfo(output.dtype).tiny)).masked_fill(~strided, 0)
+        if self.pool is None or not counts_padding(self.pool):
+            valid_fraction = self._average(mask.unsqueeze(1).to(output.dtype))
+            pooled = pooled / valid_fraction.clamp(min=torch.finfo(output.dtype).tiny)
+        return pooled.masked_fill(~strided, 0)
+
+    def _average(self, maps: Tensor) -> Tensor:
+        return average_pool(maps, self.stride) if self.pool is None else self.pool(maps)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, stride={self.stride}, dilation={self.dilation}, algorithm={self.algorithm!r}"
@@ -184,6 +201,9 @@ class LambdaLayer2d(GridLambdaLayer):
         multi_head: separate lambdas, keys, values and embeddings per head (C.3); by default heads share them.
         causal: only context positions up to and including the query in row-major order. Needs stride 1. In training
             batch norm still computes its statistics over all positions.
+        position_bias: add a learned k-vector to every position lambda, for all value channels, as the bias of a Conv3d
+            does in other packages; (h, k) with multi_head. Initialized to 0.
+        pool: an nn.AvgPool2d with the stride of the layer, in place of the 3x3 average. Must round sides up.
         algorithm: of the position term, see `lambdanets.position_interaction`.
 
     Parameters: d h k + d k u + d v u + r r k u + 2 h k + 2 v u; with multi_head k u, v u and r r k u count h times.

@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 
 
 def average_pool(maps: Tensor, stride: int) -> Tensor:
@@ -22,6 +24,31 @@ def average_pool(maps: Tensor, stride: int) -> Tensor:
     columns = slices.movedim(2, -1)
     pooled = F.avg_pool1d(columns.flatten(1, -2), **window).unflatten(1, columns.shape[1:-1]).movedim(-1, 2)
     return pooled.contiguous(memory_format=memory_format(maps) or torch.contiguous_format)
+
+
+def check_pool(pool: Any, stride: int, dimensions: int) -> None:
+    """Raise ValueError unless pool is an average pooling of the dimensions and stride whose sides are ceil(S / s)."""
+    expected = _POOLS[dimensions - 1]
+    if type(pool) is not expected:
+        raise ValueError(f"pool must be an nn.{expected.__name__} or None, got {type(pool).__name__}")
+    if getattr(pool, "divisor_override", None) is not None:
+        raise ValueError(f"pool must have divisor_override=None, got {pool}")
+    if pool.ceil_mode and counts_padding(pool):
+        raise ValueError(f"pool must not have both ceil_mode and count_include_pad, got {pool}")
+    first = max(_sides(pool.kernel_size)) + 1
+    for side in range(first, first + 2 * stride):
+        rounded = pool(torch.empty(1, 1, *(side,) * dimensions, device="meta")).shape[2:]
+        if set(rounded) != {-(-side // stride)}:
+            raise ValueError(f"pool must map sides S to ceil(S / stride) for stride = {stride}, got {pool}")
+
+
+def counts_padding(pool: Any) -> bool:
+    """Whether the averages of a pooling module include the zeros that it pads with."""
+    return pool.count_include_pad and any(_sides(pool.padding))
+
+
+def _sides(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else size
 
 
 def memory_format(x: Tensor) -> torch.memory_format | None:

@@ -1,0 +1,97 @@
+"""Compares a foreign layer with its replacement on random numbers, in float64 on the CPU."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.adoption.conversion import CannotConvert, convert
+from lambdanets.adoption.family import Family
+from lambdanets.adoption.layout import Layout, shapes_of
+from lambdanets.errors import one_line
+from lambdanets.layers.lambda_layer import GridLambdaLayer
+
+_BATCH = 2
+_TOLERANCE = 1e-9  # of RMS differences relative to the RMS; rounding in float64 is below 1e-13
+
+
+def check_conversion(layer: nn.Module, family: Family) -> None:
+    """Raise CannotConvert unless a copy of the layer with random weights computes the same as its conversion.
+
+    Compares outputs and running statistics in evaluation and in training, and the gradient of the input in training.
+    """
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        torch.manual_seed(0)
+        theirs = randomize(_with_plain_norms(copy.deepcopy(layer)).to("cpu", torch.float64))
+        ours = convert(theirs, family)
+        x = torch.randn(_input_shape(theirs, family), dtype=torch.float64)
+        for training in (False, True):
+            mode = "training" if training else "evaluation"
+            expected = _run(theirs.train(training), x, f"it raises for a map {tuple(x.shape)} in {mode}")
+            actual = _run(ours.train(training), x, f"its replacement raises for a map {tuple(x.shape)} in {mode}")
+            for what, first, second in zip(("outputs", "input gradients"), expected, actual, strict=True):
+                _compare(what, mode, first, second)
+        expected_state = {name: tensor for name, tensor in theirs.state_dict().items() if "running_" in name}
+        sources = family.layout(shapes_of(theirs), family.heads(theirs)).sources(shapes_of(theirs))
+        for name, tensor in ours.state_dict().items():
+            if "running_var" in name:
+                source = sources[name]
+                _compare("running variances", "training", source.pick(expected_state[source.name]), tensor)
+
+
+def randomize(layer: Any) -> Any:
+    """Fill parameters and running statistics with random numbers of the sizes that they have after training."""
+    with torch.no_grad():
+        for name, tensor in layer.state_dict().items():
+            if not tensor.is_floating_point():
+                continue
+            if name.endswith("running_var"):
+                tensor.uniform_(0.5, 1.5)
+            elif tensor.ndim > 1:
+                tensor.normal_(0, max(tensor[0].numel(), 1) ** -0.5)
+            else:
+                tensor.normal_(0, 0.5)
+    return layer
+
+
+def _input_shape(layer: nn.Module, family: Family) -> tuple[int, ...]:
+    """A map that reaches all entries of the table, with even sides of different lengths unless the grid is fixed."""
+    shapes = shapes_of(layer)
+    layout: Layout = family.layout(shapes, family.heads(layer))
+    sides = layout.grid
+    if sides is None:
+        table = layout.table.pick(torch.empty(shapes[layout.table.name], device="meta"))
+        reaches = (side // 2 + 1 for side in table.shape[: layout.dimensions])
+        sides = tuple(max(reach + reach % 2, 4) + 2 * axis for axis, reach in enumerate(reaches))
+    channels = shapes[f"{layout.values.projection}.weight"][1]
+    return (_BATCH, channels, *sides)
+
+
+def _run(layer: nn.Module, x: Tensor, message: str) -> tuple[Tensor, Tensor]:
+    """The output and the gradient of the input for fixed output gradients."""
+    x = x.detach().requires_grad_()
+    try:
+        output = layer(x)
+        weights = torch.linspace(0, 1, output[0, 0].numel(), dtype=output.dtype).view(output.shape[2:])
+        (gradient,) = torch.autograd.grad((output.square() * weights).sum(), x)
+    except Exception as error:  # a module of others may raise anything
+        raise CannotConvert(f"{message}: {one_line(error)}") from error
+    return output.detach(), gradient
+
+
+def _compare(what: str, mode: str, expected: Tensor, actual: Tensor) -> None:
+    if expected.shape != actual.shape:
+        raise CannotConvert(f"its {what} in {mode} are {tuple(expected.shape)}, not {tuple(actual.shape)}")
+    difference = (actual - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    if not difference <= _TOLERANCE:  # NaN is a difference
+        raise CannotConvert(f"it computes something else: its {what} in {mode} differ by {difference:.1e}")
+
+
+def _with_plain_norms(layer: Any) -> Any:
+    """Replace synchronized batch norms, which run on GPUs only."""
+    for name, module in list(layer.named_modules()):
+        if isinstance(module, nn.SyncBatchNorm):
+            options = (module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+            layer.set_submodule(name, nn.BatchNorm2d(*options))
+    return layer

@@ -1,0 +1,41 @@
+"""Weights of an adopted network in the layout of the original network."""
+
+from torch import Tensor, nn
+
+from lambdanets.adoption.conversion import CannotConvert, convert_back
+from lambdanets.adoption.families import FAMILIES
+from lambdanets.adoption.layout import Origin
+from lambdanets.errors import InputError
+from lambdanets.layers.lambda_layer import GridLambdaLayer
+
+
+def foreign_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a network that `adopt` changed, with the names and shapes of the original network.
+
+    Loads with strict=True into the original network, which then computes the same, also after training. Tensors of
+    adopted layers are new, the others are those of `model.state_dict()`.
+
+    Raises ValueError if the network has no adopted layer, or if one was changed since, as by resizing its table.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model must be a module, got {type(model).__name__}")
+    origins: dict[str, tuple[GridLambdaLayer, Origin]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, GridLambdaLayer) and isinstance(module.origin, Origin):
+            origins[f"{name}." if name else ""] = module, module.origin
+    if not origins:
+        raise InputError(f"model must have layers replaced by adopt, got a {type(model).__name__} with none")
+    families = {family.name: family for family in FAMILIES}
+    state: dict[str, Tensor] = {}
+    for key, tensor in model.state_dict().items():
+        prefix = next((prefix for prefix in origins if key.startswith(prefix)), None)
+        if prefix is None:
+            state[key] = tensor
+        elif not any(name.startswith(prefix) for name in state):
+            layer, origin = origins[prefix]
+            try:
+                converted = convert_back(layer, origin, families[origin.family])
+            except CannotConvert as error:
+                raise InputError(f"{prefix.removesuffix('.')} cannot be converted back: {error}") from error
+            state |= {f"{prefix}{name}": value for name, value in converted.items()}
+    return state
