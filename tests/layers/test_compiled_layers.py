@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from compilation import Counter
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding, create_model
@@ -22,6 +23,11 @@ LAYERS = {
         ((8, 8), (9, 12), (16, 20)),
     ),
     "2d multi-head": (LambdaLayer2d, {"multi_head": True}, ((8, 8), (9, 12), (16, 20))),
+    "2d position bias, another pool": (
+        LambdaLayer2d,
+        {"position_bias": True, "stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False)},
+        ((8, 8), (9, 12), (16, 20)),
+    ),
     "3d": (LambdaLayer3d, {"scope": 3}, ((3, 4, 5), (4, 6, 7), (5, 7, 8))),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 4)}, ((9,), (12,), (30,))),
     "tokens, dense embeddings": (
@@ -37,7 +43,10 @@ def make_layer(kind, option):
     option = {"query_depth": 4, "heads": 2, "scope": 5} | option
     if kind is LambdaLayer:
         del option["scope"]
-    return kind(8, **option)
+    layer = kind(8, **option)
+    if layer.position_bias is not None:
+        nn.init.normal_(layer.position_bias)
+    return layer
 
 
 def random_input(kind, batch, size):
@@ -82,7 +91,17 @@ def test_compiles_under_autocast_and_channels_last():
 
 
 @pytest.mark.parametrize("dynamic_sides", [False, True], ids=["batch", "batch and sizes"])
-@pytest.mark.parametrize("option", [{}, {"algorithm": "convolution"}, {"causal": True}, {"stride": 2}], ids=str)
+@pytest.mark.parametrize(
+    "option",
+    [
+        {},
+        {"algorithm": "convolution"},
+        {"causal": True},
+        {"stride": 2},
+        {"position_bias": True, "stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False)},
+    ],
+    ids=str,
+)
 def test_exported_layer_runs_other_batches_and_sizes(option, dynamic_sides):
     layer = make_layer(LambdaLayer2d, option).eval()
     dimensions = {0: torch.export.Dim.AUTO}

@@ -28,6 +28,8 @@ CASES = {
     "1d, position only": (LambdaLayer1d, {"content": False}, (20,)),
     "1d, no batch norm": (LambdaLayer1d, {"batch_norm": False}, (20,)),
     "1d, dense embeddings": (LambdaLayer1d, {"embedding": DenseEmbedding(20, 20, 4, dtype=torch.float64)}, (20,)),
+    "1d, position bias": (LambdaLayer1d, {"position_bias": True}, (20,)),
+    "1d, position bias, multi-head": (LambdaLayer1d, {"position_bias": True, "multi_head": True}, (20,)),
     "2d": (LambdaLayer2d, {}, (5, 7)),
     "2d, non-square, dilated": (LambdaLayer2d, {"scope": (3, 7), "dilation": 2}, (5, 7)),
     "2d, scope over the map": (LambdaLayer2d, {"scope": 23}, (4, 3)),
@@ -48,6 +50,8 @@ def make_layer(kind, option, dtype=torch.float64):
         del option["scope"]
     layer = kind(8, **option)
     torch.nn.init.normal_(layer.value_projection.weight)
+    if layer.position_bias is not None:
+        torch.nn.init.normal_(layer.position_bias)
     for norm in (layer.query_norm, layer.value_norm):
         for buffer in norm.buffers():
             if buffer.is_floating_point():

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
@@ -13,6 +14,7 @@ from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition
 
 LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
+PAIRS = nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False)
 
 
 def by_definition(layer, x, mask=None):
@@ -48,6 +50,9 @@ def by_definition(layer, x, mask=None):
         multi_head=layer.multi_head,
         normalize_keys=layer.normalize_keys,
     )
+    if layer.position_bias is not None:
+        bias = layer.position_bias if layer.multi_head else layer.position_bias.expand(h, k)
+        output = output + torch.einsum("bhnk,hk->bhn", queries, bias).unsqueeze(3)
     return output.transpose(2, 3).reshape(b, layer.dim_out, *grid)
 
 
@@ -75,13 +80,24 @@ OPTIONS = {
     "dense embeddings, multi-head, causal": {
         "embedding": DenseEmbedding(30, 30, 4, heads=2, dtype=torch.float64), "multi_head": True, "causal": True,
     },
+    "position bias": {"position_bias": True},
+    "position bias, intra-depth, global": {"position_bias": True, "intra_depth": 2, "scope": None, "grid": (5, 6)},
+    "position bias, position only": {"position_bias": True, "content": False},
+    "position bias, multi-head": {"position_bias": True, "multi_head": True},
+    "position bias, causal": {"position_bias": True, "causal": True},
+    "position bias, dense embeddings": {
+        "position_bias": True, "embedding": DenseEmbedding(30, 30, 4, dtype=torch.float64),
+    },
 }  # fmt: skip
 options = pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
 
 
 def make_layer(dtype=torch.float64, dim=8, dimensions=2, **option):
     torch.manual_seed(0)
-    return LAYERS[dimensions](dim, **({"query_depth": 4, "heads": 2, "scope": 5, "dtype": dtype} | option))
+    layer = LAYERS[dimensions](dim, **({"query_depth": 4, "heads": 2, "scope": 5, "dtype": dtype} | option))
+    if layer.position_bias is not None:
+        torch.nn.init.normal_(layer.position_bias)  # 0 at first
+    return layer
 
 
 def image(*shape, dtype=torch.float64):
@@ -183,6 +199,10 @@ MASKED = {
     "no batch norm": (2, {"batch_norm": False}, (6, 7), (4, 5)),
     "1d causal": (1, {"causal": True}, (9,), (5,)),
     "3d": (3, {"scope": 3}, (3, 4, 5), (2, 3, 5)),
+    "position bias": (2, {"position_bias": True}, (6, 7), (4, 5)),
+    "2x2 pool, odd": (2, {"stride": 2, "pool": PAIRS}, (8, 7), (5, 5)),
+    "2x2 pool, even": (2, {"stride": 2, "pool": PAIRS}, (8, 7), (4, 6)),
+    "pool that counts its padding": (2, {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)}, (8, 7), (5, 4)),
 }
 
 
@@ -224,7 +244,8 @@ def test_gradcheck_with_a_mask(option, batch, training):
     "option",
     [
         {}, {"intra_depth": 2}, {"stride": 2}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"},
-        {"normalize_keys": None, "normalize_queries": "softmax"},
+        {"normalize_keys": None, "normalize_queries": "softmax"}, {"position_bias": True},
+        {"position_bias": True, "multi_head": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -254,6 +275,27 @@ def test_stride_averages_without_padding():
     before = by_definition(layer, x)
     torch.testing.assert_close(layer(x)[:, :, 0, 0], before[:, :, :2, :2].mean(dim=(2, 3)))
     torch.testing.assert_close(layer(x)[:, :, 1, 1], before[:, :, 1:4, 1:4].mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("pool", [PAIRS, nn.AvgPool2d(3, 2, 1)], ids=["2x2", "3x3 with padding"])
+@pytest.mark.parametrize("size", [(6, 8), (5, 7)], ids=str)
+def test_pool_replaces_the_average_after_the_layer(pool, size):
+    layer, x = make_layer(stride=2, pool=pool), image(2, 8, *size)
+    torch.testing.assert_close(layer(x), pool(by_definition(layer, x)), rtol=1e-12, atol=1e-12)
+
+
+def test_options_of_other_packages_add_nothing_to_the_state_dict_by_default():
+    names = {"query_projection.weight", "key_projection.weight", "value_projection.weight", "embedding.table"}
+    assert set(make_layer(batch_norm=False, stride=2, pool=PAIRS).state_dict()) == names
+    assert set(make_layer(batch_norm=False, position_bias=True).state_dict()) == names | {"position_bias"}
+
+
+def test_position_bias_is_initialized_to_zero_and_reset():
+    layer = make_layer(position_bias=True)
+    assert layer.position_bias.any()
+    layer.reset_parameters()
+    assert not layer.position_bias.any()
+    assert "position_bias=True" in repr(layer)
 
 
 def test_channels_last_is_preserved():
@@ -348,6 +390,17 @@ WRONG = {
         {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.*= \(16, 1, None\), got \(16, 1, 4\)"
     ),
     "edges for embeddings": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not need edges"),
+    "position bias, content only": ({"position_bias": True, "position": False}, "position_bias must be False when pos"),
+    "a number for position bias": ({"position_bias": 1}, "position_bias must be True or False, got 1"),
+    "another pooling": ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
+    "a pool of another stride": ({"pool": PAIRS}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
+    "a pool that rounds down": (
+        {"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2",
+    ),
+    "a pool with a divisor": ({"pool": nn.AvgPool2d(3, 2, 1, divisor_override=4), "stride": 2}, "divisor_override=None"),
+    "a pool that counts some padding": (
+        {"pool": nn.AvgPool2d(3, 2, 1, ceil_mode=True), "stride": 2}, "pool must not have both ceil_mode and count",
+    ),
     "a stride that looks ahead": ({"stride": 2, "causal": True}, "stride must be 1 when causal is True.*got 2"),
     "True for a scope": ({"scope": True}, "scope must be odd and positive.*got True"),
     "a list for an algorithm": ({"algorithm": ["auto"]}, "algorithm must be one of"),

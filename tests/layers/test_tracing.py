@@ -28,6 +28,8 @@ LAYERS = {
     "L2 keys": (LambdaLayer2d, {"normalize_keys": "l2", "normalize_queries": "softmax"}, MAPS),
     "without norms": (LambdaLayer2d, {"batch_norm": False}, MAPS),
     "a global scope": (LambdaLayer2d, {"scope": None, "grid": (6, 5)}, MAPS),
+    "position bias": (LambdaLayer2d, {"position_bias": True}, MAPS),
+    "a pool that counts its padding": (LambdaLayer2d, {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)}, MAPS),
     "a sequence": (LambdaLayer1d, {"scope": 5}, SEQUENCE),
     "a volume": (LambdaLayer3d, {"scope": 3}, VOLUME),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 16)}, TOKENS),
@@ -41,7 +43,10 @@ leaf_layers = pytest.mark.parametrize(("layer", "options", "shape"), LEAVES.valu
 
 def make(layer, options, shape):
     torch.manual_seed(0)
-    return layer(shape[-1 if layer is LambdaLayer else 1], **options), torch.randn(shape, requires_grad=True)
+    made = layer(shape[-1 if layer is LambdaLayer else 1], **options)
+    if "position_bias" in options:
+        nn.init.normal_(made.position_bias)
+    return made, torch.randn(shape, requires_grad=True)
 
 
 def gradients(function, x, parameters):

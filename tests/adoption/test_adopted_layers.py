@@ -1,0 +1,138 @@
+"""Each family's layers, adopted: outputs, gradients and running statistics equal those of the original."""
+
+import copy
+
+import pytest
+import torch
+from timm.layers.lambda_layer import LambdaLayer as TimmLayer
+from torch import nn
+
+from adoption.foreign_layers import DLi14, Holocron, Jaehyunnn, JHLewConv, Leaderj1001, Lucidrains
+from lambdanets import adopt, foreign_state_dict
+from lambdanets.adoption.trial import randomize
+from lambdanets.layers.lambda_layer import GridLambdaLayer
+
+_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def timm_layer(**options):
+    return TimmLayer(12, dim_head=6, num_heads=3, **options)
+
+
+def table_name(layer):
+    """The name of the parameter that becomes the table."""
+    names = ("conv_lambda.weight", "lambda_conv.weight", "pos_conv.weight", "rel_pos_emb", "R", "embedding")
+    parameters = dict(layer.named_parameters())
+    return next(name for name in (*names, "pos_emb", "pos_embedding") if name in parameters)
+
+
+def bias_name(layer):
+    """The name of the parameter that becomes the position bias, if there is one."""
+    names = ("conv_lambda.bias", "lambda_conv.bias", "pos_conv.bias")
+    return next((name for name in names if name in dict(layer.named_parameters())), None)
+
+
+SIZES = {"dim_k": 6, "heads": 3}
+# family, a function that makes a layer, height and width of a map
+LAYERS = {
+    "timm local": ("timm", lambda: timm_layer(r=5), (6, 8)),
+    "timm local, stride": ("timm", lambda: timm_layer(r=9, stride=2), (6, 8)),
+    "timm local, biases": ("timm", lambda: timm_layer(r=3, qkv_bias=True), (5, 8)),
+    "timm local, biases, stride": ("timm", lambda: timm_layer(r=7, qkv_bias=True, stride=2), (6, 8)),
+    "timm global": ("timm", lambda: timm_layer(r=None, feat_size=(5, 8)), (5, 8)),
+    "timm global, stride": ("timm", lambda: timm_layer(r=None, feat_size=(6, 8), stride=2), (6, 8)),
+    "timm global, biases": ("timm", lambda: timm_layer(r=None, feat_size=(5, 4), qkv_bias=True), (5, 4)),
+    "lucidrains local": ("lucidrains", lambda: Lucidrains(8, 12, u=1, r=5, **SIZES), (6, 8)),
+    "lucidrains local, u = 4": ("lucidrains", lambda: Lucidrains(8, 12, u=4, r=5, **SIZES), (7, 5)),
+    "lucidrains global": ("lucidrains", lambda: Lucidrains(8, 12, u=1, n=5, **SIZES), (5, 5)),
+    "lucidrains global, u = 4": ("lucidrains", lambda: Lucidrains(8, 12, u=4, n=5, **SIZES), (5, 5)),
+    "lucidrains pairs, u = 4": ("lucidrains", lambda: Lucidrains(8, 12, u=4, pairs=24, **SIZES), (4, 6)),
+    "LambdaUNet": ("lucidrains", lambda: Lucidrains(8, 12, u=4, r=3, norms=True, sequential=True, **SIZES), (6, 8)),
+    "ATOMMIC": ("lucidrains", lambda: Lucidrains(8, 12, u=4, r=3, norms=False, sequential=True, **SIZES), (6, 8)),
+    "d-li14": ("d-li14", lambda: DLi14(12, dk=6, Nh=3, r=5), (6, 8)),
+    "d-li14, stride, odd map": ("d-li14", lambda: DLi14(12, dk=6, Nh=3, r=5, stride=2), (7, 9)),
+    "d-li14, u = 4": ("d-li14", lambda: DLi14(12, dk=6, du=4, Nh=3, r=7), (6, 8)),
+    "d-li14, u = 4, stride": ("d-li14", lambda: DLi14(12, dk=6, du=4, Nh=3, r=7, stride=2), (6, 8)),
+    "leaderj1001": ("leaderj1001", lambda: Leaderj1001(8, 12, k=6, u=1, heads=3, m=5), (6, 8)),
+    "leaderj1001, pool": ("leaderj1001", lambda: Leaderj1001(8, 12, k=6, u=1, heads=3, m=5, stride=2), (6, 8)),
+    "leaderj1001, no scope": ("leaderj1001", lambda: Leaderj1001(8, 12, k=6, u=1, heads=3, m=0), (6, 8)),
+    "leaderj1001, no scope, u = 4": ("leaderj1001", lambda: Leaderj1001(8, 12, k=6, u=4, heads=3, m=0), (6, 8)),
+    "Telefonica 1-D": ("leaderj1001", lambda: Leaderj1001(8, 12, k=6, u=1, heads=3, m=5, dimensions=1), (11,)),
+    "Telefonica 1-D, no scope": (
+        "leaderj1001",
+        lambda: Leaderj1001(8, 12, k=6, u=4, heads=3, m=0, dimensions=1),
+        (11,),
+    ),
+    "Holocron": ("Holocron", lambda: Holocron(8, 12, u=1, r=5, **SIZES), (6, 8)),
+    "Holocron, u = 4": ("Holocron", lambda: Holocron(8, 12, u=4, r=5, **SIZES), (6, 8)),
+    "Holocron pairs, u = 4": ("Holocron", lambda: Holocron(8, 12, u=4, pairs=24, **SIZES), (4, 6)),
+    "JHLew": ("JHLew", lambda: JHLewConv(12, dim_k=6, u=1, heads=3, scope=5), (6, 8)),
+    "JHLew, u = 4": ("JHLew", lambda: JHLewConv(12, dim_k=6, u=4, heads=3, scope=5), (6, 8)),
+    "jaehyunnn pairs": ("jaehyunnn", lambda: Jaehyunnn(8, 6, 4, num_head=3, num_pos=24), (4, 6)),
+}
+
+
+def make(name, dtype):
+    family, make_layer, size = LAYERS[name]
+    torch.manual_seed(0)
+    theirs = nn.Sequential(randomize(make_layer())).to(dtype)
+    ours = copy.deepcopy(theirs)
+    # Holocron's layer is lucidrains' first version: at u = 1 both families read it
+    assert adopt(ours)["0"] in {family, "lucidrains" if "Holocron" in name else family}
+    assert isinstance(ours[0], GridLambdaLayer)
+    projection = next(module for module in theirs.modules() if isinstance(module, nn.Conv1d | nn.Conv2d))
+    return theirs, ours, torch.randn(2, projection.in_channels, *size, dtype=dtype)
+
+
+def relative(actual, expected):
+    return float((actual - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_adopted_layer_equals_the_original(name, training, dtype):
+    theirs, ours, x = make(name, dtype)
+    outputs, gradients = [], []
+    for network in (theirs.train(training), ours.train(training)):
+        inputs = x.clone().requires_grad_()
+        output = network(inputs)
+        weights = torch.linspace(-1, 1, output.numel(), dtype=dtype).view_as(output)
+        (output.square() * weights).sum().backward()
+        outputs.append(output.detach())
+        gradients.append(inputs.grad)
+    bound = _BOUNDS[dtype]
+    assert relative(*reversed(outputs)) < bound
+    assert relative(*reversed(gradients)) < bound
+    # gradients of ours in the original's layout
+    for parameter in ours.parameters():
+        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    converted, original = foreign_state_dict(ours), dict(theirs[0].named_parameters())
+    for parameter in (table_name(theirs[0]), bias_name(theirs[0])):
+        if parameter is not None:
+            assert relative(converted[f"0.{parameter}"], original[parameter].grad) < bound
+    for key, expected in theirs.state_dict().items():
+        if "running" in key:
+            assert relative(converted[key], expected) < bound
+        elif "tracked" in key:
+            assert converted[key] == expected == int(training)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_weights_convert_back_to_the_same_state_dict(name):
+    theirs, ours, _ = make(name, torch.float64)
+    converted = foreign_state_dict(ours)
+    assert list(converted) == list(theirs.state_dict())
+    for key, expected in theirs.state_dict().items():
+        torch.testing.assert_close(converted[key], expected, rtol=0, atol=1e-15 if "running_mean" in key else 0)
+
+
+@pytest.mark.parametrize("n_or_r", [{"r": 5}, {"n": 5}], ids=["local", "global"])
+@pytest.mark.parametrize("u", [1, 4])
+def test_adopts_the_layer_of_the_lambda_networks_package(u, n_or_r):
+    package = pytest.importorskip("lambda_networks")
+    theirs = nn.Sequential(package.LambdaLayer(8, dim_out=12, dim_k=6, heads=3, dim_u=u, **n_or_r)).double()
+    ours = copy.deepcopy(theirs)
+    assert adopt(ours) == {"0": "lucidrains"}
+    x = torch.randn(2, 8, 5, 5, dtype=torch.float64)
+    assert relative(ours(x), theirs(x)) < 1e-12
