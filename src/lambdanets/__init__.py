@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lambdanets.inference.classifier import Classifier
     from lambdanets.inference.detector import Detector
     from lambdanets.inference.evaluation import evaluate
+    from lambdanets.inference.hub import push_to_hub, save_pretrained
     from lambdanets.inference.loading import load
     from lambdanets.layers import (
         LambdaLayer,
@@ -56,7 +57,9 @@ __all__ = [
     "ops",
     "plan",
     "position_interaction",
+    "push_to_hub",
     "replace_convolutions",
+    "save_pretrained",
     "start_decoding",
 ]
 
@@ -69,6 +72,7 @@ _MODULES = {
     "evaluate": "inference.evaluation",
     "load": "inference.loading",
     "mask_rcnn": "models.mask_rcnn",
+    **dict.fromkeys(("push_to_hub", "save_pretrained"), "inference.hub"),
     **dict.fromkeys(("adopt", "foreign_state_dict"), "adoption"),
     **dict.fromkeys(("create_model", "list_models", "replace_convolutions"), "models"),
     **dict.fromkeys(("lambda_interaction", "plan", "position_interaction"), "ops"),

@@ -67,6 +67,11 @@ def adopt(model: nn.Module) -> dict[str, str]:
     return {name: replacements[layer][0].name for name, layer in adopted.items()}
 
 
+def has_foreign_layers(model: nn.Module) -> bool:
+    """Whether a network has lambda layers of other packages."""
+    return any(_families(module) for module in model.modules())
+
+
 def _families(module: nn.Module) -> list[Family]:
     return [family for family in FAMILIES if family.recognizes(module)]
 

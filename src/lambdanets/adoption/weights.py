@@ -10,6 +10,11 @@ from lambdanets.errors import InputError
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 
+def is_adopted(model: nn.Module) -> bool:
+    """Whether a network has layers that `adopt` put there."""
+    return any(isinstance(module, GridLambdaLayer) and isinstance(module.origin, Origin) for module in model.modules())
+
+
 def foreign_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of a network that `adopt` changed, with the names and shapes of the original network.
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, file_sha256
+from lambdanets.inference.hub_folder import HUB_WEIGHTS, hub_weights, is_hub_folder, local_path, read_hub_folder
 from lambdanets.inference.model_card import Card, read_card, read_description
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import read_weights
@@ -26,9 +27,15 @@ def save_weights(path: Path, model: nn.Module, description: str) -> None:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the path of a weight file; for a run folder, weights.safetensors or else the last checkpoint."""
+    """Return the path of a weight file; for a run folder, weights.safetensors or else the last checkpoint.
+
+    "hf-hub:USER/NAME" is downloaded. In a folder in timm's hub layout, model.safetensors or pytorch_model.bin.
+    """
+    path = local_path(path)
     if not path.is_dir():
         return path
+    if is_hub_folder(path):
+        return hub_weights(path)
     for name in (WEIGHTS, LAST_CHECKPOINT):
         if (path / name).is_file():
             return path / name
@@ -46,8 +53,13 @@ def file_identity(path: Path) -> dict[str, str]:
 def read_model_file(path: Path, *card_types: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
     """Read the weights in a file or run folder and their card. Raises InputError if it has none of these types."""
     path = find_weights(path)
-    tensors, metadata = read_weights(path)
+    tensors, metadata = read_found_weights(path)
     return tensors, read_card(path, metadata, *card_types)
+
+
+def read_found_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and metadata of a file from `find_weights`; those of timm's hub layout are converted."""
+    return read_hub_folder(path.parent) if path.name in HUB_WEIGHTS and is_hub_folder(path.parent) else read_weights(path)
 
 
 def has_different_classes(path: Path, metadata: Mapping[str, Any], classes: int | Sequence[str]) -> bool:

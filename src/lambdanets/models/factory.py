@@ -12,10 +12,13 @@ from timm.models.efficientnet import EfficientNet
 from timm.models.resnet import ResNet
 from torch import nn
 
+from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, did_you_mean, nearest, one_line
 from lambdanets.layers.module import SYNONYMS
 from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, plain_resnetrs
 from lambdanets.models.weights import load_weights
+
+ADOPTED = "timm/"  # prefix of models of timm whose lambda layers are adopted
 
 
 def list_models() -> list[str]:
@@ -34,20 +37,18 @@ def create_model(
 ) -> nn.Module:
     """Create a model of this package or of timm by name.
 
-    Args:
-        name: a name in `list_models()` or `timm.list_models()`, or "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model
-            saved by timm.models.save_for_hf or timm.models.push_to_hf_hub.
-        pretrained: default None for random initialization. A path to load weights from a .safetensors file or a
-            checkpoint of this package. True for the weights of the folder or hub, or of timm; this package has no
-            published weights yet.
-        num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub,
-            or 1000 for other names.
-        overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
-            features_only=True.
+    name: of a model of this package or of timm; "timm/NAME" for a model of timm whose lambda layers are replaced by
+        layers of this package (see `adopt`); "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model saved by
+        `save_pretrained` or timm, whose lambda layers are replaced too.
+    pretrained: None for random initialization; a path to weights in a .safetensors file or a checkpoint of this
+        package; True for the weights of the folder or hub, or of timm. This package has no published weights yet.
+    num_classes: None for that of the folder or hub, otherwise 1000; 0 for no classifier.
+    overrides: constructor arguments of the model: scope=7, drop_path_rate=0.1, in_chans=1, features_only=True, ..
 
     Raises ValueError for an unknown name, with similar names, for an invalid override, or for weights that do not fit
     the model.
     """
+    full_name, name = name, name.removeprefix(ADOPTED)
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
         raise InputError(unknown_model_message(name))
     if pretrained is True and name.split(".")[0] in list_models():
@@ -71,6 +72,8 @@ def create_model(
             reason = "checkpoint_path must contain only tensors; the file is corrupt or contains code"
         arguments = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{arguments}: {reason}") from error
+    if full_name != name or (":" in name and has_foreign_layers(model)):
+        adopt(model)
     if pretrained is not None and not isinstance(pretrained, bool):
         load_weights(model, pretrained)
     return model

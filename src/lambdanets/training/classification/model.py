@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import ClassifierCard, make_card
-from lambdanets.inference.weights import find_weights, has_different_classes, read_model_file, resize_tables
+from lambdanets.inference.weights import find_weights, has_different_classes, read_found_weights, read_model_file, resize_tables
 from lambdanets.models import create_model
-from lambdanets.models.weights import load_tensors, read_weights
+from lambdanets.models.weights import load_tensors
 from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.recipe import Recipe
 
@@ -47,7 +47,7 @@ def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
     model: Any = create_model(recipe.model, num_classes=count, in_chans=recipe.channels, **options)
     if recipe.weights is not None:
         path = find_weights(Path(recipe.weights))
-        tensors, metadata = read_weights(path)
+        tensors, metadata = read_found_weights(path)
         other_classes = has_different_classes(path, metadata, classes)
         head = model.get_classifier()
         head_name = next((name for name, module in model.named_modules() if module is head), "")

@@ -1,0 +1,100 @@
+"""Loads classifiers of timm with lambda layers, and adopts a copy of them."""
+
+import contextlib
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from lambdanets.adoption import adopt
+from lambdanets.errors import InputError
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.hub_folder import card_from_config, is_hub_folder, load_network, local_path
+from lambdanets.inference.model_card import ClassifierCard, make_card
+from lambdanets.models import create_model
+from lambdanets.models.factory import ADOPTED
+from lambdanets.models.weights import load_tensors, read_weights
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A classifier of timm before and after `adopt`, and the families of the replaced layers by name."""
+
+    original: Classifier
+    adopted: Classifier
+    families: dict[str, str]
+
+    def max_error(self, images: Tensor) -> float:
+        """The largest relative difference between the two networks for images (b, c, h, w).
+
+        That of the outputs of the network and of each replaced layer, because a randomly initialized residual block may
+        multiply its layer by 0: the largest difference divided by the largest magnitude.
+        """
+        before, after = (_outputs(each.model, list(self.families), images) for each in (self.original, self.adopted))
+        pairs = zip(after, before, strict=True)
+        return max(float((actual - expected).abs().max() / expected.abs().max()) for actual, expected in pairs)
+
+
+@torch.inference_mode()
+def _outputs(network: nn.Module, layers: list[str], images: Tensor) -> list[Tensor]:
+    """The outputs of the named layers, in that order, and of the network."""
+    outputs: dict[str, Tensor] = {}
+    with contextlib.ExitStack() as hooks:
+        for name in layers:
+
+            def keep(module: nn.Module, inputs: Any, output: Tensor, name: str = name) -> None:
+                outputs[name] = output
+
+            handle = network.get_submodule(name).register_forward_hook(keep)
+            hooks.callback(handle.remove)
+        result = network(images)
+    return [*(outputs[name] for name in layers), result]
+
+
+def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:
+    """Load a classifier of timm and adopt a copy of it, both in evaluation mode.
+
+    source: name of a model of timm; "hf-hub:USER/NAME"; a folder in timm's hub layout; or a weight file (.safetensors,
+        .pth, .ckpt; read without running code from it).
+    model: for a weight file, the name of the model of timm.
+    pretrained: for a name, download the published weights; otherwise initialize randomly.
+
+    Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
+    """
+    path = local_path(Path(source))
+    if is_hub_folder(path):
+        network, card = load_network(path)
+    elif path.is_dir():
+        raise InputError(f"{source} must be a folder with config.json in timm's hub layout, got one without")
+    elif path.is_file():
+        network, card = _load_file(path, model)
+    else:
+        network = create_model(source.removeprefix(ADOPTED), pretrained)
+        card = _card(network)
+    fields = {**card, "model": f"{ADOPTED}{card['model']}"}
+    adopted = copy.deepcopy(network)
+    families = adopt(adopted)
+    described = make_card(ClassifierCard, fields, source)
+    return Adopted(Classifier(network.eval(), described), Classifier(adopted.eval(), described), families)
+
+
+def _load_file(path: Path, model: str | None) -> tuple[nn.Module, dict[str, Any]]:
+    """A model of timm with the weights in a file, which decide the number of classes."""
+    if model is None:
+        raise InputError(f"model must be the name of the model of timm whose weights are in {path}, got none")
+    tensors, _ = read_weights(path)
+    model = model.removeprefix(ADOPTED)
+    head = str(timm.get_pretrained_cfg(model).classifier) if timm.is_model(model) else ""
+    classes = len(tensors[f"{head}.weight"]) if f"{head}.weight" in tensors else None
+    network = create_model(model, num_classes=classes)
+    load_tensors(network, tensors, str(path))
+    return network, _card(network)
+
+
+def _card(network: Any) -> dict[str, Any]:
+    config = {**network.pretrained_cfg, "num_classes": network.num_classes}
+    return card_from_config(config, config["architecture"], {})

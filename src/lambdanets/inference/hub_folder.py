@@ -1,0 +1,99 @@
+"""Reads model folders in timm's hub layout, on disk or on the Hugging Face hub."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from timm.data import ImageNetInfo
+from timm.models._hub import load_model_config_from_path
+from torch import Tensor, nn
+
+from lambdanets.adoption import adopt, has_foreign_layers
+from lambdanets.errors import InputError, one_line
+from lambdanets.models import create_model, list_models
+from lambdanets.models.factory import ADOPTED
+from lambdanets.models.weights import load_tensors, read_weights
+
+CONFIG = "config.json"
+HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def is_hub_folder(folder: Path) -> bool:
+    """Whether a folder has a config.json, as in timm's hub layout; run folders have none."""
+    return (folder / CONFIG).is_file()
+
+
+def hub_weights(folder: Path) -> Path:
+    """The weight file of a folder in timm's hub layout."""
+    for name in HUB_WEIGHTS:
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"{folder} must have {' or '.join(HUB_WEIGHTS)} beside {CONFIG}, got neither")
+
+
+def local_path(path: Path) -> Path:
+    """The path; of "hf-hub:USER/NAME" or "hf-hub:USER/NAME@REVISION", the folder to which huggingface_hub downloads it."""
+    scheme, _, repo_id = str(path).partition(":")
+    if scheme == "local-dir":
+        return Path(repo_id)
+    if scheme != "hf-hub":
+        return path
+    name, _, revision = repo_id.partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[CONFIG, *HUB_WEIGHTS]))
+    except Exception as error:  # of the HTTP library and of huggingface_hub
+        raise InputError(f"{path} cannot be downloaded: {one_line(error)}") from error
+
+
+def read_hub_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors in the layout of this package, and metadata as of a weight file, of a folder in timm's hub layout.
+
+    A network of timm with lambda layers is named "timm/NAME", and its tensors are those after `adopt`.
+    """
+    network, card = load_network(folder)
+    if has_foreign_layers(network):
+        adopt(network)
+        card["model"] = f"{ADOPTED}{card['model']}"
+    return network.state_dict(), {"lambdanets": json.dumps(card)}
+
+
+def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a folder in timm's hub layout, as timm builds it, with its weights; and its model card."""
+    tensors, metadata = read_weights(hub_weights(folder))
+    try:
+        config, name, options = load_model_config_from_path(folder)
+        card = json.loads(metadata["lambdanets"]) if "lambdanets" in metadata else card_from_config(config, name, options)
+        network = create_model(name, **{**options, "num_classes": len(card["classes"])})
+    except Exception as error:  # a changed file may raise any exception in timm
+        raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
+    card["model"] = name
+    load_tensors(network, tensors, str(folder))
+    return network, card
+
+
+def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model card from timm's configuration. 1000 classes without names are those of ImageNet."""
+    channels, height, width = config["input_size"]
+    if height != width:
+        raise ValueError(f"input_size must be square, got {height}x{width}")
+    count = config["num_classes"]
+    classes = config.get("label_names")
+    if not classes:
+        classes = ImageNetInfo().label_names() if count == 1000 else [f"class {i}" for i in range(count)]
+    return {
+        "task": "classification",
+        "model": name,
+        "classes": list(classes.values() if isinstance(classes, dict) else classes),
+        "model_options": {key: value for key, value in options.items() if key not in ("in_chans", "num_classes")},
+        "preprocessing": {
+            "image_size": height,
+            "channels": channels,
+            "mean": config["mean"],
+            "std": config["std"],
+            "crop_pct": config["crop_pct"],
+            "interpolation": config["interpolation"],
+        },
+        "recipe": {},
+    }

@@ -1,0 +1,80 @@
+"""`lambdanets adopt`: models by name, weight files and folders of timm."""
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import lambdanets as ln
+from lambdanets.cli import main
+
+LAYERS = ["stages.2.1.self_attn", "stages.3.0.self_attn", "stages.3.1.self_attn"]
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
+
+
+def adopt(*arguments):
+    return main(["adopt", *map(str, arguments), "--seconds", "0"])
+
+
+def test_adopts_a_model_by_name_and_reports_time_and_errors(tmp_path, capsys):
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
+    (tmp_path / "text.png").write_text("no image")
+    out = tmp_path / "model"
+    command = ["adopt", "timm/lambda_resnet26t", "--no-pretrained", "--out", str(out), "--batch-size", "1"]
+    assert main([*command, "--seconds", "0.1", "--images", str(tmp_path / "*.png")]) == 0
+    output, errors = capsys.readouterr()
+    assert [line.split(":")[0] for line in output.splitlines()[:3]] == LAYERS
+    assert "predictions on 1 images: 1 equal" in output
+    assert "times as fast" in output
+    assert "text.png" in errors
+    assert timm.create_model(f"local-dir:{out}", pretrained=True).num_classes == 1000
+
+
+def test_adopts_a_weight_file_of_timm(network, tmp_path):
+    torch.save({"state_dict": network.state_dict()}, tmp_path / "weights.pth")
+    assert adopt(tmp_path / "weights.pth", "--model", "lambda_resnet26t", "--out", tmp_path / "model") == 0
+    x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loaded = ln.load(tmp_path / "model", device="cpu")
+    assert len(loaded.classes) == 3
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model.double()(x), network.double()(x))
+
+
+def test_adopts_a_folder_that_timm_saved(network, tmp_path):
+    timm.models.save_for_hf(network, tmp_path / "saved", model_config={"label_names": ["a", "b", "c"]})
+    assert adopt(tmp_path / "saved", "--out", tmp_path / "model") == 0
+    assert ln.load(tmp_path / "model").classes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet18", "--no-pretrained"], "must contain lambda layers"),
+        (["lambda_resnet26"], "no model named 'lambda_resnet26'"),
+        (["weights.pth"], "model must be the name of the model of timm"),
+        (["weights.pth", "--model", "lambda_resnet50ts"], "another architecture"),
+        (["folder"], "config.json"),
+        (["lambda_resnet26t", "--batch-size", "0"], "batch_size must be"),
+    ],
+)
+def test_refuses_in_one_line(arguments, message, network, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save(network.state_dict(), "weights.pth")
+    (tmp_path / "folder").mkdir()
+    assert adopt(*arguments, "--out", "model") == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not (tmp_path / "model").exists()
+
+
+def test_does_not_overwrite_its_output(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/file").touch()
+    assert adopt("lambda_resnet26t", "--no-pretrained", "--out", tmp_path / "model") == 2
+    assert "exists and is not an empty folder" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""Folders in timm's hub layout: saved, loaded here and by timm, uploaded and downloaded."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from hub_server import hub_server
+
+import lambdanets as ln
+from lambdanets.cli import main
+from training.teachers import RECIPE, write_teacher
+
+CLASSES = ("dark", "light")
+OPTIONS = {"scope": 5, "heads": 2}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A weight file of a model with options and gray input."""
+    recipe = replace(RECIPE, channels=1, model_options=OPTIONS)
+    return write_teacher(tmp_path_factory.mktemp("hub") / "teacher", CLASSES, recipe=recipe)
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """A network of timm with lambda layers that affect its output, and three classes."""
+    torch.manual_seed(0)
+    return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
+
+
+def images(channels, side):
+    return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):
+    original = ln.load(teacher, device="cpu")
+    folder = ln.save_pretrained(original, tmp_path / "model")
+    loaded = ln.load(folder, device="cpu")
+    assert loaded.card == original.card
+    x = images(1, original.card.preprocessing.image_size)
+    expected = original.probabilities(x)
+    torch.testing.assert_close(loaded.probabilities(x), expected)
+    network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    torch.testing.assert_close(network(x).softmax(dim=1), expected)
+    data = timm.data.resolve_model_data_config(network)
+    assert (data["input_size"][0], tuple(data["mean"])) == (1, original.card.preprocessing.mean)
+    assert network.pretrained_cfg["label_names"] == list(CLASSES)
+
+
+def test_readme_has_data_scores_recipe_and_figures_of_a_run(quick_run, tmp_path):
+    folder = ln.save_pretrained(quick_run, tmp_path / "model", license="apache-2.0")
+    text = (folder / "README.md").read_text()
+    result = json.loads((quick_run / "result.json").read_text())
+    recipe = json.loads((quick_run / "recipe.json").read_text())
+    assert f"value: {result['top1']}" in text
+    assert f"| Data | {result['data']} |" in text
+    assert json.dumps(recipe, indent=1) in text
+    assert "license: apache-2.0" in text
+    assert "![curves.png](curves.png)" in text
+    assert (folder / "curves.png").read_bytes() == (quick_run / "curves.png").read_bytes()
+
+
+def test_adopted_weights_are_saved_in_the_layout_of_timm(foreign, tmp_path):
+    adopted = timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
+    adopted.load_state_dict(foreign.state_dict())
+    ln.adopt(adopted)
+    folder = ln.save_pretrained(adopted, tmp_path / "model")
+    x = images(3, 64).double()
+    with torch.inference_mode():
+        expected = foreign.double()(x)
+        network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        torch.testing.assert_close(network.double()(x), expected)
+        for loaded in (
+            ln.load(folder, device="cpu").model,
+            ln.create_model(f"local-dir:{folder}", pretrained=True).eval(),
+        ):
+            assert any(isinstance(module, ln.LambdaLayer2d) for module in loaded.modules())
+            torch.testing.assert_close(loaded.double()(x), expected)
+
+
+def test_train_and_evaluate_take_a_folder_of_timm(foreign, two_classes, tmp_path, capsys):
+    timm.models.save_for_hf(foreign, tmp_path / "model", safe_serialization=True)
+    run = ["train", "finetune", "--data", str(two_classes), "--weights", str(tmp_path / "model"), "--run", str(tmp_path / "run")]
+    assert main([*run, "--epochs", "1", "--image-size", "64", "--batch-size", "2"]) == 0, capsys.readouterr().err
+    recipe = json.loads((tmp_path / "run/recipe.json").read_text())
+    assert (recipe["model"], recipe["mean"]) == ("timm/lambda_resnet26t", [0.485, 0.456, 0.406])
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    folder = ln.save_pretrained(tmp_path / "run", tmp_path / "trained")
+    assert timm.create_model(f"local-dir:{folder}", pretrained=True).num_classes == 2
+
+
+def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path):
+    script = (
+        "import lambdanets as ln, sys\n"
+        "print(ln.push_to_hub(sys.argv[1], 'user/digits', sys.argv[2], private=True))\n"
+        "print(ln.load('hf-hub:user/digits', device='cpu').classes)\n"
+        "print(ln.create_model('hf-hub:user/digits', pretrained=True).num_classes)\n"
+    )
+    with hub_server() as server:
+        server.repositories["user/digits"] = {"README.md": b"mine"}
+        environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache"), "HF_TOKEN": "hf_x"}
+        output = subprocess.run(
+            [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
+            env=environment, capture_output=True, text=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        assert output == [f"{server.url}/user/digits", str(CLASSES), "2"]
+        files = server.repositories["user/digits"]
+    assert server.private == {"user/digits"}
+    assert files["README.md"] == b"mine"
+    assert files["model.safetensors"] == (tmp_path / "model/model.safetensors").read_bytes()
+
+
+def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path):
+    script = (
+        "import lambdanets as ln, sys\n"
+        "for work in (lambda: ln.push_to_hub(sys.argv[1], 'user/digits', sys.argv[2]),\n"
+        "             lambda: ln.load('hf-hub:user/digits')):\n"
+        "    try: work()\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
+    lines = subprocess.run(
+        [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
+        env=environment, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert [line.split(": ")[0] for line in lines] == ["user/digits cannot be uploaded", "hf-hub:user/digits cannot be downloaded"]
+    assert lines[0].endswith(f"the model is in {tmp_path / 'model'}")
+
+
+def test_rejects_models_that_the_layout_cannot_describe(tmp_path):
+    for model in (torch.nn.Linear(2, 2), "nowhere"):
+        with pytest.raises(ValueError, match="model must be a run folder|nowhere"):
+            ln.save_pretrained(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "config.json").write_text("{"), "is not a configuration of timm"),
+        (lambda folder: (folder / "config.json").write_text('{"architecture": "none"}'), "is not a configuration"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "must have model.safetensors or pytorch_model.bin"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is not a readable safetensors file"),
+    ],
+    ids=["damaged JSON", "unknown architecture", "without weights", "damaged weights"],
+)
+def test_rejects_a_damaged_model_folder(change, message, teacher, tmp_path):
+    folder = ln.save_pretrained(teacher, tmp_path / "model")
+    change(folder)
+    with pytest.raises(ValueError, match=message):
+        ln.load(folder)
+
+
+def test_torch_hub_lists_and_loads_the_models():
+    repository = str(Path(__file__).parents[1])
+    names = {"lambda_resnet50", "resnet50_lambda", "mobilenetv2_lambda", "create_model", "load", "mask_rcnn"}
+    assert all(torch.hub.help(repository, name, source="local") for name in names)
+    model = torch.hub.load(repository, "lambda_resnet20_small", source="local", num_classes=4)
+    assert model.num_classes == 4
