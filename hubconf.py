@@ -1,7 +1,7 @@
 """Entry points for torch.hub: every model of this package by name, and `load`, `create_model`, `mask_rcnn`.
 
-    model = torch.hub.load("OWNER/lambdanets", "lambda_resnet50", num_classes=10)
-    classifier = torch.hub.load("OWNER/lambdanets", "load", "hf-hub:USER/NAME")
+model = torch.hub.load("OWNER/lambdanets", "lambda_resnet50", num_classes=10)
+classifier = torch.hub.load("OWNER/lambdanets", "load", "hf-hub:USER/NAME")
 """
 
 import sys

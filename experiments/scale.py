@@ -164,7 +164,7 @@ cores), since this project has not measured any. `python experiments/scale.py` w
 - **Failures.** The estimate is one failure per {HOURS_PER_FAILURE:,.0f} device hours, as in a published run on 16,384 GPUs (419 in 54 days,
   arXiv:2407.21783). After a failure, `torchrun --max-restarts` restarts the ranks, and the run resumes from its last
   checkpoint. With a checkpoint every 500 steps, a failure loses {lost_steps:.0f} steps on average, {lost_steps / steps:.2%} of the run.
-- **Checkpoints.** The run writes {steps // 500} checkpoints in {scale["checkpoint_seconds"]:.1f} s each, {duration(steps // 500 * scale["checkpoint_seconds"])} in total.
+- **Checkpoints.** The run writes {steps // 500} checkpoints in {scale["checkpoint_seconds"]:.1f} s each, {format_duration(steps // 500 * scale["checkpoint_seconds"])} in total.
 - **Reproducibility.** With the same world size, a resumed run has the same images in the same steps. On CPUs losses are
   bit-identical, which is tested with two ranks on two simulated nodes; on GPUs, kernels without a fixed order of summation can round differently.
 - **Fewer devices.** The global batch stays the same. Each device accumulates gradients over micro-batches that fit into its memory; batch

@@ -50,7 +50,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 entry = json.loads(line)
                 if entry["key"] == "file":
                     files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
-            self._json({"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.server.url}/{name}/commit/{'1' * 40}"})
+            url = f"{self.server.url}/{name}/commit/{'1' * 40}"
+            self._json({"success": True, "commitOid": "1" * 40, "commitUrl": url})
         else:
             self._missing()
 
@@ -67,7 +68,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._json([{**file, "oid": hashlib.sha1(file["path"].encode()).hexdigest()} for file in listed])
                 return
             siblings = [{"rfilename": file} for file in files]
-            self._json({"id": name, "modelId": name, "sha": "1" * 40, "siblings": siblings, "private": False, "tags": []})
+            model = {"id": name, "modelId": name, "sha": "1" * 40, "siblings": siblings}
+            self._json({**model, "private": False, "tags": []})
             return
         content = self._file()
         if content is None:
@@ -81,7 +83,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815
 
     def _file(self) -> bytes | None:
         name, _, rest = urllib.parse.unquote(self.path.split("?")[0]).lstrip("/").partition("/resolve/")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from hub_server import hub_server
 
 import lambdanets as ln
+from hub_server import hub_server
 from lambdanets.cli import main
 from training.teachers import RECIPE, write_teacher
 
@@ -86,8 +86,10 @@ def test_adopted_weights_are_saved_in_the_layout_of_timm(foreign, tmp_path):
 
 def test_train_and_evaluate_take_a_folder_of_timm(foreign, two_classes, tmp_path, capsys):
     timm.models.save_for_hf(foreign, tmp_path / "model", safe_serialization=True)
-    run = ["train", "finetune", "--data", str(two_classes), "--weights", str(tmp_path / "model"), "--run", str(tmp_path / "run")]
-    assert main([*run, "--epochs", "1", "--image-size", "64", "--batch-size", "2"]) == 0, capsys.readouterr().err
+    run = ["train", "finetune", "--data", str(two_classes), "--weights", str(tmp_path / "model")]
+    assert (
+        main([*run, "--run", str(tmp_path / "run"), "--epochs", "1", "--image-size", "64", "--batch-size", "2"]) == 0
+    ), capsys.readouterr().err
     recipe = json.loads((tmp_path / "run/recipe.json").read_text())
     assert (recipe["model"], recipe["mean"]) == ("timm/lambda_resnet26t", [0.485, 0.456, 0.406])
     assert main(["evaluate", str(tmp_path / "run")]) == 0
@@ -129,13 +131,14 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path):
         [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
         env=environment, capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
-    assert [line.split(": ")[0] for line in lines] == ["user/digits cannot be uploaded", "hf-hub:user/digits cannot be downloaded"]
+    assert lines[0].startswith("user/digits cannot be uploaded: ")
+    assert lines[1].startswith("hf-hub:user/digits cannot be downloaded: ")
     assert lines[0].endswith(f"the model is in {tmp_path / 'model'}")
 
 
 def test_rejects_models_that_the_layout_cannot_describe(tmp_path):
     for model in (torch.nn.Linear(2, 2), "nowhere"):
-        with pytest.raises(ValueError, match="model must be a run folder|nowhere"):
+        with pytest.raises(ValueError, match=r"model must be a run folder|nowhere"):
             ln.save_pretrained(model, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
@@ -157,9 +160,9 @@ def test_rejects_a_damaged_model_folder(change, message, teacher, tmp_path):
         ln.load(folder)
 
 
-def test_torch_hub_lists_and_loads_the_models():
+def test_torch_hub_loads_every_model():
     repository = str(Path(__file__).parents[1])
-    names = {"lambda_resnet50", "resnet50_lambda", "mobilenetv2_lambda", "create_model", "load", "mask_rcnn"}
-    assert all(torch.hub.help(repository, name, source="local") for name in names)
-    model = torch.hub.load(repository, "lambda_resnet20_small", source="local", num_classes=4)
-    assert model.num_classes == 4
+    for name in ln.list_models():
+        with torch.device("meta"):
+            assert torch.hub.load(repository, name, source="local", num_classes=4).num_classes == 4
+    assert torch.hub.load(repository, "create_model", "resnet18", source="local", num_classes=4).num_classes == 4

@@ -26,8 +26,8 @@ def adopt(model: nn.Module) -> dict[str, str]:
     The outputs stay the same, up to rounding, in training and in evaluation. Layers are recognized by their attributes,
     also in copied files: those of timm, lucidrains' lambda-networks, Holocron, d-li14, leaderj1001 and others
     (docs/adoption.md). Each replacement is compared with the layer it replaces on random numbers in float64 before any
-    is put into the network. Weights, norms, training mode, dtype, device and `requires_grad` are taken over; a module
-    at several places of the network stays one module. Create the optimizer, and wrap in DistributedDataParallel,
+    is put into the network, except on the meta device. Weights, norms, training mode, dtype, device and `requires_grad`
+    are taken over; a module at several places of the network stays one module. Create the optimizer, and wrap in DistributedDataParallel,
     afterwards: parameters are new. `foreign_state_dict` converts the weights back.
 
     Returns the family of each replaced layer by its name in the network. Raises ValueError if there is none, or naming
@@ -81,7 +81,8 @@ def _replacement(layer: nn.Module, families: list[Family]) -> tuple[Family, Grid
     first: CannotConvert | None = None
     for family in families:
         try:
-            check_conversion(layer, family)
+            if not any(parameter.is_meta for parameter in layer.parameters()):  # those have no numbers to compare
+                check_conversion(layer, family)
             return family, convert(layer, family)
         except CannotConvert as error:
             first = first or error
@@ -101,8 +102,6 @@ def _check_layer(layer: Any, owners: dict[int, set[tuple[int, str]]]) -> None:
         if "forward" in vars(module):
             raise CannotConvert("its forward is replaced in the instance")
     for name, parameter in layer.named_parameters():
-        if parameter.is_meta:
-            raise CannotConvert("it is on the meta device, without weights")
         if len(owners[id(parameter)]) > 1:
             raise CannotConvert(f"its {name} is also a parameter of another module")
 

@@ -20,7 +20,8 @@ def check_conversion(layer: nn.Module, family: Family) -> None:
 
     Compares outputs and gradients of the input in evaluation and in training, and the state converted back after it.
     """
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    gradients = torch.inference_mode(False), torch.enable_grad()
+    with gradients[0], gradients[1], torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
         torch.manual_seed(0)
         theirs = randomize(_with_plain_norms(copy.deepcopy(layer)).to("cpu", torch.float64))
         ours = convert(theirs, family)

@@ -99,7 +99,7 @@ def _compare(networks: "Adopted", options: Adopt) -> None:
         largest = max((float((a.probabilities - b.probabilities).abs().max()) for a, b in pairs), default=0.0)
         echo(f"predictions on {len(pairs)} images: {same} equal, largest difference of a probability {largest:.1e}")
     if not error <= MAX_ERROR:
-        raise InputError(f"outputs must agree within {MAX_ERROR}, got {error:.1e}; nothing was saved; please report this")
+        raise InputError(f"outputs must agree within {MAX_ERROR}, got {error:.1e}; nothing was saved; report this")
 
 
 def _time(networks: "Adopted", options: Adopt) -> None:

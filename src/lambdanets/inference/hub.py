@@ -89,9 +89,7 @@ def push_to_hub(
         files = [CONFIG, HUB_WEIGHTS[0], *FIGURES]
         if not api.file_exists(repository, "README.md"):
             files.append("README.md")
-        api.upload_folder(
-            repo_id=repository, folder_path=saved, allow_patterns=files, commit_message=commit_message
-        )
+        api.upload_folder(repo_id=repository, folder_path=saved, allow_patterns=files, commit_message=commit_message)
     except Exception as error:  # of the HTTP library and of huggingface_hub
         raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}; the model is in {saved}") from error
     return f"{api.endpoint}/{repository}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, one_line
-from lambdanets.models import create_model, list_models
+from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED
 from lambdanets.models.weights import load_tensors, read_weights
 
@@ -34,7 +34,7 @@ def hub_weights(folder: Path) -> Path:
 
 
 def local_path(path: Path) -> Path:
-    """The path; of "hf-hub:USER/NAME" or "hf-hub:USER/NAME@REVISION", the folder to which huggingface_hub downloads it."""
+    """Download "hf-hub:USER/NAME" or "hf-hub:USER/NAME@REVISION" and return its folder; return other paths."""
     scheme, _, repo_id = str(path).partition(":")
     if scheme == "local-dir":
         return Path(repo_id)
@@ -64,7 +64,8 @@ def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     tensors, metadata = read_weights(hub_weights(folder))
     try:
         config, name, options = load_model_config_from_path(folder)
-        card = json.loads(metadata["lambdanets"]) if "lambdanets" in metadata else card_from_config(config, name, options)
+        described = metadata.get("lambdanets")
+        card = json.loads(described) if described else card_from_config(config, name, options)
         network = create_model(name, **{**options, "num_classes": len(card["classes"])})
     except Exception as error:  # a changed file may raise any exception in timm
         raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error

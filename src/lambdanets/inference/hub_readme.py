@@ -35,7 +35,7 @@ _CITATION = """```bibtex
 
 def write_readme(
     folder: Path,
-    network: nn.Module,
+    network: Any,
     card: ClassifierCard | None,
     run: Path | None,
     figures: Sequence[str],
@@ -93,7 +93,8 @@ def _description(architecture: str, network: nn.Module, card: ClassifierCard | N
         return f"{text}."
     shown = ", ".join(card.classes[:10]) + (", …" if len(card.classes) > 10 else "")
     preprocessing = card.preprocessing
-    return f"{text}: {shown}. Input: {preprocessing.mode}, {preprocessing.image_size} x {preprocessing.image_size} pixels."
+    side = preprocessing.image_size
+    return f"{text}: {shown}. Input: {preprocessing.mode}, {side} x {side} pixels."
 
 
 def _usage(architecture: str, network: nn.Module) -> str:

@@ -59,7 +59,8 @@ def read_model_file(path: Path, *card_types: type[Card]) -> tuple[dict[str, torc
 
 def read_found_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors and metadata of a file from `find_weights`; those of timm's hub layout are converted."""
-    return read_hub_folder(path.parent) if path.name in HUB_WEIGHTS and is_hub_folder(path.parent) else read_weights(path)
+    in_hub_folder = path.name in HUB_WEIGHTS and is_hub_folder(path.parent)
+    return read_hub_folder(path.parent) if in_hub_folder else read_weights(path)
 
 
 def has_different_classes(path: Path, metadata: Mapping[str, Any], classes: int | Sequence[str]) -> bool:

@@ -87,7 +87,7 @@ class LambdaBase(Layer):
         self.value_norm = norm(lambdas * self.value_depth * intra_depth) if batch_norm else nn.Identity()
 
     def reset_parameters(self) -> None:
-        """Re-initialize the projections, the norms, the layer's own embedding table (Sec. F.2 of the paper) and its position bias.
+        """Re-initialize projections, norms, position bias and the layer's own embedding table (Sec. F.2 of the paper).
 
         An embedding module passed to the constructor is not re-initialized, because other layers may share it.
         """
@@ -193,13 +193,13 @@ class LambdaBase(Layer):
                 position = position_interaction(queries, table, values, grid, **options)
             output = position if output is None else output + position
         assert output is not None
-        return output if bias is None or shared else output + self._bias_term(queries).to(output.dtype)
+        return output if bias is None or merge_content else output + self._bias_term(queries).to(output.dtype)
 
     def _bias_term(self, queries: Tensor) -> Tensor:
-        """The position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""
+        """Return the position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""
         assert self.position_bias is not None
         bias = self.position_bias.unsqueeze(1) if self.multi_head else self.position_bias  # (h, 1, k) or (k,)
-        dtype = wide(queries.dtype)
+        dtype = accumulation_dtype(queries.dtype)
         return (queries.to(dtype) * bias.to(dtype)).sum(-1, keepdim=True)
 
     def _check_embedding(self, embedding: Any, dimensions: int) -> None:

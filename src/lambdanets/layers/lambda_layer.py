@@ -152,7 +152,7 @@ class GridLambdaLayer(LambdaBase):
         return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
-        """Average the over the valid positions: by `pool`, or valid positions in windows of side 2 s - 1, with stride s."""
+        """Average the valid positions in the windows of `pool`, or of side 2 s - 1 with stride s."""
         pooled = self._average(output)
         if mask is None:
             return pooled

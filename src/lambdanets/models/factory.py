@@ -37,13 +37,17 @@ def create_model(
 ) -> nn.Module:
     """Create a model of this package or of timm by name.
 
-    name: of a model of this package or of timm; "timm/NAME" for a model of timm whose lambda layers are replaced by
-        layers of this package (see `adopt`); "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model saved by
-        `save_pretrained` or timm, whose lambda layers are replaced too.
-    pretrained: None for random initialization; a path to weights in a .safetensors file or a checkpoint of this
-        package; True for the weights of the folder or hub, or of timm. This package has no published weights yet.
-    num_classes: None for that of the folder or hub, otherwise 1000; 0 for no classifier.
-    overrides: constructor arguments of the model: scope=7, drop_path_rate=0.1, in_chans=1, features_only=True, ..
+    Args:
+        name: a name in `list_models()` or `timm.list_models()`; "timm/NAME" for a model of timm whose lambda layers are
+            replaced by layers of this package (see `adopt`); or "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model
+            saved by `save_pretrained` or by timm, whose lambda layers are replaced too.
+        pretrained: default None for random initialization. A path to load weights from a .safetensors file or a
+            checkpoint of this package. True for the weights of the folder or hub, or of timm; this package has no
+            published weights yet.
+        num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub,
+            or 1000 for other names.
+        overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
+            features_only=True.
 
     Raises ValueError for an unknown name, with similar names, for an invalid override, or for weights that do not fit
     the model.

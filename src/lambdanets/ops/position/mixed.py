@@ -29,7 +29,7 @@ from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.scratch import contiguous, scratch
 from lambdanets.ops.position.tiling import Tiling, make_block, make_block_backward
-from lambdanets.ops.precision import wide
+from lambdanets.ops.precision import accumulation_dtype
 
 # Candidates for the rows of the first axis per tile, and the maximum size of L^.
 _ROWS = (1, 2, 4, 7, 8, 14)
@@ -67,7 +67,7 @@ class BoundMixed(BoundPositionAlgorithm):
     def prepare(self, table: Tensor) -> Prepared:
         """Return block (F, (2, k, T), (window, u, 2)), transform of values ((F, 2), W), cosines and sines (t, F)."""
         dtype, leading = table.dtype, len(self._plane.grid) - 1
-        table = table.to(wide(dtype))
+        table = table.to(accumulation_dtype(dtype))
         if table.ndim - 2 == leading:
             table = table.unsqueeze(0)
         real, imaginary = (torch.einsum("fd,...dku->...fku", waves, table) for waves in self._offset_waves(table))
@@ -121,9 +121,9 @@ class BoundMixed(BoundPositionAlgorithm):
         if needs_grad.queries:
             grad_queries = scratch("gradient of queries", tuple(queries.shape), queries)
         if needs_grad.table:
-            grad_block = torch.zeros_like(block, dtype=wide(block.dtype))
+            grad_block = torch.zeros_like(block, dtype=accumulation_dtype(block.dtype))
         if needs_grad.values:
-            grad_spectra = torch.zeros_like(value_spectra, dtype=wide(block.dtype))
+            grad_spectra = torch.zeros_like(value_spectra, dtype=accumulation_dtype(block.dtype))
         for start, stop, window_start, window_stop, columns in tiling.rows():
             rows, window = stop - start, slice(window_start, window_stop)
             query_tile, grad_tile = queries[:, start:stop].flatten(1, 2), grad_output[:, start:stop].flatten(1, 2)

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import ClassifierCard, make_card
-from lambdanets.inference.weights import find_weights, has_different_classes, read_found_weights, read_model_file, resize_tables
+from lambdanets.inference.weights import (
+    find_weights,
+    has_different_classes,
+    read_found_weights,
+    read_model_file,
+    resize_tables,
+)
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors
 from lambdanets.training.memory import MemoryProbe
