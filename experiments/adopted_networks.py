@@ -1,0 +1,153 @@
+"""Time of networks with lambda layers of other packages, before and after ln.adopt, and of the layers alone.
+
+    python experiments/adopted_networks.py [--names PART ...] [--batch 8] [--threads 2] [--out FILE]
+
+For each network, inference and a training step, original and adopted, contiguous and in channels_last, are timed
+interleaved in one process, after their outputs were compared. The layers alone are timed on the maps that they get in
+the network, contiguous. An original that raises in channels_last has its error in place of a time. Results are written
+after each network.
+"""
+
+import argparse
+import copy
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from lambdanets import adopt
+from lambdanets.errors import one_line
+from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
+from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
+from lambdanets.files import atomic_write
+from lambdanets.provenance import commit, hardware, versions
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tests"))  # the networks of d-li14 and leaderj1001, written from their formulas
+
+from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet  # noqa: E402 - after the path
+
+TIMM = ("lambda_resnet26t", "lambda_resnet26rpt_256", "lambda_resnet50ts", "lamhalobotnet50ts_256")
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # with the side of the images
+    **{name: (functools.partial(timm.create_model, name), 256) for name in TIMM},
+    "d-li14 R50": (functools.partial(dli14_resnet, [3, 4, 6, 3]), 224),
+    "leaderj1001 R18": (Leaderj1001ResNet18, 224),
+}
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+TOLERANCE = 1e-3  # of outputs in float32: deep networks with random weights magnify rounding
+
+
+def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """One row per phase for the network, and one for all its lambda layers together."""
+    make, side = NETWORKS[name]
+    torch.manual_seed(0)
+    original, images = make(), torch.randn(batch, 3, side, side)
+    for module in original.modules():
+        if isinstance(module, nn.BatchNorm2d) and not module.weight.any():
+            nn.init.constant_(module.weight, 0.2)  # timm's last norm of a block, for outputs that depend on the block
+    set_batch_norm_statistics(original, images)
+    adopted = copy.deepcopy(original)
+    layers = list(adopt(adopted))
+    inputs = _inputs_of_layers(original, layers, images)
+    rows = []
+    for phase in ("inference", "training"):
+        training = phase == "training"
+        runs: dict[str, Callable[[], Any]] = {}
+        errors: dict[str, str] = {}
+        difference = _difference(original.eval(), adopted.eval(), images)
+        for kind, network in (("original", original), ("adopted", adopted)):
+            for layout, memory_format in FORMATS.items():
+                x = images.contiguous(memory_format=memory_format)
+                try:
+                    copied = copy.deepcopy(network).train(training).to(memory_format=memory_format)
+                    run = functools.partial(_step, copied, x, training)
+                    run()
+                    runs[f"{kind}, {layout}"] = run
+                except RuntimeError as error:  # the reason is part of the result
+                    errors[f"{kind}, {layout}"] = one_line(error)
+        rows.append({"what": "network", "phase": phase, "difference": difference, "errors": errors})
+        rows[-1]["milliseconds"] = _time(runs, repeats, seconds)
+        pairs = [(original.get_submodule(n), adopted.get_submodule(n), inputs[n]) for n in layers]
+        difference = max(_difference(a.eval(), b.eval(), x) for a, b, x in pairs)
+        runs = {
+            "original, contiguous": functools.partial(_steps, [(a.train(training), x) for a, _, x in pairs], training),
+            "adopted, contiguous": functools.partial(_steps, [(b.train(training), x) for _, b, x in pairs], training),
+        }
+        rows.append({"what": "layers", "phase": phase, "difference": difference, "errors": {}, "layers": len(layers)})
+        rows[-1]["milliseconds"] = _time(runs, repeats, seconds)
+    return [{"network": name, "side": side, "batch": batch, **row} for row in rows]
+
+
+def _step(network: nn.Module, x: Tensor, training: bool) -> None:
+    """A forward pass, and in training a backward pass to the parameters and the input."""
+    if not training:
+        with torch.no_grad():
+            network(x)
+        return
+    network.zero_grad(set_to_none=True)
+    network(x.detach().requires_grad_()).square().mean().backward()
+
+
+def _steps(pairs: list[tuple[nn.Module, Tensor]], training: bool) -> None:
+    for layer, x in pairs:
+        _step(layer, x, training)
+
+
+def _inputs_of_layers(network: nn.Module, names: list[str], images: Tensor) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+
+    def keep(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        inputs[name] = arguments[0].detach().clone()
+
+    hooks = [network.get_submodule(name).register_forward_pre_hook(functools.partial(keep, name)) for name in names]
+    with torch.no_grad():
+        network.eval()(images)
+    for hook in hooks:
+        hook.remove()
+    return inputs
+
+
+@torch.no_grad()
+def _difference(original: nn.Module, adopted: nn.Module, x: Tensor) -> float:
+    """The norm of the difference of the outputs, relative; raises if they differ by more than rounding."""
+    expected = original(x)
+    difference = float((adopted(x) - expected).norm() / expected.norm())
+    if not difference <= TOLERANCE:
+        raise SystemExit(f"outputs of {type(original).__name__} differ by {difference:.1e}")
+    return difference
+
+
+def _time(runs: dict[str, Callable[[], Any]], repeats: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Median and quartiles by candidate."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    time_interleaved(runs, samples, repeats=repeats, seconds=seconds)
+    summaries = {name: summarize([1e3 * sample for sample in taken]) for name, taken in samples.items()}
+    return {name: {key: round(value, 2) for key, value in s._asdict().items()} for name, s in summaries.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--names", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=20, help="timed runs of each candidate at most")
+    parser.add_argument("--seconds", type=float, default=20, help="time for the runs of each candidate, roughly")
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/adoption.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    result: dict[str, Any] = {"commit": commit(), "versions": versions(), "hardware": hardware(), "rows": []}
+    for name in arguments.names:
+        result["rows"] += measure(name, arguments.batch, arguments.repeats, arguments.seconds)
+        atomic_write(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
+        for row in result["rows"][-4:]:
+            print(name, row["what"], row["phase"], {key: value["median"] for key, value in row["milliseconds"].items()})
+
+
+if __name__ == "__main__":
+    main()
