@@ -31,7 +31,7 @@ def asserting_functions() -> set[str]:
 
 
 def asserts(function: ast.FunctionDef) -> bool:
-    """Whether the function itself can fail: by an assert that is not a constant, by pytest.raises or by a similar call."""
+    """Whether the function itself can fail: by an assert that is not a constant, pytest.raises or the like."""
     conditions = (node.test for node in ast.walk(function) if isinstance(node, ast.Assert))
     return any(not isinstance(condition, ast.Constant) for condition in conditions) or bool(
         called_names(function) & {"raises", "fail", "assert_close", "assert_allclose", "assert_equal", "check_call"}

@@ -34,6 +34,12 @@ def foreign():
     return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
 
+def online(folder, url):
+    """Environment variables with which huggingface_hub uses the server at url and an empty cache."""
+    settings = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "cache"), "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "0"}
+    return {**os.environ, **settings}
+
+
 def images(channels, side):
     return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
 
@@ -106,10 +112,10 @@ def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path):
     )
     with hub_server() as server:
         server.repositories["user/digits"] = {"README.md": b"mine"}
-        environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache"), "HF_TOKEN": "hf_x"}
+        environment = online(tmp_path, server.url)
         output = subprocess.run(
             [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
-            env=environment, capture_output=True, text=True, check=True,
+            env=environment, stdout=subprocess.PIPE, text=True, check=True,
         ).stdout.splitlines()  # fmt: skip
         assert output == [f"{server.url}/user/digits", str(CLASSES), "2"]
         files = server.repositories["user/digits"]
@@ -126,7 +132,7 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path):
         "    try: work()\n"
         "    except ValueError as error: print(error)\n"
     )
-    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
+    environment = online(tmp_path, "http://127.0.0.1:9")
     lines = subprocess.run(
         [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
         env=environment, capture_output=True, text=True, check=True,

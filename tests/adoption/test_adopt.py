@@ -185,11 +185,10 @@ REFUSED = {
     "hooks": (with_hook, "0, a layer of timm, cannot be replaced: it has hooks, which its replacement would not have"),
     "parametrization": (with_parametrization, "cannot be replaced: it has a parametrization"),
     "replaced forward": (with_own_forward, "its forward is replaced in the instance"),
-    "meta device": (lambda: timm_layer(device="meta"), "it is on the meta device, without weights"),
     "another formula": (with_changed_formula, "it computes something else: its outputs in evaluation differ by"),
     "another pooling": (with_another_pool, "its pooling is a MaxPool2d, not an average"),
     "a 3x3 projection": (with_another_projection, "its projection to_k is not a 1x1 convolution of stride 1"),
-    "even scope": (lambda: timm_layer(r=4), "its tensors do not fit together: scope must be odd"),
+    "even scope": (lambda: timm_layer(r=4), "its tensors do not fit together: scope must be an odd positive integer"),
     "more parameters": (with_more_parameters, "it has tensors that lambda layers do not have: gamma"),
     "bias without a norm": (with_bias_without_norm, "its value projection has a bias and no batch norm after it"),
     "one norm": (with_one_norm, "only one of its queries and values is normalized"),
@@ -264,3 +263,9 @@ def test_rejects_converting_back_a_changed_layer():
     layer.position_bias = None
     with pytest.raises(ValueError, match=r"0 cannot be converted back: .* was adopted with: position_bias"):
         foreign_state_dict(nn.Sequential(layer))
+
+
+def test_adopts_on_the_meta_device():
+    network = nn.Sequential(timm_layer(device="meta"))
+    assert adopt(network) == {"0": "timm"}
+    assert all(parameter.is_meta for parameter in network.parameters())

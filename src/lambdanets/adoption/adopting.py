@@ -27,8 +27,8 @@ def adopt(model: nn.Module) -> dict[str, str]:
     also in copied files: those of timm, lucidrains' lambda-networks, Holocron, d-li14, leaderj1001 and others
     (docs/adoption.md). Each replacement is compared with the layer it replaces on random numbers in float64 before any
     is put into the network, except on the meta device. Weights, norms, training mode, dtype, device and `requires_grad`
-    are taken over; a module at several places of the network stays one module. Create the optimizer, and wrap in DistributedDataParallel,
-    afterwards: parameters are new. `foreign_state_dict` converts the weights back.
+    are taken over; a module at several places of the network stays one module. Parameters are new: create the
+    optimizer, and wrap in DistributedDataParallel, afterwards. `foreign_state_dict` converts the weights back.
 
     Returns the family of each replaced layer by its name in the network. Raises ValueError if there is none, or naming
     a layer that cannot be replaced, with the reason; the network is then unchanged.

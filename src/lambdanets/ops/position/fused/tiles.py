@@ -114,7 +114,8 @@ def _for_float32(kernel: str, h: int, v: int) -> Tiles:
         examples = max(1, 8 // h)
         return Tiles(max(2, 32 // (examples * h)), examples, 16, v, 8, 2)
     v = v if kernel == "queries_gradient" else min(v, 32)
-    return Tiles(8, max(1, 16 // h), 16, v, 4, 2)
+    warps = 8 if kernel == "table_parts" and h == 1 and v == 32 else 4  # 4 warps would spill 40 bytes
+    return Tiles(8, max(1, 16 // h), 16, v, warps, 2)
 
 
 def _min_examples(kernel: str, h: int, v: int) -> int:
