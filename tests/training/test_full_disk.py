@@ -1,6 +1,7 @@
 """Training on a full disk, simulated by a small tmpfs and by a file size limit."""
 
 import ctypes
+import errno
 import json
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,8 +49,13 @@ def check_stopped(folder: Path) -> None:
 def unshare_mounts() -> None:
     """Give this process private mounts, as `unshare -rm` does. The process must have a single thread."""
     maps = {"setgroups": "deny", "uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNS):
-        raise OSError(ctypes.get_errno(), "unshare")
+    unshare = ctypes.CDLL(None, use_errno=True).unshare
+    deadline = time.monotonic() + 10
+    while unshare(CLONE_NEWUSER | CLONE_NEWNS):
+        # EINVAL: a thread that a library started after the fork has not ended yet
+        if ctypes.get_errno() != errno.EINVAL or time.monotonic() > deadline:
+            raise OSError(ctypes.get_errno(), "unshare")
+        time.sleep(0.1)
     for name, content in maps.items():
         Path("/proc/self", name).write_text(content)
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
