@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
@@ -21,6 +21,11 @@ MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float
 @dataclasses.dataclass(frozen=True)
 class Adopt:
     """Options of adopt."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "comparison": ("images", "device"),
+        "timing": ("batch_size", "seconds"),
+    }
 
     source: tyro.conf.Positional[str]
     """Model of timm, such as lambda_resnet26t, hf-hub:USER/NAME, a folder in timm's hub layout, or a weight file."""
