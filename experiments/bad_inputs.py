@@ -41,8 +41,8 @@ LAZY_IMPORTS = (
     "lambdanets.training.classification.quicktest",
     "lambdanets.inference.detection_figures",
     "lambdanets.training.detection.task",
-    "lambdanets.training.pseudo_labels.labeling",
-    "lambdanets.training.pseudo_labels.selection",
+    "lambdanets.training.pseudo_labeling",
+    "lambdanets.data.pseudo_labels.selection",
     "lambdanets.training.run",
 )
 

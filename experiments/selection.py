@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lambdanets.data.pseudo_labels.tables import Origin, read_batches, write_description, write_table
 from lambdanets.provenance import commit, hardware, versions
-from lambdanets.training.pseudo_labels.tables import Origin, read_batches, write_description, write_table
 
 CHILD = """
 import json, sys, time
 from pathlib import Path
 from lambdanets.cli.pseudo_label import peak_memory
-from lambdanets.training.pseudo_labels.selection import select
+from lambdanets.data.pseudo_labels.selection import select
 imported = peak_memory()
 start = time.monotonic()
 report = select(Path(sys.argv[1]), Path(sys.argv[2]), confidence=float(sys.argv[3]), per_class=int(sys.argv[4]))

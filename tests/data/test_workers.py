@@ -20,9 +20,9 @@ from lambdanets.data.shards.images import ShardedImages
 from lambdanets.inference import classification, detection
 from lambdanets.inference.classifier import Classifier, load_classifier
 from lambdanets.inference.detector import Detector
+from lambdanets.training import pseudo_labeling as labeling
 from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.model import make_model_card
-from lambdanets.training.pseudo_labels import labeling
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
+from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import build_model, describe
-from lambdanets.training.pseudo_labels.labeling import label_shards
-from lambdanets.training.pseudo_labels.selection import select
+from lambdanets.training.pseudo_labeling import label_shards
 from lambdanets.training.recipe import Recipe
 
 CLASSES = ("dark", "light", "red", "striped")

@@ -8,7 +8,7 @@ from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference import classification
 from lambdanets.inference.classification import MAX_BATCH, batch_size_that_fits, evaluate
 from lambdanets.inference.classifier import Classifier, load_classifier, predict_files
-from lambdanets.training.pseudo_labels.labeling import label_shards
+from lambdanets.training.pseudo_labeling import label_shards
 from training.teachers import RECIPE, write_teacher
 
 CLASSES = ("dark", "light")

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from lambdanets import locks
+from lambdanets.data.pseudo_labels.selection import select
+from lambdanets.data.pseudo_labels.tables import open_labels, read_table
 from lambdanets.data.shards.images import open_shards
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import load_classifier
 from lambdanets.locks import locked
-from lambdanets.training.pseudo_labels.labeling import label_shards
-from lambdanets.training.pseudo_labels.selection import select
-from lambdanets.training.pseudo_labels.tables import open_labels, read_table
+from lambdanets.training.pseudo_labeling import label_shards
 from training.teachers import CLASSES, replace_bytes, write_teacher
 
 SHARDS = [f"train-{number:05}" for number in range(8)]

@@ -15,6 +15,7 @@ from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageArray
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
+from lambdanets.data.pseudo_labels.student_images import open_student_images
 from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -22,7 +23,6 @@ from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.distributed import World
 from lambdanets.training.micro_batches import with_micro_batch
-from lambdanets.training.pseudo_labels.student_images import open_student_images
 from training.teachers import CLASSES, write_selection
 
 SLICES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), BatchSlice(1, 2, 2)]

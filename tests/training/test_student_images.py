@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from lambdanets.data.images import UnreadableImage
+from lambdanets.data.pseudo_labels.student_images import open_student_images
+from lambdanets.data.pseudo_labels.tables import read_table
 from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError, is_user_fixable
-from lambdanets.training.pseudo_labels.student_images import open_student_images
-from lambdanets.training.pseudo_labels.tables import read_table
 from training.teachers import CLASSES, replace_bytes, write_selection
 
 

@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
         "Then select the labels to train on with: lambdanets pseudo-label select."
     )
     options = parse(Label, arguments, prog="lambdanets pseudo-label", description=description)
-    from lambdanets.training.pseudo_labels.labeling import label_shards
+    from lambdanets.training.pseudo_labeling import label_shards
 
     with resumable("the labels of finished shards are kept"):
         result = label_shards(
@@ -94,7 +94,7 @@ def _select(arguments: list[str]) -> int:
         prog="lambdanets pseudo-label select",
         description="Select confident pseudo-labels, balanced over classes, to train a student on.",
     )
-    from lambdanets.training.pseudo_labels.selection import SELECTION, select
+    from lambdanets.data.pseudo_labels.selection import SELECTION, select
 
     started = time.monotonic()
     with resumable("finished tables are kept"):

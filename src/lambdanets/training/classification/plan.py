@@ -11,6 +11,7 @@ import torch
 from lambdanets.data.batches import min_batch_size, steps_per_epoch
 from lambdanets.data.labeled_images import image_file
 from lambdanets.data.order import BatchSlice
+from lambdanets.data.pseudo_labels.selection import read_selection
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
@@ -21,7 +22,6 @@ from lambdanets.training.classification.task import open_for_training
 from lambdanets.training.memory import largest_micro_batch, training_memory
 from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, images_per_rank, with_precision
 from lambdanets.training.module import prepare_batch_norm
-from lambdanets.training.pseudo_labels.selection import read_selection
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.speed import format_duration
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from lambdanets.data.datasets import open_splits, subset
+from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.training.classification.model import build_model, describe
-from lambdanets.training.pseudo_labels.labeling import label_shards
-from lambdanets.training.pseudo_labels.selection import select
+from lambdanets.training.pseudo_labeling import label_shards
 from lambdanets.training.recipe import Recipe
 
 BATCH_SIZE, EPOCHS, IMAGES, MAX_IMAGE_SIZE = 4, 2, 12, 32

@@ -11,6 +11,7 @@ from torch import nn
 from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
+from lambdanets.data.pseudo_labels.student_images import PseudoLabeledImages, open_student_images
 from lambdanets.data.readable import check_readable
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device
@@ -30,7 +31,6 @@ from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import prepare_batch_norm
-from lambdanets.training.pseudo_labels.student_images import PseudoLabeledImages, open_student_images
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import Result
 from lambdanets.training.task import Task

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data.label_tables import ORIGIN, Label, random_labels, write_labels
+from lambdanets.data.pseudo_labels.selection import select
+from lambdanets.data.pseudo_labels.tables import Origin, read_table, write_description
 from lambdanets.errors import InputError
-from lambdanets.training.pseudo_labels.selection import select
-from lambdanets.training.pseudo_labels.tables import Origin, read_table, write_description
-from training.label_tables import ORIGIN, Label, random_labels, write_labels
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from lambdanets.data.pseudo_labels.tables import SCHEMA, Labels, read_batches
 from lambdanets.errors import InputError
 from lambdanets.signals import deferred
-from lambdanets.training.pseudo_labels.tables import SCHEMA, Labels, read_batches
 
 if TYPE_CHECKING:
     import duckdb

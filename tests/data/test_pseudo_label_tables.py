@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lambdanets.errors import InputError
-from lambdanets.training.pseudo_labels.tables import (
+from data.label_tables import ORIGIN, Label, write_labels
+from lambdanets.data.pseudo_labels.tables import (
     SCHEMA,
     Origin,
     open_labels,
@@ -16,7 +16,7 @@ from lambdanets.training.pseudo_labels.tables import (
     write_description,
     write_table,
 )
-from training.label_tables import ORIGIN, Label, write_labels
+from lambdanets.errors import InputError
 
 
 def make_columns(**changes):

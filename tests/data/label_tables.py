@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lambdanets.training.pseudo_labels.tables import Origin, read_table, write_description, write_table
+from lambdanets.data.pseudo_labels.tables import Origin, read_table, write_description, write_table
 
 ORIGIN = Origin(("ant", "bee", "cat", "dog"), {"model": "m", "weights": "w"}, 2)
 # Few values, so that ties are frequent.

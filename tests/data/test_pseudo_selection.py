@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.label_tables import CONFIDENCES, ORIGIN, Label, expected_copies, random_labels, read_copies, write_labels
 from lambdanets.cli import main
+from lambdanets.data.pseudo_labels import ranking
+from lambdanets.data.pseudo_labels.selection import Report, select
+from lambdanets.data.pseudo_labels.tables import read_batches, read_table
 from lambdanets.errors import InputError, is_user_fixable
 from lambdanets.locks import locked_folder
-from lambdanets.training.pseudo_labels import ranking
-from lambdanets.training.pseudo_labels.selection import Report, select
-from lambdanets.training.pseudo_labels.tables import read_batches, read_table
-from training.label_tables import CONFIDENCES, ORIGIN, Label, expected_copies, random_labels, read_copies, write_labels
 
 
 @pytest.mark.parametrize("confidence", [0, 0.3, 0.5, 0.99999])
@@ -288,8 +288,8 @@ import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from lambdanets.cli.pseudo_label import peak_memory
-from lambdanets.training.pseudo_labels.selection import select
-from lambdanets.training.pseudo_labels.tables import Origin, write_description, write_table
+from lambdanets.data.pseudo_labels.selection import select
+from lambdanets.data.pseudo_labels.tables import Origin, write_description, write_table
 folder, origin, n = Path(sys.argv[1]), Origin(tuple(f"c{i}" for i in range(1000)), {}, 1), 250_000
 random = np.random.default_rng(0)
 for shard in range(8):

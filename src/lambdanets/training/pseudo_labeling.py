@@ -10,6 +10,13 @@ import numpy as np
 
 from lambdanets.bounds import WORKERS_RANGE, check
 from lambdanets.data.loader import ImageBatches
+from lambdanets.data.pseudo_labels.tables import (
+    DESCRIPTION,
+    Origin,
+    read_description,
+    write_description,
+    write_table,
+)
 from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
@@ -21,13 +28,6 @@ from lambdanets.inference.weights import find_weights
 from lambdanets.locks import InUseError, locked
 from lambdanets.progress import track
 from lambdanets.training.distributed import get_world, set_device
-from lambdanets.training.pseudo_labels.tables import (
-    DESCRIPTION,
-    Origin,
-    read_description,
-    write_description,
-    write_table,
-)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,8 @@ from typing import Any, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder, describe_differences
-from lambdanets.records import read_json, write_json
-from lambdanets.training.pseudo_labels.ranking import THREADS, Criteria, Ranking, open_ranking
-from lambdanets.training.pseudo_labels.tables import (
+from lambdanets.data.pseudo_labels.ranking import THREADS, Criteria, Ranking, open_ranking
+from lambdanets.data.pseudo_labels.tables import (
     BATCH_ROWS,
     SCHEMA,
     SELECTED,
@@ -29,6 +26,9 @@ from lambdanets.training.pseudo_labels.tables import (
     read_batches,
     read_metadata,
 )
+from lambdanets.errors import InputError
+from lambdanets.folders import WorkFolder, describe_differences
+from lambdanets.records import read_json, write_json
 
 SELECTION = "selection.json"
 SPILL = ".duckdb.unfinished"  # temporary folder of DuckDB, in the output folder

@@ -11,10 +11,10 @@ from PIL import Image
 
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.order import WINDOW
+from lambdanets.data.pseudo_labels.selection import SELECTION, read_selection
+from lambdanets.data.pseudo_labels.tables import read_table
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
-from lambdanets.training.pseudo_labels.selection import SELECTION, read_selection
-from lambdanets.training.pseudo_labels.tables import read_table
 
 
 class PseudoLabeledImages:

@@ -1,0 +1,1 @@
+"""Pseudo-label tables: read, write, rank and select labels, and join them with the images of a student."""
