@@ -38,7 +38,9 @@ def relative_embeddings(table, grid):
 class Lucidrains(nn.Module):
     """Keys (u k), values (u v); to_q, to_k and to_v may be Sequentials, as in LambdaUNet."""
 
-    def __init__(self, dim, dim_out, *, dim_k, u, heads, r=None, n=None, pairs=None, norms=True, sequential=False):
+    def __init__(
+        self, dim, dim_out, *, dim_k, u, heads, r=None, n=None, num_positions=None, norms=True, sequential=False
+    ):
         super().__init__()
         self.u, self.heads = u, heads
         v = dim_out // heads
@@ -55,7 +57,7 @@ class Lucidrains(nn.Module):
         elif n is not None:
             self.rel_pos_emb = nn.Parameter(torch.randn(2 * n - 1, 2 * n - 1, dim_k, u))
         else:
-            self.pos_emb = nn.Parameter(torch.randn(pairs, pairs, dim_k, u))
+            self.pos_emb = nn.Parameter(torch.randn(num_positions, num_positions, dim_k, u))
 
     def forward(self, x):
         grid = x.shape[2:]
@@ -85,7 +87,7 @@ class TemporalLambdaUNet(Lucidrains):
 class Holocron(nn.Module):
     """Keys (k u), values (v u); a table R (k, u, 1, r, r), or embeddings of all pairs."""
 
-    def __init__(self, dim, dim_out, *, dim_k, u, heads, r=None, pairs=None):
+    def __init__(self, dim, dim_out, *, dim_k, u, heads, r=None, num_positions=None):
         super().__init__()
         self.u, self.num_heads = u, heads
         v = dim_out // heads
@@ -96,7 +98,7 @@ class Holocron(nn.Module):
         if r is not None:
             self.R = nn.Parameter(torch.randn(dim_k, u, 1, r, r))
         else:
-            self.pos_emb = nn.Parameter(torch.randn(pairs, pairs, dim_k, u))
+            self.pos_emb = nn.Parameter(torch.randn(num_positions, num_positions, dim_k, u))
 
     def forward(self, x):
         grid = x.shape[2:]

@@ -130,7 +130,7 @@ def test_adopted_network_takes_sizes_at_which_timm_raises(name, size):
         assert relative(last, expected) < 1e-10
 
 
-def test_adopted_network_equals_the_original_at_odd_maps():
+def test_adopted_network_equals_timm_at_odd_feature_map_sizes():
     theirs, ours = pair("lambda_resnet50ts")
     x = images((75, 53))
     with torch.no_grad():

@@ -16,7 +16,7 @@ CONFIDENCES = [0.0, 0.1, 0.25, 0.3, 0.5, 0.75, float(np.nextafter(np.float32(1),
 
 class Label(NamedTuple):
     key: str
-    class_number: int
+    class_index: int
     confidence: float
 
 
@@ -32,7 +32,7 @@ def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin
     """Write one table per shard into a folder: train-00000.parquet and so on."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, labels in enumerate(shards):
-        first = np.array([label.class_number for label in labels], np.int32)
+        first = np.array([label.class_index for label in labels], np.int32)
         best = np.array([label.confidence for label in labels], np.float32)
         write_table(
             folder / f"train-{number:05}.parquet",
@@ -53,10 +53,8 @@ def expected_copies(labels: Sequence[Label], confidence: float, per_class: int |
         return int.from_bytes(hashlib.md5(f"{seed} {label.key}".encode()).digest(), "little")
 
     copies = {}
-    for number in {label.class_number for label in labels}:
-        in_class = [
-            x for x in labels if x.class_number == number and np.float32(x.confidence) >= np.float32(confidence)
-        ]
+    for number in {label.class_index for label in labels}:
+        in_class = [x for x in labels if x.class_index == number and np.float32(x.confidence) >= np.float32(confidence)]
         if per_class is None:
             copies |= dict.fromkeys((x.key for x in in_class), 1)
         elif len(in_class) > per_class:

@@ -89,7 +89,7 @@ def test_copies_within_a_class_differ_by_at_most_one(tmp_path):
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=100)
     copies = read_copies(tmp_path / "out")
     for number in range(3):
-        class_copies = [copies[x.key] for x in labels if x.class_number == number and x.key in copies]
+        class_copies = [copies[x.key] for x in labels if x.class_index == number and x.key in copies]
         assert sum(class_copies) == 100
         assert max(class_copies) - min(class_copies) <= 1
 
@@ -99,7 +99,7 @@ def test_selected_rows_are_the_most_confident(tmp_path):
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=20)
     selected = read_copies(tmp_path / "out")
     for number in range(4):
-        class_labels = [x for x in labels if x.class_number == number]
+        class_labels = [x for x in labels if x.class_index == number]
         selected_confidences = [x.confidence for x in class_labels if x.key in selected]
         other_confidences = [x.confidence for x in class_labels if x.key not in selected]
         assert len(selected_confidences) <= 20

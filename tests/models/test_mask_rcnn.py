@@ -202,9 +202,12 @@ def test_pyramid_strides_do_not_depend_on_the_first_image():
     [
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
         ({"levels": (1, 3)}, "levels must have strides that double"),
-        ({"levels": (2, 9)}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(2, 9\)"),
-        ({"levels": (-1, 2)}, "levels must be between 0 and 4"),
-        ({"levels": ()}, r"levels must be between 0 and 4, the maps of lambda_resnet20_small, got \(\)"),
+        (
+            {"levels": (2, 9)},
+            r"levels must be indices of the feature maps of lambda_resnet20_small, 0 to 4, got \(2, 9\)",
+        ),
+        ({"levels": (-1, 2)}, "levels must be indices"),
+        ({"levels": ()}, r"levels must be indices of the feature maps of lambda_resnet20_small, 0 to 4, got \(\)"),
         ({"anchor_scale": 0.01}, "anchor_scale must give anchors of at least one pixel at stride 1, got 0.01"),
         ({"anchor_scale": float("nan")}, "anchor_scale must give anchors of at least one pixel at stride 1, got nan"),
         ({"backbone": "vit_tiny_patch16_224", "levels": (0,)}, "padding cannot be hidden"),

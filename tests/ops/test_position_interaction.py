@@ -93,8 +93,8 @@ def test_gradient_error_is_at_most_twice_the_reference_error(grid, sides, dtype,
 def gradients(function, inputs, grid):
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     output = function(*inputs, grid)
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
-    return torch.autograd.grad(output, inputs, weights.to(output.dtype))
+    grad_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    return torch.autograd.grad(output, inputs, grad_output.to(output.dtype))
 
 
 @functools.cache  # slow, and the same for all algorithms

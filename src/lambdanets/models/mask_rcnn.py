@@ -218,7 +218,7 @@ def _make_network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -
         with torch.device("meta"):
             network: Any = create_model(name, features_only=True, **options)
         last = len(network.feature_info.channels()) - 1
-        raise InputError(f"levels must be between 0 and {last}, the maps of {name}, got {levels}") from error
+        raise InputError(f"levels must be indices of the feature maps of {name}, 0 to {last}, got {levels}") from error
 
 
 def mask_rcnn(

@@ -24,11 +24,11 @@ class Result(TypedDict):
     epochs: int
 
 
-def write_result(folder: Path, *, seconds: float, trained_images: int, model: nn.Module, **fields: Any) -> None:
+def write_result(folder: Path, *, seconds: float, images_seen: int, model: nn.Module, **fields: Any) -> None:
     """Write result.json: training time, throughput, `fields`, commit, versions and hardware."""
     result = {
         "seconds": round(seconds, 2),
-        "images_per_second": round(trained_images / seconds, 1) if seconds else 0.0,
+        "images_per_second": round(images_seen / seconds, 1) if seconds else 0.0,
         "parameters": count_parameters(model),
         **fields,
         "commit": commit(),

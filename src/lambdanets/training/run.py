@@ -242,7 +242,7 @@ def _finish(prepared: _PreparedRun, folder: Path, lock: Lock | None, log: Metric
     write_result(
         folder,
         seconds=timer.time_elapsed("train"),
-        trained_images=log.images,
+        images_seen=log.images,
         model=task.model,
         model_name=recipe.model,
         data=task.source,

@@ -95,11 +95,11 @@ def test_images_without_a_file_are_dropped_with_their_objects(tmp_path: Path) ->
     assert [each["id"] for each in images.annotations.to_coco()["annotations"]] == [5]
 
 
-def write_gzip(path: Path) -> None:
+def write_gzipped_tar(path: Path) -> None:
     path.write_bytes(gzip.compress(write_tar(path.with_suffix(".complete"), FILES).read_bytes()))
 
 
-def truncate(path: Path, size: int = 1500) -> None:
+def write_truncated_tar(path: Path, size: int = 1500) -> None:
     path.write_bytes(write_tar(path.with_suffix(".complete"), FILES).read_bytes()[:size])
 
 
@@ -108,10 +108,10 @@ def truncate(path: Path, size: int = 1500) -> None:
     [
         (lambda path: None, "uncompressed tar.*No such file"),
         (lambda path: path.write_bytes(b"text" * 500), "uncompressed tar"),
-        (write_gzip, "uncompressed tar"),
-        (truncate, "uncompressed tar"),
-        (lambda path: truncate(path, 1124), "uncompressed tar.*truncated after 1124 bytes"),
-        (lambda path: truncate(path, 1024), "uncompressed tar.*truncated after 1024 bytes; copy it again"),
+        (write_gzipped_tar, "uncompressed tar"),
+        (write_truncated_tar, "uncompressed tar"),
+        (lambda path: write_truncated_tar(path, 1124), "uncompressed tar.*truncated after 1124 bytes"),
+        (lambda path: write_truncated_tar(path, 1024), "uncompressed tar.*truncated after 1024 bytes; copy it again"),
         (os.mkfifo, "uncompressed tar.*it is a named pipe, not a file"),
         (
             lambda path: path.mkdir(),

@@ -105,24 +105,24 @@ def _draw_scaling(report: Report) -> Figure | None:
     names = _names(report.rows)
     figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
     for i, ((setting, phase), rows) in enumerate(panels.items()):
-        left, right = axes[2 * i : 2 * i + 2]
+        time_axes, memory_axes = axes[2 * i : 2 * i + 2]
         for name, points in _groups(rows, lambda row: row.candidate).items():
             sizes = [row.sizes["n"] for row in points]
             exponent = exponents.get((name, setting, phase))
             label = name if exponent is None else f"{name}: n^{exponent:.2f}"
             color, marker = _color_and_marker(name, names)
             style: dict[str, Any] = {"color": color, "marker": marker}
-            left.plot(sizes, [summarize(row.seconds).median * 1e3 for row in points], label=label, **style)
-            right.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], **style)
+            time_axes.plot(sizes, [summarize(row.seconds).median * 1e3 for row in points], label=label, **style)
+            memory_axes.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], **style)
         ticks = sorted({row.sizes["n"] for row in rows})
-        for axis, quantity in ((left, "time (ms)"), (right, "peak memory (MiB)")):
-            axis.set(xscale="log", yscale="log", title=f"{setting}, {phase}")
-            axis.set(xlabel="positions n", ylabel=quantity)
-            axis.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=10)
-            axis.set_xticks([], minor=True)
-            _format_log_ticks(axis.yaxis)
-            axis.grid(**GRID)
-        left.legend(fontsize=9)
+        for ax, ylabel in ((time_axes, "time (ms)"), (memory_axes, "peak memory (MiB)")):
+            ax.set(xscale="log", yscale="log", title=f"{setting}, {phase}")
+            ax.set(xlabel="positions n", ylabel=ylabel)
+            ax.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=10)
+            ax.set_xticks([], minor=True)
+            _format_log_ticks(ax.yaxis)
+            ax.grid(**GRID)
+        time_axes.legend(fontsize=9)
     return figure
 
 

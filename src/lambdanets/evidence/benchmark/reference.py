@@ -6,7 +6,7 @@ This module does not call the operations that it verifies; tests compare its lam
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -82,8 +82,8 @@ class ReferenceLambdaLayer(nn.Module):
         output = torch.stack(outputs).flatten(1, 2).unflatten(2, (height, width))
         if self.stride == 1:
             return output
-        window: dict[str, Any] = {"stride": self.stride, "padding": self.stride - 1, "count_include_pad": False}
-        return F.avg_pool2d(output, 2 * self.stride - 1, **window)
+        kernel_size, padding = 2 * self.stride - 1, self.stride - 1
+        return F.avg_pool2d(output, kernel_size, self.stride, padding, count_include_pad=False)
 
 
 def reference_copy(model: nn.Module) -> nn.Module:

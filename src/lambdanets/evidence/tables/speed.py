@@ -53,8 +53,8 @@ class Plan:
 
 
 @dataclass
-class Sample:
-    """Seconds per batch and peak bytes of a row in a pass, inference or training; or why it was skipped."""
+class Measurement:
+    """Seconds per batch and peak memory of a table row in one phase, inference or training, or why it was skipped."""
 
     table: str
     row: str
@@ -89,7 +89,7 @@ def measure(plan: Plan, out: Path) -> None:
         if out.exists():
             content = with_current_keys(read_unfinished(out, settings))
             _log(f"resuming: {len(content['passes'])} passes are done")
-        samples = [Sample(**row) for row in content["rows"] if [row["table"], row["phase"]] in content["passes"]]
+        samples = [Measurement(**row) for row in content["rows"] if [row["table"], row["phase"]] in content["passes"]]
         content |= settings | {"finished": False}
 
         def save() -> None:
@@ -144,11 +144,11 @@ def machine(properties: dict[str, Any]) -> str:
     return properties["gpu"] or f"{properties['processor']}, {properties['threads']} of {properties['cores']} cores"
 
 
-def _passes(plan: Plan) -> Iterator[tuple[Sample, ModelSpec, bool]]:
+def _passes(plan: Plan) -> Iterator[tuple[Measurement, ModelSpec, bool]]:
     for name in plan.tables:
         for phase in TABLES[name]:
             for row, spec in ROWS[name].items():
-                sample = Sample(name, row, phase, plan.batch_size, plan.image_size or spec.image_size)
+                sample = Measurement(name, row, phase, plan.batch_size, plan.image_size or spec.image_size)
                 yield sample, spec, phase == "training"
 
 
@@ -164,7 +164,7 @@ def _resized(spec: ModelSpec, plan: Plan) -> ModelSpec:
     return dataclasses.replace(spec, overrides=spec.overrides | {"img_size": plan.image_size})
 
 
-def _measure_pass(name: str, phase: str, plan: Plan, device: torch.device, samples: list[Sample]) -> None:
+def _measure_pass(name: str, phase: str, plan: Plan, device: torch.device, samples: list[Measurement]) -> None:
     passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].phase == phase]
     new_samples = {sample.row: sample for sample, _, _ in passes}
     samples += new_samples.values()

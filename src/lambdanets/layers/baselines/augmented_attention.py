@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, join_heads, project, split_heads
+from lambdanets.layers.baselines.mixer import Mixer, conv1x1, join_heads, split_heads
 from lambdanets.layers.baselines.relative_attention import RelativeTable, attend_on_grid
 from lambdanets.ops.checks import check_sizes
 
@@ -63,8 +63,8 @@ class AugmentedAttention(Mixer):
         conv_channels = self.dim_out - self.value_channels
         self.convolution = nn.Conv2d(dim, conv_channels, 3, padding=1, bias=False, device=device, dtype=dtype)
         nn.init.kaiming_normal_(self.convolution.weight, mode="fan_out", nonlinearity="relu")
-        self.projection = project(dim, 2 * self.key_channels + self.value_channels, device, dtype)
-        self.output_projection = project(self.value_channels, self.value_channels, device, dtype)
+        self.projection = conv1x1(dim, 2 * self.key_channels + self.value_channels, device, dtype)
+        self.output_projection = conv1x1(self.value_channels, self.value_channels, device, dtype)
         self.rows = RelativeTable(max_distance, key_depth, device, dtype)
         self.columns = RelativeTable(max_distance, key_depth, device, dtype)
 

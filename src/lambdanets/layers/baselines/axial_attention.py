@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
+from lambdanets.layers.baselines.mixer import Mixer, check_divides
 from lambdanets.layers.baselines.relative_attention import RelativeTable, attend_on_axis
 
 
@@ -60,7 +60,7 @@ class _ColumnAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.projection = project(dim, 3 * dim_out, device, dtype)
+        self.projection = conv1x1(dim, 3 * dim_out, device, dtype)
         self.offsets = RelativeTable(max_distance, dim_out // heads, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lambdanets.layers.baselines.mixer import Mixer, join_heads, project, split_heads
+from lambdanets.layers.baselines.mixer import Mixer, conv1x1, join_heads, split_heads
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_sizes
 
@@ -43,8 +43,8 @@ class DoubleAttention(Mixer):
         super().__init__(dim, dim_out, stride)
         depth = max(self.dim_out // 2, 1) if depth is None else depth
         check_sizes(depth=depth)
-        self.projection = project(dim, 3 * depth, device, dtype)
-        self.output_projection = project(depth, self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 3 * depth, device, dtype)
+        self.output_projection = conv1x1(depth, self.dim_out, device, dtype)
 
     def mix(self, x: Tensor) -> Tensor:
         features, keys, queries = (split_heads(part, 1) for part in self.projection(x).chunk(3, dim=1))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides, join_heads, project, split_heads
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
 from lambdanets.ops import lambda_interaction
 
 
@@ -40,8 +40,8 @@ class EfficientAttention(Mixer):
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
         self.heads = heads
-        self.projection = project(dim, 3 * self.dim_out, device, dtype)
-        self.output_projection = project(self.dim_out, self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
+        self.output_projection = conv1x1(self.dim_out, self.dim_out, device, dtype)
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys, values = (split_heads(part, self.heads) for part in self.projection(x).chunk(3, dim=1))

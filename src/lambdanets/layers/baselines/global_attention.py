@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides, join_heads, project, split_heads
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
 from lambdanets.layers.baselines.relative_attention import RelativeTable, attend_on_grid
 
 
@@ -44,7 +44,7 @@ class GlobalAttention(Mixer):
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
         self.heads = heads
-        self.projection = project(dim, 3 * self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
         self.rows = RelativeTable(max_distance, self.dim_out // heads, device, dtype)
         self.columns = RelativeTable(max_distance, self.dim_out // heads, device, dtype)
 

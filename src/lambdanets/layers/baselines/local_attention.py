@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
+from lambdanets.layers.baselines.mixer import Mixer, check_divides
 from lambdanets.layers.baselines.neighborhoods import check_scope
 from lambdanets.layers.baselines.relative_attention import (
     attend,
@@ -61,7 +61,7 @@ class LocalAttention(Mixer):
         if depth % 2:
             raise ValueError(f"heads must have an even number of channels, got {self.dim_out} / {heads} = {depth}")
         self.heads, self.scope = heads, scope
-        self.projection = project(dim, 3 * self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
         self.row_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
         self.column_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
         for table in (self.row_table, self.column_table):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
+from lambdanets.layers.baselines.mixer import Mixer, check_divides
 from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pad_zeros, weighted_sum
 
 
@@ -47,9 +47,9 @@ class LocalRelation(Mixer):
         check_divides("share", share, self.dim_out)
         groups = self.dim_out // share
         self.scope = scope
-        self.projection = project(dim, 2 * groups, device, dtype)
+        self.projection = conv1x1(dim, 2 * groups, device, dtype)
         keeps_dim = self.dim_out == dim
-        self.value_projection = nn.Identity() if keeps_dim else project(dim, self.dim_out, device, dtype)
+        self.value_projection = nn.Identity() if keeps_dim else conv1x1(dim, self.dim_out, device, dtype)
         self.geometry_prior = nn.Sequential(
             nn.Linear(2, groups, device=device, dtype=dtype),
             nn.ReLU(),

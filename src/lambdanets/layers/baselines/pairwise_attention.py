@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
+from lambdanets.layers.baselines.mixer import Mixer, check_divides
 from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pad_border, weighted_sum
 
 
@@ -47,7 +47,7 @@ class PairwiseAttention(Mixer):
         check_divides("share", share, self.dim_out)
         depth = max(self.dim_out // 4, 1)
         self.scope, self.depth = scope, depth
-        self.projection = project(dim, 2 * depth + self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 2 * depth + self.dim_out, device, dtype)
         self.position = nn.Linear(2, 2, bias=False, device=device, dtype=dtype)
         self.weighing = nn.Sequential(
             nn.BatchNorm2d(depth + 2, device=device, dtype=dtype),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides, project
+from lambdanets.layers.baselines.mixer import Mixer, check_divides
 from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pad_border, weighted_sum
 
 
@@ -41,7 +41,7 @@ class PatchwiseAttention(Mixer):
         depth, groups = max(self.dim_out // 4, 1), self.dim_out // share
         self.scope, self.depth, self.groups = scope, depth, groups
         channels = depth * (scope * scope + 1)
-        self.projection = project(dim, 2 * depth + self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 2 * depth + self.dim_out, device, dtype)
         self.weighing = nn.Sequential(
             nn.BatchNorm2d(channels, device=device, dtype=dtype),
             nn.ReLU(),

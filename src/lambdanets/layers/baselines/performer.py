@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides, join_heads, project, split_heads
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
 from lambdanets.ops.attention_forms import linear_attention
 from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.precision import accumulation_dtype, without_autocast
@@ -58,7 +58,7 @@ class Performer(Mixer):
             random_features = max(math.ceil(depth * math.log(depth)), 1)
         check_sizes(random_features=random_features)
         self.heads = heads
-        self.projection = project(dim, 3 * self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
         self.register_buffer("weights", torch.empty(random_features, depth, device=device, dtype=dtype))
         self.redraw_features()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lambdanets.ops.geometry import crop_to_grid, join_phases, reach, split_phases, static_shape
 
-_LAMBDA_BYTES = 64 << 20, 256 << 20  # maximum size of the lambdas of one call, on a CPU core and on a GPU
+_MAX_LAMBDA_BYTES = 64 << 20, 256 << 20  # of one call, on a CPU and on a GPU
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,7 @@ class Problem:
     before + 1 + after, and offset 0 is at index `before`.
     causal: use only context positions up to and including the query in row-major order; `after` is then 0 along the
     first axis.
-    device: "cpu", "cuda:0" or similar, with an index because a machine may have different GPUs; "cuda" is the current
-    GPU.
+    device: "cpu", or "cuda:0" and so on, since a machine may have different GPUs; "cuda" is the current GPU.
     """
 
     batch: int
@@ -66,8 +65,8 @@ class Problem:
         return replace(self, batch=min(self.batch, max(1, maximum)))
 
     def limit_lambda_bytes(self) -> "Problem":
-        """Return the same problem with a batch small enough that its float32 lambdas fit in _LAMBDA_BYTES."""
-        return self.limit_batch(self.select_by_device(*_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
+        """Return the same problem with a batch small enough that its float32 lambdas fit in _MAX_LAMBDA_BYTES."""
+        return self.limit_batch(self.select_by_device(*_MAX_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
 
     def at_least_2d(self) -> "Problem":
         """Return the same problem with at least two axes: a sequence becomes a grid with one row."""
