@@ -82,8 +82,8 @@ class ReferenceLambdaLayer(nn.Module):
         output = torch.stack(outputs).flatten(1, 2).unflatten(2, (height, width))
         if self.stride == 1:
             return output
-        kernel_size, padding = 2 * self.stride - 1, self.stride - 1
-        return F.avg_pool2d(output, kernel_size, self.stride, padding, count_include_pad=False)
+        border = self.stride - 1
+        return F.avg_pool2d(output, self.stride + border, self.stride, border, count_include_pad=False)
 
 
 def reference_copy(model: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from lambdanets.evidence.benchmark.timing import is_noisy, summarize
 from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.rows import ROWS
-from lambdanets.evidence.tables.speed import LATENCY, Sample, machine
+from lambdanets.evidence.tables.speed import LATENCY, Measurement, machine
 from lambdanets.evidence.tables.verdicts import Measurements
 from lambdanets.files import open_regular
 
@@ -59,7 +59,7 @@ def read(paths: Sequence[Path]) -> Measured:
                 content = with_current_keys(json.loads(file.read()))
             measured_on = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
             if content["kind"] == "tables":
-                samples = [Sample(**row) for row in content["rows"]]
+                samples = [Measurement(**row) for row in content["rows"]]
                 measured.values |= column_values(samples)
                 for table in dict.fromkeys(sample.table for sample in samples):
                     measured.additional.setdefault(table, []).extend(_additional_tables(table, samples, measured_on))
@@ -78,7 +78,7 @@ def read(paths: Sequence[Path]) -> Measured:
     return measured
 
 
-def column_values(samples: Sequence[Sample]) -> Measurements:
+def column_values(samples: Sequence[Measurement]) -> Measurements:
     """Compute values by (table, row, column of the paper), each with a note on the speedup over the baseline row.
 
     Throughputs are in images/s; latencies are scaled to the paper's 1,024 images.
@@ -105,12 +105,12 @@ def column_values(samples: Sequence[Sample]) -> Measurements:
     return values
 
 
-def _seconds(sample: Sample) -> float:
+def _seconds(sample: Measurement) -> float:
     """Compute the median seconds per image."""
     return summarize(sample.seconds).median / sample.batch_size
 
 
-def _find_baseline(sample: Sample, samples: Sequence[Sample]) -> Sample | None:
+def _find_baseline(sample: Measurement, samples: Sequence[Measurement]) -> Measurement | None:
     """Find the sample of the baseline row in the same pass; None if it was not measured."""
     same_pass = [other for other in samples if (other.table, other.phase) == (sample.table, sample.phase)]
     row = _BASELINE_ROWS.get(sample.table, next(iter(ROWS[sample.table])))
@@ -126,7 +126,7 @@ def _paper_ratio(table: str, row: str, baseline: str, column: str) -> float | No
     return 1 / ratio if column == LATENCY else ratio
 
 
-def _column(sample: Sample) -> str | None:
+def _column(sample: Measurement) -> str | None:
     """Return the column of the paper for a sample; None if there is none."""
     training = sample.phase == "training"
     if sample.table == "18":
@@ -136,7 +136,7 @@ def _column(sample: Sample) -> str | None:
     return None if training else "throughput"
 
 
-def _additional_tables(table: str, samples: Sequence[Sample], measured_on: str) -> list[MeasuredTable]:
+def _additional_tables(table: str, samples: Sequence[Measurement], measured_on: str) -> list[MeasuredTable]:
     """Make tables of measurements that the paper does not report: training in Table 4, speed in Table 10."""
     selected = [sample for sample in samples if sample.table == table]
     selected = [sample for sample in selected if table == "10" or _column(sample) is None]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, conv1x1
 from lambdanets.layers.baselines.relative_attention import RelativeTable, attend_on_axis
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, conv1x1
 from lambdanets.layers.baselines.neighborhoods import check_scope
 from lambdanets.layers.baselines.relative_attention import (
     attend,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.baselines.mixer import Mixer, check_divides
+from lambdanets.layers.baselines.mixer import Mixer, check_divides, conv1x1
 from lambdanets.layers.baselines.neighborhoods import check_scope, neighbors, pad_zeros, weighted_sum
 
 
