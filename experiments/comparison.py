@@ -72,7 +72,7 @@ SETUP = """\
   images are always the same.
 - Learning rate, warm-up and weight decay are those of the recipe, and were not tuned for any mixer.
 
-One epoch on a fifth of a small data set shows how fast mixers learn from few images. It does not show their accuracy
+One epoch on a fifth of a small dataset shows how fast mixers learn from few images. It does not show their accuracy
 after full training or on large images, where lambda layers are strong according to the paper. `python
 experiments/comparison.py` writes this page from the results."""
 

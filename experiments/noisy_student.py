@@ -169,7 +169,7 @@ def write_images(seed: int, data: Path, work: Path) -> None:
         "labeled/train": (splits.train, labeled, True),
         "labeled/val": (splits.validation, evaluated, True),
         "unlabeled": (splits.train, np.setdiff1d(np.arange(len(labels)), labeled), False),
-        "test/train": (splits.train, sample_per_class(random, labels, 20), True),  # a data set needs a training split
+        "test/train": (splits.train, sample_per_class(random, labels, 20), True),  # a dataset needs a training split
         "test/val": (splits.validation, np.arange(len(test_labels)), True),
     }
     for name, (images, indices, by_class) in folders.items():

@@ -303,7 +303,7 @@ def test_evaluate_accepts_other_data(classifier, detector, two_classes, trained_
     assert len(ln.evaluate(classifier, two_classes).labels) == 4
     digits = trained_detector / "digits"
     evaluation = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
-    assert len(evaluation.read) == 4
+    assert len(evaluation.readable) == 4
 
 
 def test_confusion_matrix_counts_every_image(classifier, two_classes):

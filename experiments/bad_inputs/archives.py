@@ -135,8 +135,11 @@ IDX_CONTENTS = {
 TRAIN_ON_IDX = TRAIN.replace("{images}", "MNIST").replace("--channels 3", "--channels 1")
 
 
-def idx_files(name: str, content: bytes | None, suffix: str = "") -> list:
-    """The files of a data set, one of them with this content, or missing if None. suffix: of its file name."""
+def write_idx_files(name: str, content: bytes | None, suffix: str = "") -> list:
+    """Setup steps that write MNIST files, with `content` in file `name`, or without it if None.
+
+    suffix: appended to the name, such as ".gz".
+    """
     setup = [file(f"MNIST/raw/{other}", data) for other, data in IDX_CONTENTS.items() if other != name]
     return setup if content is None else [*setup, file(f"MNIST/raw/{name}{suffix}", content)]
 
@@ -174,45 +177,60 @@ IDX_FILES: list[Input] = [
         rejected(
             TRAIN_ON_IDX,
             "idx|MNIST|images",
-            *idx_files(f"train-{IMAGES}", content),
+            *write_idx_files(f"train-{IMAGES}", content),
             name=f"IDX {case}",
             allowed_lines=SKIPPED_LINES,
         )
         for case, content in INVALID_IDX.items()
     ),
     *(
-        rejected(TRAIN_ON_IDX, name.replace("-", "."), *idx_files(name, None), name=f"{name} is missing")
+        rejected(TRAIN_ON_IDX, name.replace("-", "."), *write_idx_files(name, None), name=f"{name} is missing")
         for name in IDX_CONTENTS
         if name != f"train-{IMAGES}"
     ),
     rejected(
-        TRAIN_ON_IDX, "label", *idx_files(f"train-{LABELS}", idx((20,), data=b"\xff" * 20)), name="labels out of range"
+        TRAIN_ON_IDX,
+        "label",
+        *write_idx_files(f"train-{LABELS}", idx((20,), data=b"\xff" * 20)),
+        name="labels out of range",
     ),
     rejected(
         TRAIN_ON_IDX,
         "gz",
-        *idx_files(f"train-{IMAGES}", gzip.compress(idx((20, 8, 8)))[:-20], ".gz"),
+        *write_idx_files(f"train-{IMAGES}", gzip.compress(idx((20, 8, 8)))[:-20], ".gz"),
         name="a truncated gzip file",
     ),
-    rejected(TRAIN_ON_IDX, "gz", *idx_files(f"train-{IMAGES}", b"not a gzip file", ".gz"), name="not a gzip file"),
     rejected(
-        TRAIN_ON_IDX, "gz", *idx_files(f"train-{IMAGES}", None), gzip_bomb, name="a gzip file that expands to 6 GiB"
+        TRAIN_ON_IDX, "gz", *write_idx_files(f"train-{IMAGES}", b"not a gzip file", ".gz"), name="not a gzip file"
     ),
     rejected(
-        TRAIN_ON_IDX, "2 classes|class", *idx_files(f"train-{LABELS}", idx((20,), data=b"\0" * 20)), name="one class"
+        TRAIN_ON_IDX,
+        "gz",
+        *write_idx_files(f"train-{IMAGES}", None),
+        gzip_bomb,
+        name="a gzip file that expands to 6 GiB",
+    ),
+    rejected(
+        TRAIN_ON_IDX,
+        "2 classes|class",
+        *write_idx_files(f"train-{LABELS}", idx((20,), data=b"\0" * 20)),
+        name="one class",
     ),
     accepted(
-        TRAIN_ON_IDX, "top-1", *idx_files(f"train-{IMAGES}", gzip.compress(idx((20, 8, 8))), ".gz"), name="gzipped"
+        TRAIN_ON_IDX,
+        "top-1",
+        *write_idx_files(f"train-{IMAGES}", gzip.compress(idx((20, 8, 8))), ".gz"),
+        name="gzipped",
     ),
     rejected(
         TRAIN_ON_IDX.replace("MNIST", "."),
-        "several|holds|own folder|one data set",
+        "several|holds|own folder|one dataset",
         *(
             file(f"{name}/raw/{file_name}", data)
             for name in ("MNIST", "KMNIST")
             for file_name, data in IDX_CONTENTS.items()
         ),
-        name="two data sets",
+        name="two datasets",
     ),
 ]
 

@@ -123,7 +123,7 @@ COMMANDS: list[Input] = [
     accepted(f"{TRAIN} --epochs 2 --epochs 1", "1 epochs", name="a repeated option"),
     accepted(f"{TRAIN} --label-smoothing 0 --dropout 0.999 --flip 1", "top-1"),
     accepted(f"{TRAIN} --learning-rate 0", "top-1"),
-    accepted(f"{TRAIN} --batch-size 1000", "top-1", name="a batch larger than the data set"),
+    accepted(f"{TRAIN} --batch-size 1000", "top-1", name="a batch larger than the dataset"),
     accepted(f"{TRAIN} --warmup-epochs 50", "top-1", name="a warm-up longer than training"),
     rejected(f"{TRAIN} --learning-rate 1e300", "nan|finite|NaN|inf", allowed_files=r"new(/.*)?", allowed_lines="."),
 ]

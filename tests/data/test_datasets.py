@@ -202,7 +202,7 @@ def test_rejects_an_empty_data_root() -> None:
 
 
 def test_rejects_data_root_without_a_timm_data_set() -> None:
-    with pytest.raises(InputError, match=r"data_root is for timm data sets .*, got data 'digits'"):
+    with pytest.raises(InputError, match=r"data_root is for timm datasets .*, got data 'digits'"):
         open_splits("digits", root="somewhere")
 
 

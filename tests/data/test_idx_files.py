@@ -51,7 +51,7 @@ def test_reading_idx_files_does_not_write_files(tmp_path: Path) -> None:
 def test_rejects_two_idx_sets_in_one_root(tmp_path: Path) -> None:
     write_idx(tmp_path / "MNIST/raw")
     write_idx(tmp_path / "KMNIST/raw")
-    with pytest.raises(InputError, match="must contain one data set, got "):
+    with pytest.raises(InputError, match="must contain one dataset, got "):
         open_splits(str(tmp_path))
 
 

@@ -84,7 +84,7 @@ def test_error_for_too_little_memory_to_sort_says_what_to_free(tmp_path, monkeyp
     assert not (tmp_path / "out").exists()
 
 
-def test_copies_within_a_class_differ_by_at_most_one(tmp_path):
+def test_copy_counts_within_a_class_differ_by_at_most_one(tmp_path):
     labels = random_labels(500, classes=3)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=100)
     copies = read_copies(tmp_path / "out")
@@ -147,7 +147,7 @@ def test_seed_determines_which_rows_get_more_copies(tmp_path):
 def test_rejects_duplicate_keys(tmp_path):
     labels = [Label(f"k{i}", 0, 1.0) for i in range(3)]
     write_labels(tmp_path / "in", [labels, labels])
-    with pytest.raises(InputError, match=r"keys of a data set must be unique, got 'k\d' more than once"):
+    with pytest.raises(InputError, match=r"keys of a dataset must be unique, got 'k\d' more than once"):
         select(tmp_path / "in", tmp_path / "out", per_class=3)
     assert not (tmp_path / "out").exists()
 

@@ -64,7 +64,7 @@ def test_rejects_an_empty_folder_name(
     monkeypatch.chdir(shards)
     arguments = [str(tmp_path / "out") if option == "OUT" else option for option in options]
     assert main(["shard", "", *arguments]) == 2
-    assert "DATA must be a data set, a folder or a URL, got ''" in capsys.readouterr().err
+    assert "DATA must be a dataset, a folder or a URL, got ''" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

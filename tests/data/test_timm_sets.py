@@ -40,7 +40,7 @@ def test_rejects_a_timm_set_that_cannot_be_opened(tmp_path: Path, name: str) -> 
         open_splits(name, root=str(tmp_path))
 
 
-def test_error_includes_what_timm_prints_about_a_missing_package(
+def test_error_includes_timm_message_about_missing_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
@@ -86,7 +86,7 @@ class IndexedReader:
 
 
 class StreamingDataset:
-    """A fake of timm's data set without random access."""
+    """A fake of timm's dataset without random access."""
 
     reader = SimpleNamespace(class_to_idx={"cat": 0, "dog": 1})
 

@@ -128,7 +128,7 @@ def test_failed_evaluation_of_a_detector_kills_hanging_workers(
     detector = Detector(Oracle(subset), card)
     with kills_two_hanging_workers(hang(AnnotatedImages)) as stop:
         monkeypatch.setattr(Detector, "detect", stop)
-        detection.detect_set(detector, subset, batch_size=2, workers=2)
+        detection.evaluate_detector(detector, subset, batch_size=2, workers=2)
 
 
 @pytest.mark.forks

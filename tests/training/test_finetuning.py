@@ -12,7 +12,7 @@ from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
-from lambdanets.training.classification.model import build_model, with_model_of_weights
+from lambdanets.training.classification.model import build_model, resolve_model_from_weights
 from lambdanets.training.tasks import read_recipe
 from training.runs import assert_same_result, interrupted_run, load_weights
 from training.teachers import write_teacher
@@ -51,13 +51,13 @@ def test_model_options_and_normalization_are_taken_from_the_weights(finetune, tm
 
 
 def test_model_options_in_the_recipe_override_those_of_the_weights(finetune):
-    recipe = with_model_of_weights(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
+    recipe = resolve_model_from_weights(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
     assert recipe.model_options == {"scope": 9, "heads": 2, "query_depth": 4}
 
 
 def test_model_in_the_recipe_overrides_the_model_of_the_weights(finetune):
     recipe = replace(finetune, model="lambda_resnet20_small")
-    assert with_model_of_weights(recipe) == recipe
+    assert resolve_model_from_weights(recipe) == recipe
 
 
 @pytest.mark.parametrize("size", [15])
@@ -72,7 +72,7 @@ def test_another_image_size_keeps_all_weights(finetune, weights, size, tmp_path)
 
 @pytest.mark.parametrize("scope", [3, 11])
 def test_another_scope_interpolates_the_embedding_tables(finetune, weights, scope):
-    recipe = with_model_of_weights(replace(finetune, model_options={"scope": scope}))
+    recipe = resolve_model_from_weights(replace(finetune, model_options={"scope": scope}))
     finetuned = build_model(recipe, 2)
     original = build_model(replace(recipe, model_options={"scope": 7, "heads": 2}), 2)
     embeddings, original_embeddings = (
@@ -119,7 +119,7 @@ def test_another_number_of_classes_reinitializes_the_classifier(finetune, weight
 
 
 def test_other_class_names_reinitialize_the_classifier(finetune, weights):
-    recipe = with_model_of_weights(finetune)
+    recipe = resolve_model_from_weights(finetune)
     before = load_weights(weights)
     for classes, keeps_head in ((("dark", "light"), True), (("light", "dark"), False), (("cat", "dog"), False)):
         after = build_model(recipe, classes).state_dict()

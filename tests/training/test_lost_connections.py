@@ -37,7 +37,7 @@ def test_lost_connection_errors_get_an_explanation(error):
     [
         RuntimeError("CUDA error: peer access is not supported between these two devices"),
         RuntimeError("DataLoader timed out after 300 seconds"),
-        RuntimeError("Socket is a word of the data set, and Timed out another"),
+        RuntimeError("Socket is a word of the dataset, and Timed out another"),
         RuntimeError("[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:454] 80 vs 8"),
         dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"),
     ],

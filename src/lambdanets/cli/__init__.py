@@ -28,7 +28,7 @@ COMMANDS = {
     "predict": "Classify image files: lambdanets predict CHECKPOINT IMAGES...",
     "detect": "Train and use Mask R-CNN detectors: lambdanets detect train | evaluate | predict | report.",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",
-    "shard": "Write a data set as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
+    "shard": "Write a dataset as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
     "pseudo-label": "Pseudo-label images with a teacher: lambdanets pseudo-label TEACHER SHARDS OUT.",
     "compare": "Compare model variants over several seeds: lambdanets compare STUDIES [RECIPE].",
     "tables": "Compare the paper's tables with this package: lambdanets tables [3 4 ...] [--check].",

@@ -159,7 +159,7 @@ def _evaluate(arguments: list[str]) -> int:
     from lambdanets.data.coco.sets import report_findings
     from lambdanets.folders import WorkFolder
     from lambdanets.inference.coco_results import write_results
-    from lambdanets.inference.detection import detect_set, open_evaluation_set
+    from lambdanets.inference.detection import evaluate_detector, open_evaluation_set
     from lambdanets.inference.detection_figures import draw_detections
     from lambdanets.inference.detector import load_detector
     from lambdanets.records import write_json
@@ -173,14 +173,14 @@ def _evaluate(arguments: list[str]) -> int:
     images = open_evaluation_set(detector, options.data, options.images)
     report_findings(**{"validation" if options.data is None else "data": images})
     with folder.open() if folder is not None else contextlib.nullcontext():
-        evaluation = detect_set(detector, images, options.batch_size, options.workers)
+        evaluation = evaluate_detector(detector, images, options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)
-        echo(f"{len(evaluation.read)} images, {len(evaluation.results)} detections")
+        echo(f"{len(evaluation.readable)} images, {len(evaluation.results)} detections")
         _print_scores(evaluation.scores.summary())
         if options.out is not None:
             with deferred():  # an incomplete folder could not be used again
                 write_json(
-                    options.out / "scores.json", {**evaluation.scores.to_dict(), "images": len(evaluation.read)}, 2
+                    options.out / "scores.json", {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}, 2
                 )
                 write_results(evaluation.results, options.out / "results.json")
                 draw_detections(detector, images, evaluation, options.out)

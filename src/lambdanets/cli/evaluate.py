@@ -20,9 +20,9 @@ class Evaluate:
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors or .ckpt file."""
     data: str | None = None
-    """Data set with the same classes, to evaluate on its validation split; by default the training data set."""
+    """Dataset with the same classes, to evaluate on its validation split; by default the training dataset."""
     data_root: str | None = None
-    """Root folder of a timm data set, such as torch/cifar10."""
+    """Root folder of a timm dataset, such as torch/cifar10."""
     out: Path | None = None
     """New folder for per_class_accuracy.csv, confusion_matrix.csv and .png; no files by default."""
     model: str | None = None

@@ -50,8 +50,8 @@ class _Group:
 
 
 @RULES.struct_rule
-def _rule(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """The rule for dataclasses and their groups; None for other types."""
+def _struct_spec(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Return the constructor spec of a dataclass or a group, or None for other types."""
     if not isinstance(info.type, type):
         return None
     if issubclass(info.type, _Group):

@@ -49,8 +49,8 @@ _SIMPLE: dict[Any, tuple[str, Callable[[str], Any]]] = {
 
 
 @RULES.primitive_rule
-def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """The rule for a type; None for literals and flags, which tyro handles."""
+def _primitive_spec(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Return the constructor spec of a type, or None for literals and flags, which tyro handles."""
     origin, arguments = get_origin(info.type), get_args(info.type)
     if info.type in _SIMPLE:
         metavar, read = _SIMPLE[info.type]

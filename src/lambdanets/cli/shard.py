@@ -25,7 +25,7 @@ class Shard:
     }
 
     data: tyro.conf.Positional[str]
-    """Data set, as in lambdanets train --data; without OUT, existing shards: a folder or, with --verify, a URL."""
+    """Dataset, as in lambdanets train --data; without OUT, existing shards: a folder or, with --verify, a URL."""
     out: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(help_behavior_hint="(optional)")] = None
     """New folder for the shards; the same command resumes. Omit it with --index, or to verify the shards in DATA."""
     verify: bool = False
@@ -37,7 +37,7 @@ class Shard:
     classes: Path | None = None
     """With --index: text file with one class name per line."""
     data_root: str | None = None
-    """Root folder of a timm data set, such as torch/cifar10."""
+    """Root folder of a timm dataset, such as torch/cifar10."""
     validation_share: float = 0.2
     """Fraction of each class used for validation if the data has no validation split."""
     images_per_shard: int = 10_000
@@ -57,13 +57,13 @@ _WRITING_OPTIONS = {"out", "verify", "images_per_shard", "processes", "seed", "c
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets shard` and return its exit code, 2 for damaged shards."""
-    description = "Write a data set as WebDataset shards, or verify or index existing shards."
+    description = "Write a dataset as WebDataset shards, or verify or index existing shards."
     options = parse(Shard, arguments, prog="lambdanets shard", description=description)
     processes = len(os.sched_getaffinity(0)) if options.processes is None else options.processes
     if processes < 1:
         raise InputError(f"processes must be at least 1, got {processes}")
     if not options.data:  # Path("") is the current folder
-        raise InputError("DATA must be a data set, a folder or a URL, got ''")
+        raise InputError("DATA must be a dataset, a folder or a URL, got ''")
     if options.out is None:
         if options.verify == options.index:
             raise InputError("OUT, or one of --verify and --index, must be given")

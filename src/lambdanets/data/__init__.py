@@ -1,1 +1,1 @@
-"""Image data sets: opening, reading images, and loading batches."""
+"""Image datasets: opening, reading images, and loading batches."""

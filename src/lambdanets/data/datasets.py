@@ -1,4 +1,4 @@
-"""Opens data sets in any supported format as a training and a validation set."""
+"""Opens datasets in any supported format as a training and a validation set."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedIm
 from lambdanets.data.order import permutation
 from lambdanets.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.data.tar_files import find_validation_tar, read_tar
-from lambdanets.data.timm_sets import is_timm_name, read_timm_set
+from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError
 
 __all__ = ["LabeledImages", "Splits", "hold_out", "open_splits", "subset"]
@@ -24,7 +24,7 @@ __all__ = ["LabeledImages", "Splits", "hold_out", "open_splits", "subset"]
 class Splits:
     """A training and a validation set with the same class indices.
 
-    source: the data set, for messages.
+    source: the dataset, for messages.
     test: after `hold_out`, the original validation set. The final accuracy is measured on it, because the held-out
         images are used to select the weights.
     """
@@ -44,7 +44,7 @@ class _Split:
 
 
 def open_splits(data: str, *, root: str | None = None, validation_share: float = 0.2, seed: int = 0) -> Splits:
-    """Open a data set as a training and a validation set.
+    """Open a dataset as a training and a validation set.
 
     data: one of
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
@@ -55,12 +55,12 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
         same folder is the validation set;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards/`);
       - a name with one of timm's prefixes "torch/", "hfds/", "hfids/", "tfds/", "wds/".
-    root: the folder of a data set with a timm prefix.
+    root: the folder of a dataset with a timm prefix.
     validation_share: fraction of the images that are held out for validation if the set has no validation set. They
         are stratified by class and drawn with `seed`, independently of the order in the file system. For shards, the
         fraction of the shards.
 
-    Images are decoded only for sets without random access. Raises InputError for a data set that is missing, damaged,
+    Images are decoded only for sets without random access. Raises InputError for a dataset that is missing, damaged,
     empty or has only one class, and for a validation class that training does not have. If images are held out, raises
     InputError for a class with 1 image or a set with 1 shard.
     """
@@ -68,7 +68,7 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if root is not None and not is_timm_name(data):
-        raise InputError(f"data_root is for timm data sets such as 'torch/cifar10', got data '{data}'")
+        raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")
     if root == "":  # libraries would interpret it as the current folder
         raise InputError("data_root must be a folder, got ''")
     if is_sharded(data):
@@ -76,7 +76,7 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     try:
         train, validation = _open(data, root)
     except OSError as error:
-        raise InputError(f"cannot read the data set '{data}': {error.strerror or error}") from error
+        raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
     _check_classes(train)
     if validation is None:
         return _hold_out(train, validation_share, seed)
@@ -126,12 +126,12 @@ def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
     if data == "digits":
         return _digits(), None
     if is_timm_name(data):
-        (train, train_classes), (validation, classes) = read_timm_set(data, root)
+        (train, train_classes), (validation, classes) = open_timm_dataset(data, root)
         return _Split(train, train_classes, f"{data} (train)"), _Split(validation, classes, "its validation split")
     path = Path(data)
     if not data or not path.exists():
         raise InputError(
-            f"data must be 'digits', a folder, a .tar or a timm data set, got '{data}', which does not exist"
+            f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
         )
     if not path.is_dir():
         if path.suffix != ".tar":

@@ -40,7 +40,7 @@ def find_idx_folder(folder: Path) -> Path | None:
             return raw
     sets = [name for name in _CLASSES if _find_file(folder / name / "raw", "train-images-idx3-ubyte") is not None]
     if len(sets) > 1:
-        raise InputError(f"'{folder}' must contain one data set, got {', '.join(sets)}; pass the folder of one of them")
+        raise InputError(f"'{folder}' must contain one dataset, got {', '.join(sets)}; pass the folder of one of them")
     return folder / sets[0] / "raw" if sets else None
 
 

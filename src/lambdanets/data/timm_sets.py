@@ -1,4 +1,4 @@
-"""Data sets that timm opens by a name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
+"""Datasets that timm opens by a name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ _PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")
 
 @dataclass(frozen=True)
 class IndexedImages(NamedByIndex):
-    """Images of a torchvision data set, whose items are (image, label)."""
+    """Images of a torchvision dataset, whose items are (image, label)."""
 
     dataset: Any
     labels: Sequence[int]
@@ -31,7 +31,7 @@ class IndexedImages(NamedByIndex):
             return to_gray_or_rgb(self.dataset[index][0]), self.labels[index]
         except UnreadableImage:
             raise
-        except Exception as error:  # data sets raise exceptions of any type for damaged files
+        except Exception as error:  # datasets raise exceptions of any type for damaged files
             raise UnreadableImage(self.name(index), one_line(error)) from error
 
 
@@ -54,7 +54,7 @@ class StreamedImages(NamedByIndex):
 
 @dataclass(frozen=True)
 class EncodedImages(NamedByIndex):
-    """Images that are kept in memory as PNG files."""
+    """Images that are kept in memory, encoded as PNG."""
 
     files: Sequence[bytes]
     labels: Sequence[int]
@@ -68,18 +68,18 @@ class EncodedImages(NamedByIndex):
 
 
 def is_timm_name(data: str) -> bool:
-    """Whether `data` begins with one of timm's data set prefixes and a slash, ignoring case."""
+    """Whether `data` begins with one of timm's dataset prefixes and a slash, ignoring case."""
     prefix, slash, _ = data.partition("/")
     return bool(slash) and prefix.lower() in _PREFIXES
 
 
-def read_timm_set(data: str, root: str | None) -> list[tuple[LabeledImages, tuple[str, ...]]]:
-    """Open the train and validation splits of a data set, each with its class names.
+def open_timm_dataset(data: str, root: str | None) -> list[tuple[LabeledImages, tuple[str, ...]]]:
+    """Open the train and validation splits of a dataset, each with its class names.
 
-    root: the folder of the data set. "torch/" sets are not downloaded.
+    root: the folder of the dataset. "torch/" datasets are not downloaded.
 
-    If there is no split "validation", "test" is used. Sets without random access ("hfids/", "tfds/", "wds/") are read
-    once and kept in memory as PNG files. Raises InputError, which includes the reason, if timm fails.
+    If there is no split "validation", "test" is used. Iterable-style datasets ("hfids/", "tfds/", "wds/") are
+    read once and kept in memory, encoded as PNG. Raises InputError, which includes the reason, if timm fails.
     """
     prefix, _, name = data.partition("/")
     if prefix.lower() in ("torch", "wds") and root is None:
@@ -132,7 +132,7 @@ def create_timm_dataset(name: str, root: str | None, split: str, **options: Any)
     except Exception as error:  # readers raise exceptions of any type
         data = f"'{name}' (split '{split}')" if name else f"'{root}'"
         reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
-        raise InputError(f"timm cannot open the data set {data}: {reason}") from error
+        raise InputError(f"timm cannot open the dataset {data}: {reason}") from error
 
 
 def _read_into_memory(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list[bytes], list[int]]:

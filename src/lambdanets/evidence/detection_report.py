@@ -119,7 +119,7 @@ def _sha256(result: dict[str, Any], field: str) -> str | None:
 
 
 def _same_data(left: dict[str, Any], right: dict[str, Any], field: str) -> bool:
-    """Compare two data sets by their hashes, or by their paths if an older result has no hash."""
+    """Compare two datasets by their hashes, or by their paths if an older result has no hash."""
     hashes = [_sha256(result, field) for result in (left, right)]
     return left["data"] == right["data"] if None in hashes else hashes[0] == hashes[1]
 

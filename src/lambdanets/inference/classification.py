@@ -1,4 +1,4 @@
-"""Evaluation of classifiers on labeled data sets."""
+"""Evaluation of classifiers on labeled datasets."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +19,10 @@ MAX_BATCH = 128
 
 @dataclass(frozen=True, eq=False)
 class ClassificationEvaluation:
-    """Predictions of a classifier for the n readable images of a labeled data set, in order.
+    """Predictions of a classifier for the n readable images of a labeled dataset, in order.
 
     classes: class names.
-    indices: (n,), indices of the images in the data set.
+    indices: (n,), indices of the images in the dataset.
     labels, predicted: (n,), class indices.
     confidence: (n,), probability of the predicted class.
     unreadable: one message per unreadable image.
@@ -59,7 +59,7 @@ class ClassificationEvaluation:
 
 
 def make_batches(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
-    """Return the batches of a data set, in order, with the preprocessing of a classifier.
+    """Return the batches of a dataset, in order, with the preprocessing of a classifier.
 
     workers: number of data loading processes.
     """
@@ -78,7 +78,7 @@ def make_batches(classifier: Classifier, images: LabeledImages, batch_size: int,
 def predict_set(
     classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0
 ) -> ClassificationEvaluation:
-    """Classify a labeled data set. Raises InputError if all images are unreadable."""
+    """Classify a labeled dataset. Raises InputError if all images are unreadable."""
     unreadable: list[str] = []
     rows: list[list[Tensor]] = []
     with make_batches(classifier, images, batch_size, workers) as batches:
@@ -101,9 +101,9 @@ def evaluate(
     batch_size: int | None = None,
     workers: int = 0,
 ) -> ClassificationEvaluation:
-    """Classify the validation split of a data set whose classes the classifier has.
+    """Classify the validation split of a dataset whose classes the classifier has.
 
-    data: by default the data set on which the classifier was trained.
+    data: by default the dataset on which the classifier was trained.
     batch_size: by default the maximum that fits into memory, up to MAX_BATCH.
     """
     source = classifier.card.source

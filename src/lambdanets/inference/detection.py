@@ -1,4 +1,4 @@
-"""Detection in annotated data sets and image files."""
+"""Detection in annotated datasets and image files."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,20 +21,20 @@ from lambdanets.progress import track
 
 @dataclass(frozen=True, eq=False)
 class DetectionEvaluation:
-    """Detections in the readable images of an annotated data set, as COCO results, and their scores.
+    """Detections in the readable images of an annotated dataset, as COCO results, and their scores.
 
-    read: indices of the readable images. unreadable: one message per unreadable image.
+    readable: indices of the readable images. unreadable: one message per unreadable image.
     """
 
     results: list[Result]
     scores: Scores
-    read: list[int]
+    readable: list[int]
     unreadable: list[str]
 
     def __repr__(self) -> str:
         precision = {iou_type: summary["AP"] for iou_type, summary in self.scores.summary().items()}
         fields = [f"{iou_type} AP {'-' if ap is None else f'{ap:.4f}'}" for iou_type, ap in precision.items()]
-        return f"DetectionEvaluation({', '.join([f'{len(self.read)} images', *fields])})"
+        return f"DetectionEvaluation({', '.join([f'{len(self.readable)} images', *fields])})"
 
 
 def open_evaluation_set(
@@ -52,16 +52,16 @@ def open_evaluation_set(
     return open_with_categories(Path(data), Path(images), detector.categories)
 
 
-def detect_set(
+def evaluate_detector(
     detector: Detector, images: AnnotatedImages, batch_size: int = 1, workers: int = 0
 ) -> DetectionEvaluation:
-    """Detect objects in a data set and score them. Raises InputError if all images are unreadable.
+    """Detect objects in a dataset and score them. Raises InputError if all images are unreadable.
 
     batch_size: images per forward pass. All masks of a batch are in memory.
     workers: number of data loading processes.
     """
     results: list[Result] = []
-    read: list[int] = []
+    readable: list[int] = []
     unreadable: list[str] = []
     with evaluation_batches(images, batch_size, workers) as batches:
         for batch in track(batches, "evaluating", len(batches), "batches"):
@@ -70,11 +70,11 @@ def detect_set(
             for index, image_detections in zip(batch.indices.tolist(), detections, strict=True):
                 image_id = images.annotations.images[index].id
                 results += coco_results(image_detections, image_id, detector.card.category_ids)
-                read.append(index)
-    if not read:
+                readable.append(index)
+    if not readable:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
-    scores = evaluate(images.annotations.to_coco(read), results, detections=detector.card.detections)
-    return DetectionEvaluation(results, scores, read, unreadable)
+    scores = evaluate(images.annotations.to_coco(readable), results, detections=detector.card.detections)
+    return DetectionEvaluation(results, scores, readable, unreadable)
 
 
 def detect_files(

@@ -24,8 +24,8 @@ MIN_SCORE = 0.5  # detections with lower scores are not drawn
 
 def draw_detections(detector: Detector, images: AnnotatedImages, evaluation: DetectionEvaluation, folder: Path) -> None:
     """Write predictions.png, with evenly spaced images of the set, and precision_recall.png into a folder."""
-    read = evaluation.read
-    chosen = [read[index] for index in np.linspace(0, len(read) - 1, min(len(read), MAX_SHOWN)).astype(int)]
+    readable = evaluation.readable
+    chosen = [readable[index] for index in np.linspace(0, len(readable) - 1, min(len(readable), MAX_SHOWN)).astype(int)]
     rows = []
     for index in chosen:
         try:

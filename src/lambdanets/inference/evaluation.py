@@ -1,4 +1,4 @@
-"""Evaluation of trained classifiers and detectors on data sets."""
+"""Evaluation of trained classifiers and detectors on datasets."""
 
 import os
 from typing import TYPE_CHECKING
@@ -31,11 +31,11 @@ def evaluate(
     """Compute the accuracy of a classifier or the average precision of a detector.
 
     model: from `load`, or a path as for `load`.
-    data: by default the validation data of the training run. For a classifier, a data set with the same classes, in a
+    data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in a
         format of `lambdanets train --data`; its validation split is used. For a detector, a COCO instances file with
         the same categories.
     images: for a detector, the images of data: a folder or an uncompressed tar.
-    data_root: for a classifier, the folder of a data set with a timm name such as "torch/cifar10".
+    data_root: for a classifier, the folder of a dataset with a timm name such as "torch/cifar10".
     batch_size: images per forward pass. The default is 1 for a detector, and for a classifier the maximum that fits
         into memory, up to 128.
     workers: number of data loading processes.
@@ -60,8 +60,8 @@ def evaluate(
         return classification.evaluate(model, name, root, batch_size=batch_size, workers=workers)
     if data_root is not None:
         raise InputError(f"data_root must be None for a detector, got {os.fspath(data_root)!r}; use images")
-    from lambdanets.inference.detection import detect_set, open_evaluation_set
+    from lambdanets.inference.detection import evaluate_detector, open_evaluation_set
 
     annotated = open_evaluation_set(model, data, images)
     report_findings(data=annotated)
-    return detect_set(model, annotated, batch_size or 1, workers)
+    return evaluate_detector(model, annotated, batch_size or 1, workers)

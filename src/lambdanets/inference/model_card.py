@@ -20,7 +20,7 @@ ModelOptions = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True)
 class DataSource:
-    """The data set on which a classifier was trained, as arguments of `open_splits`. Its validation split is used."""
+    """The dataset on which a classifier was trained, as arguments of `open_splits`. Its validation split is used."""
 
     data: str = "digits"
     data_root: str | None = None

@@ -2,7 +2,7 @@
 
 Model, model options and normalization are taken from the weights. Lambda layers keep their embedding tables at another
 image size; the tables are interpolated for another scope, such as --model-options scope 31. The head is re-initialized
-if the classes differ. Hardware: one GPU, or two CPU cores for small data sets.
+if the classes differ. Hardware: one GPU, or two CPU cores for small datasets.
 Run: lambdanets train finetune --weights RUN --data FOLDER --image-size 160
 """
 

@@ -1,6 +1,6 @@
 """Image folder with one sub-folder per class, LambdaResNet-50 at 128x128; accuracy depends on the data.
 
-Hardware: one GPU, or two CPU cores (about 13 images/s) for small data sets.
+Hardware: one GPU, or two CPU cores (about 13 images/s) for small datasets.
 Run: lambdanets train image_folder --data FOLDER
 """
 

@@ -37,7 +37,7 @@ class KeepLast(Callback):
     validation when the run resumes. The position in the training data is stored here, because Lightning restores the
     state of a data loader only in the middle of an epoch.
 
-    data_fingerprint: hash of the data set; a checkpoint with another fingerprint is rejected.
+    data_fingerprint: hash of the dataset; a checkpoint with another fingerprint is rejected.
     """
 
     def __init__(self, path: Path, every_n_steps: int, training_batches: Batches[Any], data_fingerprint: str) -> None:

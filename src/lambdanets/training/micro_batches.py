@@ -20,7 +20,7 @@ AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-def with_precision(recipe: AnyRecipe) -> AnyRecipe:
+def resolve_precision(recipe: AnyRecipe) -> AnyRecipe:
     """Resolve precision="auto": bf16-mixed on a GPU that supports bfloat16, otherwise 32-true."""
     if recipe.precision != "auto":
         return recipe

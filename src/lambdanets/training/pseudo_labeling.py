@@ -67,7 +67,7 @@ def label_shards(
     workers: number of data loading processes.
     device: such as cpu or cuda:1; by default the GPU of the process, if there is one. report: called with name, number
     of images and seconds of each finished
-    shard. Raises InputError if the folder has labels of another teacher, data set or top, and if more than
+    shard. Raises InputError if the folder has labels of another teacher, dataset or top, and if more than
     max_unreadable images are unreadable.
     """
     set_device(get_world())

@@ -65,7 +65,7 @@ class TrainingRecipe:
     }
 
     data: str = ""
-    """Training data: a folder, file, URL or data set name."""
+    """Training data: a folder, file, URL or dataset name."""
     model: str = ""
     """Model name, from lambdanets or timm."""
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
@@ -198,7 +198,7 @@ class Recipe(TrainingRecipe):
     data: str = ""
     """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, MNIST files, shards, or timm's torch/NAME."""
     data_root: str | None = None
-    """Root folder for a data set of timm, such as --data torch/cifar10."""
+    """Root folder for a dataset of timm, such as --data torch/cifar10."""
     validation_share: float = 0.2
     """Fraction of each class that is used for validation if the data has no validation split."""
     hold_out: float = 0.0

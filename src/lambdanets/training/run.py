@@ -24,7 +24,7 @@ from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumabl
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.metrics_log import MetricsLog
-from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch, with_precision
+from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
 from lambdanets.training.module import convert_sync_batch_norm
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
@@ -59,7 +59,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
-    recipe = resolve_recipe(with_precision(recipe))
+    recipe = resolve_recipe(resolve_precision(recipe))
     with process_group() as world:
         run_folder = _run_folder(folder, recipe)
         if broadcast_from_rank_zero(run_folder.is_started) and _is_finished(folder):
@@ -171,7 +171,7 @@ def _resume(folder: Path, world: World, lock: Lock | None, override: TrainingRec
 
 def _prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> _PreparedRun:
     """Open the data, build the model and choose the micro-batch. A resumed run gets its weights from its checkpoint."""
-    recipe = with_precision(recipe)
+    recipe = resolve_precision(recipe)
     task = rank_zero_first(lambda: _open(recipe, world, resumed))
     recipe, batch_slice = with_micro_batch(recipe, task.probe(), task.model, task.training_images, world)
     task.model = convert_sync_batch_norm(task.model, recipe, world.world_size)

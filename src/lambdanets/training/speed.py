@@ -30,8 +30,8 @@ class Speed(Callback):
         self.latest: dict[str, float] = {}
         self._world = world
         self._process = psutil.Process()
-        self._started = self._ended = 0.0
-        self._waited = 0.0
+        self._started = self._last_batch_end = 0.0
+        self._data_seconds = 0.0
         self._images = self._steps = 0
         self._steps_left = 0
         self._seconds_per_step = 0.0
@@ -43,31 +43,31 @@ class Speed(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        self._started = self._ended = time.perf_counter()
-        self._waited, self._images, self._steps = 0.0, 0, 0
+        self._started = self._last_batch_end = time.perf_counter()
+        self._data_seconds, self._images, self._steps = 0.0, 0, 0
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._waited += time.perf_counter() - self._ended
+        self._data_seconds += time.perf_counter() - self._last_batch_end
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._ended = time.perf_counter()
+        self._last_batch_end = time.perf_counter()
         if not ends_step(trainer, batch_idx):
             return
         self._images += batch.step_images
         self._steps += 1
-        per_epoch = trainer.num_training_batches // trainer.accumulate_grad_batches
-        self._steps_left = per_epoch * (trainer.max_epochs or 0) - trainer.global_step
+        steps_per_epoch = trainer.num_training_batches // trainer.accumulate_grad_batches
+        self._steps_left = steps_per_epoch * (trainer.max_epochs or 0) - trainer.global_step
         if trainer.global_step % STEPS_PER_ROW == 0 or not self.latest:
             self._measure(trainer)
 
     def _measure(self, trainer: Trainer) -> None:
-        seconds = max(self._ended - self._started, 1e-9)
+        seconds = max(self._last_batch_end - self._started, 1e-9)
         self._seconds_per_step = seconds / self._steps
         self.latest = {
             "images_per_second": round(self._images / seconds, 1),
-            "waiting_share": round(self._waited / seconds, 4),
+            "waiting_share": round(self._data_seconds / seconds, 4),
             "process_gib": round(self._process.memory_info().rss / 2**30, 3),
             "gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3) if torch.cuda.is_available() else 0.0,
         }
@@ -125,8 +125,8 @@ class ProgressLines(Callback):
         self._progress.__exit__(None, None, None)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
-        self._progress.total = per_epoch * (trainer.max_epochs or 0)
+        steps_per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+        self._progress.total = steps_per_epoch * (trainer.max_epochs or 0)
         self._progress.done = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:

@@ -36,13 +36,13 @@ def recipe(two_classes):
 
 def recipe_options(recipe):
     """The command-line options of the recipe."""
-    sizes = ["--image-size", "8", "--channels", "3", "--epochs", "1", "--batch-size", "8", "--warmup-epochs", "0"]
-    return ["--data", recipe.data, *sizes, "--model-options", "pattern", "CCCL"]
+    options = ["--image-size", "8", "--channels", "3", "--epochs", "1", "--batch-size", "8", "--warmup-epochs", "0"]
+    return ["--data", recipe.data, *options, "--model-options", "pattern", "CCCL"]
 
 
-def test_studies_share_the_runs_of_equal_variants(recipe):
+def test_studies_share_the_runs_of_identical_variants(recipe):
     plan = make_plan(["content_position", "normalization"], [], [0, 1], recipe)
-    runs = [(planned.variant, planned.seed) for planned in plan.runs()]
+    runs = [(planned_run.variant, planned_run.seed) for planned_run in plan.runs()]
     assert len(runs) == len(set(runs)) == 2 * 7
     assert runs.count(("lambda", 0)) == 1
     assert [seed for _, seed in runs] == [0] * 7 + [1] * 7
@@ -50,10 +50,10 @@ def test_studies_share_the_runs_of_equal_variants(recipe):
 
 def test_runs_differ_only_in_seed_and_variant_options(recipe):
     plan = make_plan(["scope"], ["3x3"], [4], recipe)
-    (planned,) = plan.runs()
-    assert planned.recipe.seed == 4
-    assert planned.recipe.model_options == {"pattern": "CCCL", "mixer": "lambda", "scope": 3}
-    assert planned.recipe.learning_rate == recipe.learning_rate
+    (planned_run,) = plan.runs()
+    assert planned_run.recipe.seed == 4
+    assert planned_run.recipe.model_options == {"pattern": "CCCL", "mixer": "lambda", "scope": 3}
+    assert planned_run.recipe.learning_rate == recipe.learning_rate
 
 
 def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, capsys):

@@ -27,7 +27,7 @@ def test_ten_mixers_have_three_seeds_on_real_images():
     assert summary["validation_images"] == 10_000
 
 
-def test_page_has_the_source_of_every_mixer():
+def test_page_cites_a_paper_for_every_mixer():
     rows = {row.split("`")[1]: row for row in PAGE.split("## Mixers\n")[1].splitlines() if row.startswith("| `")}
     assert list(rows) == list(MIXERS)
     assert all(re.search(r"(20(1[4-9]|2\d))", row) for row in rows.values())

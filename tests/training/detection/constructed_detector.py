@@ -22,7 +22,7 @@ from lambdanets.inference.detector import Detector
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.model import build_model, describe, make_model_card
-from lambdanets.training.detection.module import VALIDATED
+from lambdanets.training.detection.module import VALIDATION_METRICS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import (
     IMAGES,
@@ -74,7 +74,7 @@ def assert_nontrivial_scores(run: Path) -> None:
     with (run / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
     assert rows
-    assert all(0.1 < float(row[name]) < 0.9 for row in rows for name in VALIDATED), rows
+    assert all(0.1 < float(row[name]) < 0.9 for row in rows for name in VALIDATION_METRICS), rows
 
 
 @torch.no_grad()

@@ -1,13 +1,13 @@
-"""Validation in training and `detect_set`, with a model that returns the ground truth."""
+"""Validation in training and `evaluate_detector`, with a model that returns the ground truth."""
 
 import pytest
 
 from lambdanets.data.coco.loader import evaluation_batches
-from lambdanets.inference.detection import detect_set
+from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.model import make_model_card
-from lambdanets.training.detection.module import VALIDATED, Detection
+from lambdanets.training.detection.module import VALIDATION_METRICS, Detection
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
 
@@ -27,8 +27,8 @@ def make_oracle_detector(recipe, images, **options):
 
 def test_an_oracle_scores_1(recipe_and_images):
     recipe, images = recipe_and_images
-    evaluation = detect_set(make_oracle_detector(recipe, images), images)
-    assert evaluation.read == [0, 1, 2, 3]
+    evaluation = evaluate_detector(make_oracle_detector(recipe, images), images)
+    assert evaluation.readable == [0, 1, 2, 3]
     objects = [instance for image in images.annotations.images for instance in image.objects if not instance.crowd]
     assert len(evaluation.results) == len(objects)
     for scores in evaluation.scores.summary().values():
@@ -37,7 +37,7 @@ def test_an_oracle_scores_1(recipe_and_images):
 
 def test_missed_objects_lower_the_score(recipe_and_images):
     recipe, images = recipe_and_images
-    scores = detect_set(make_oracle_detector(recipe, images, blind=(0, 1)), images).scores.summary()
+    scores = evaluate_detector(make_oracle_detector(recipe, images, blind=(0, 1)), images).scores.summary()
     assert 0 < scores["segm"]["AP"] < 1
     assert scores["segm"]["AP"] == pytest.approx(scores["bbox"]["AP"])
 
@@ -51,15 +51,15 @@ def test_validation_scores_equal_the_scores_of_detect_set(recipe_and_images, bli
     for number, batch in enumerate(evaluation_batches(images, 1)):
         module.validation_step(batch, number)
     module.on_validation_epoch_end()
-    summary = detect_set(make_oracle_detector(recipe, images, blind=blind), images).scores.summary()
-    assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
+    summary = evaluate_detector(make_oracle_detector(recipe, images, blind=blind), images).scores.summary()
+    assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATION_METRICS.items()}
     assert f"mask AP {summary['segm']['AP']:.4f}" in module.format_validated()
 
 
 def test_images_are_detected_one_at_a_time_in_any_batch_size(recipe_and_images):
     recipe, images = recipe_and_images
     detector = make_oracle_detector(recipe, images)
-    detect_set(detector, images)
+    evaluate_detector(detector, images)
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()
     for number, batch in enumerate(evaluation_batches(images, recipe.batch_size)):

@@ -19,7 +19,7 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection import module as detection
 from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.model import build_model
-from lambdanets.training.detection.module import VALIDATED, Detection
+from lambdanets.training.detection.module import VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.tasks import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_scores
@@ -116,7 +116,7 @@ def test_two_ranks_score_all_validation_images(tmp_path):
     write_scattered_digits(tmp_path / "digits", 1, 3, 0)
     recipe = tiny_recipe(tmp_path / "digits", detections=100)
     expected = validate(recipe, BatchSlice())
-    assert expected[0].keys() == VALIDATED.keys()
+    assert expected[0].keys() == VALIDATION_METRICS.keys()
     assert all(0.1 < score < 0.9 for score in expected[0].values())
     assert expected[1] == [[1, 2, 3]]
     first, second = run_on_two_ranks(lambda rank: validate(recipe, BatchSlice(rank, 2)), tmp_path)

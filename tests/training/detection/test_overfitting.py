@@ -8,7 +8,7 @@ from torch import nn
 
 from data.coco.coco_files import image, write
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detection import detect_set
+from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detector import Detector
 from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.loaders import training_batches
@@ -62,7 +62,7 @@ def test_overfits_one_image(tmp_path):
         optimizer.zero_grad()
         if step % 20 == 0:
             model.eval()
-            summary = detect_set(detector, validation).scores.summary()
+            summary = evaluate_detector(detector, validation).scores.summary()
             scores.append([summary[kind]["AP50"] for kind in ("bbox", "segm")])
             if min(scores[-1]) == 1:
                 return

@@ -1,1 +1,1 @@
-"""Pseudo-label tables: read, write, rank and select labels, and join them with the images of a student."""
+"""Pseudo-label tables: read, write, rank and select labels, and join them with the student's training images."""

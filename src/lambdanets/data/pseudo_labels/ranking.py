@@ -106,7 +106,7 @@ class Ranking:
         self._scan(_CUTOFFS, ["key", "class", "confidence"])
         if len(self._execute("SELECT class FROM cutoffs WHERE is_duplicate")["class"]):
             key = self._scan(_DUPLICATE_KEY, ["key", "class", "confidence"])["key"][0]
-            raise InputError(f"keys of a data set must be unique, got {key!r} more than once")
+            raise InputError(f"keys of a dataset must be unique, got {key!r} more than once")
 
     def copies(self, batch: pa.RecordBatch) -> np.ndarray:
         """Return the number of copies of each row of a batch, int32 (n,).

@@ -1,6 +1,6 @@
 """Reads and writes tables of pseudo-labels: one Parquet file per shard of images, and pseudo-labels.json.
 
-A table has one row per image with the columns `key` (name of the image in the shard, unique in the data set),
+A table has one row per image with the columns `key` (name of the image in the shard, unique in the dataset),
 `position` (index of the image in the shard), `class` and `confidence` (the most probable class and its probability),
 `classes` and `probabilities` (the `top` most probable classes, in descending order of probability). Tables of a
 selection also have the column `copies`: how often the image is in the selection.

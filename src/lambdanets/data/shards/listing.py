@@ -1,4 +1,4 @@
-"""shards.json: the tar files of a data set, the number of images in each, and the class names."""
+"""shards.json: the tar files of a dataset, the number of images in each, and the class names."""
 
 import json
 import re

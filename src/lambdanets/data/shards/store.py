@@ -62,7 +62,7 @@ class ShardStore:
         self._delay = delay
 
     def path(self, name: str) -> str:
-        """Return the path or URL of a file of the data set."""
+        """Return the path or URL of a file of the dataset."""
         return f"{self.location}/{name}" if is_url(self.location) else str(Path(self.location, name))
 
     def read_list(self) -> ShardList:

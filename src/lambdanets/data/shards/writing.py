@@ -1,4 +1,4 @@
-"""Writes a data set as WebDataset shards, in several processes, and resumes after interruptions."""
+"""Writes a dataset as WebDataset shards, in several processes, and resumes after interruptions."""
 
 import contextlib
 import io
@@ -83,9 +83,9 @@ def write_shards(
     check_images: bool = True,
     max_unreadable: int = 100,
 ) -> WrittenShards:
-    """Write a data set as shards, and shards.json at the end; or resume unfinished work.
+    """Write a dataset as shards, and shards.json at the end; or resume unfinished work.
 
-    source: a data set from `open_splits`, or paths of images without classes.
+    source: a dataset from `open_splits`, or paths of images without classes.
     images_per_shard: maximum number of images in a shard.
     processes: number of worker processes.
     seed: for the shuffling of the images of each split, so that every shard has images of different classes.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.evidence.benchmark import reference
-from lambdanets.evidence.benchmark.peers import Skipped, installed
+from lambdanets.evidence.benchmark.peers import Skipped, installed_version
 
 NAMES = ("sdpa", "flex-attention", "natten")
 
@@ -123,7 +123,7 @@ class _Natten(AttentionLayer):
 def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> AttentionLayer:
     """Build an attention layer by name. Raises Skipped if its package is not installed or cannot be imported."""
     if name == "natten":
-        if installed("natten") is None:
+        if installed_version("natten") is None:
             raise Skipped("not installed; pip install natten")
         try:
             importlib.import_module("natten")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lambdanets.device import free_memory
 from lambdanets.evidence.benchmark import attention
 from lambdanets.evidence.benchmark.measurement import Candidate, Case, Prepared, prepare_module
-from lambdanets.evidence.benchmark.options import Shapes, parse_shape
+from lambdanets.evidence.benchmark.options import LayerOptions, parse_shape
 from lambdanets.evidence.benchmark.peers import PEERS, Skipped, build_peer
 from lambdanets.evidence.benchmark.reference import Expected, compute_expected, reference_copy
 from lambdanets.layers import LambdaLayer2d
@@ -19,7 +19,7 @@ OURS, CONVOLUTION = "lambdanets", "convolution"
 NAMES = [OURS, *PEERS, *attention.NAMES, CONVOLUTION]
 
 
-def make_cases(options: Shapes, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+def make_cases(options: LayerOptions, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
     """Make one case per shape, scope and pass."""
     return [
         _case(options, device, shape, scope, phase)
@@ -29,7 +29,7 @@ def make_cases(options: Shapes, device: torch.device, rows: Sequence[Any] = ()) 
     ]
 
 
-def _case(options: Shapes, device: torch.device, shape: str, scope: int, phase: str) -> Case:
+def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, phase: str) -> Case:
     height, width, dim = parse_shape(shape)
     dtype = getattr(torch, options.dtype)
     training = phase == "training"

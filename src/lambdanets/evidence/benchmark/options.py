@@ -12,7 +12,7 @@ Pass = Literal["inference", "training"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
+class CommonOptions:
     """Options of all benchmarks. Raises InputError for invalid values and combinations."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # groups of options in the help
@@ -44,7 +44,7 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed(Common):
+class Timed(CommonOptions):
     """Options of the benchmarks that measure time."""
 
     repeats: int = 20
@@ -54,7 +54,7 @@ class Timed(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shapes(Common):
+class LayerOptions(CommonOptions):
     """Options of the benchmarks of single layers."""
 
     shapes: tuple[str, ...] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
@@ -72,12 +72,12 @@ class Shapes(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer(Shapes, Timed):
+class Layer(LayerOptions, Timed):
     """Time of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(Shapes):
+class Memory(LayerOptions):
     """Peak memory of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution."""
 
     passes: tuple[Pass, ...] = ("training",)
@@ -122,10 +122,10 @@ class Scaling(Timed):
     """Memory limit per candidate in GiB; half of the free memory by default."""
 
 
-KINDS: dict[str, type[Common]] = {"layer": Layer, "model": Model, "memory": Memory, "scaling": Scaling}
+KINDS: dict[str, type[CommonOptions]] = {"layer": Layer, "model": Model, "memory": Memory, "scaling": Scaling}
 
 
-def _check(options: Common) -> None:
+def _check(options: CommonOptions) -> None:
     """Raise InputError for non-positive numbers, empty lists, even scopes and malformed shapes."""
     for name, value in vars(options).items():
         values = value if isinstance(value, tuple) else (value,)
@@ -134,7 +134,7 @@ def _check(options: Common) -> None:
         for number in values:
             if name != "seed" and isinstance(number, int | float) and not 0 < number < math.inf:
                 raise InputError(f"{_flag(name)} must be positive and finite, got {number}")
-    if isinstance(options, Shapes):
+    if isinstance(options, LayerOptions):
         for shape in options.shapes:
             if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
                 raise InputError(f"--shapes must be HEIGHTxWIDTHxCHANNELS such as 28x28x128, got {shape!r}")
@@ -149,12 +149,14 @@ def _check(options: Common) -> None:
     if isinstance(options, Scaling) and options.heads > options.query_depth:
         # the attention baseline uses the first h of the table's k channels as biases
         raise InputError(f"--heads must be at most --query-depth ({options.query_depth}), got {options.heads}")
-    scopes = options.scopes if isinstance(options, Shapes) else (options.scope,) if isinstance(options, Model) else ()
+    scopes = (
+        options.scopes if isinstance(options, LayerOptions) else (options.scope,) if isinstance(options, Model) else ()
+    )
     if even := [scope for scope in scopes if scope % 2 == 0]:
         raise InputError(f"scope must be odd, got {even[0]}")
 
 
-def check_candidates(options: Common, known: list[str]) -> None:
+def check_candidates(options: CommonOptions, known: list[str]) -> None:
     """Raise InputError for a name that is not a candidate of this benchmark."""
     for name in options.candidates or ():
         if name not in known:

@@ -92,7 +92,7 @@ PEERS = {
 }
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """The installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
@@ -106,7 +106,7 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
     Raises Skipped if the package is not installed or cannot be imported.
     """
     peer = PEERS[name]
-    if installed(peer.package) is None:
+    if installed_version(peer.package) is None:
         raise Skipped(f"not installed; pip install {peer.package}")
     try:
         theirs = peer.build(layer)

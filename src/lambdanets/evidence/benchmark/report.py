@@ -11,8 +11,8 @@ from typing import Any
 from lambdanets.evidence.benchmark.layer import OURS
 from lambdanets.evidence.benchmark.measurement import NOT_REACHED, Row
 from lambdanets.evidence.benchmark.model import PLAIN
-from lambdanets.evidence.benchmark.options import Common
-from lambdanets.evidence.benchmark.peers import installed
+from lambdanets.evidence.benchmark.options import CommonOptions
+from lambdanets.evidence.benchmark.peers import installed_version
 from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, geometric_mean, summarize
 from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.files import atomic_write, encode_utf8
@@ -28,7 +28,7 @@ class Report:
     """The settings and results of a benchmark. finished: False if it was interrupted."""
 
     kind: str
-    options: Common
+    options: CommonOptions
     device: str
     started: str
     rows: list[Row] = field(default_factory=list)
@@ -78,7 +78,7 @@ def read_rows(content: Mapping[str, Any]) -> list[Row]:
 
 def baseline_versions() -> dict[str, str | None]:
     """Return the versions of the baselines' packages; None for those not installed."""
-    return {name: installed(name) for name in BASELINE_PACKAGES}
+    return {name: installed_version(name) for name in BASELINE_PACKAGES}
 
 
 def aggregate(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from lambdanets.device import best_device, check_bfloat16, free_memory
 from lambdanets.errors import InputError
 from lambdanets.evidence.benchmark import layer, model, plots, scaling
 from lambdanets.evidence.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
-from lambdanets.evidence.benchmark.options import KINDS, Common, Shapes, check_candidates, parse_shape
-from lambdanets.evidence.benchmark.peers import KNOWN_INCORRECT, installed
+from lambdanets.evidence.benchmark.options import KINDS, CommonOptions, LayerOptions, check_candidates, parse_shape
+from lambdanets.evidence.benchmark.peers import KNOWN_INCORRECT, installed_version
 from lambdanets.evidence.benchmark.report import (
     RESULTS,
     Report,
@@ -39,7 +39,7 @@ _CASES: dict[str, tuple[Cases, list[str]]] = {
 }
 
 
-def run(kind: str, options: Common) -> Path:
+def run(kind: str, options: CommonOptions) -> Path:
     """Check the options, measure all cases, and return the folder with results.json and plots.
 
     An interrupted benchmark writes its results so far and raises KeyboardInterrupt; another call with the same options
@@ -96,7 +96,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
             report.write(folder)
 
 
-def _check(options: Common, names: list[str]) -> torch.device:
+def _check(options: CommonOptions, names: list[str]) -> torch.device:
     """Return the device to measure on. Raises InputError for invalid options."""
     check_candidates(options, names)
     algorithm = getattr(options, "algorithm", "auto")
@@ -113,9 +113,9 @@ def _check(options: Common, names: list[str]) -> torch.device:
     return device
 
 
-def _check_memory(options: Common, device: torch.device) -> None:
+def _check_memory(options: CommonOptions, device: torch.device) -> None:
     """Raise InputError if not even the input and output of a layer fit into memory."""
-    if not isinstance(options, Shapes):
+    if not isinstance(options, LayerOptions):
         return
     free = free_memory(device)
     for shape in options.shapes:
@@ -129,7 +129,7 @@ def _check_memory(options: Common, device: torch.device) -> None:
 
 
 def _measure_options(
-    kind: str, options: Common, device: torch.device, on_progress: Callable[[str], Any]
+    kind: str, options: CommonOptions, device: torch.device, on_progress: Callable[[str], Any]
 ) -> MeasureOptions:
     return MeasureOptions(
         device,
@@ -142,10 +142,10 @@ def _measure_options(
     )
 
 
-def _heading(device: torch.device, options: Common) -> list[str]:
+def _heading(device: torch.device, options: CommonOptions) -> list[str]:
     machine = hardware()
     threads = options.threads or machine["threads"]
     cpu = f"{machine['processor']}, {threads} of {machine['cores']} cores"
     lines = [f"{options.dtype} on {machine['gpu'] if device.type == 'cuda' else cpu}, PyTorch {torch.__version__}"]
-    lines += [f"skipped: {name} ({reason})" for name, reason in KNOWN_INCORRECT.items() if installed(name)]
+    lines += [f"skipped: {name} ({reason})" for name, reason in KNOWN_INCORRECT.items() if installed_version(name)]
     return lines

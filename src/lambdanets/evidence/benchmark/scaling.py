@@ -208,7 +208,10 @@ def _expected_rows(rows: Callable[[Tensor], Tensor], inputs: Inputs, checked: Te
 
 
 def _row_of_table(table: Tensor, grid: tuple[int, ...], n: int, causal: bool, fill: float = 0.0) -> Tensor:
-    """Return R[m - n] for a query position n and all m, (c, m), from (c, 2 S_1 - 1..); if causal, `fill` for m > n."""
+    """Return the embeddings R[m - n], (c, m), of query position n at all context positions m.
+
+    table: R, (c, 2 S_1 - 1, .., 2 S_D - 1). causal: set entries with m > n to `fill`.
+    """
     window, remainder = table, n
     for axis in range(len(grid) - 1, -1, -1):
         remainder, coordinate = divmod(remainder, grid[axis])

@@ -65,7 +65,7 @@ def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
 
 
-def with_model_of_weights(recipe: Recipe) -> Recipe:
+def resolve_model_from_weights(recipe: Recipe) -> Recipe:
     """If the recipe names no model, take model, options, channels and normalization from its initial weights.
 
     The recipe's own model_options override those of the weights.

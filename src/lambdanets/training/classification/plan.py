@@ -17,22 +17,22 @@ from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
 from lambdanets.provenance import hardware
-from lambdanets.training.classification.model import ClassificationProbe, with_model_of_weights
+from lambdanets.training.classification.model import ClassificationProbe, resolve_model_from_weights
 from lambdanets.training.classification.task import open_for_training
 from lambdanets.training.memory import largest_micro_batch, training_memory
-from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, images_per_rank, with_precision
+from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, images_per_rank, resolve_precision
 from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.speed import format_duration
 
-SAMPLED_FILES = 200  # at most; their mean size is used for the whole data set
+SAMPLED_FILES = 200  # at most; their mean size is used for the whole dataset
 FLOPS_PER_STEP = {"cpu": 3e11, "cuda": 3e13}  # forward and backward; determines the batch size of the measured steps
 MEASURED_STEPS = 3
 
 
 @dataclass(frozen=True)
 class DataSize:
-    """Number of images and classes of a data set, mean bytes per file, and where the numbers are from."""
+    """Number of images and classes of a dataset, mean bytes per file, and where the numbers are from."""
 
     images: int
     classes: int
@@ -116,12 +116,12 @@ class Plan:
 def plan(recipe: Recipe, devices: int) -> Plan:
     """Estimate the cost of a recipe on a number of devices like this one, by timing a few steps on this device.
 
-    If the recipe has no data, the plan is for a data set of ImageNet's size. No files are written. Raises InputError
+    If the recipe has no data, the plan is for a dataset of ImageNet's size. No files are written. Raises InputError
     where training would.
     """
     if devices < 1:
         raise InputError(f"devices must be at least 1, got {devices}")
-    recipe = with_precision(with_model_of_weights(recipe) if recipe.weights else recipe)
+    recipe = resolve_precision(resolve_model_from_weights(recipe) if recipe.weights else recipe)
     check_precision(recipe.precision)
     data = _data_size(recipe)
     pseudo_images = 0

@@ -24,7 +24,7 @@ from lambdanets.training.classification.model import (
     build_model,
     describe,
     make_model_card,
-    with_model_of_weights,
+    resolve_model_from_weights,
 )
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import Panels
@@ -64,7 +64,7 @@ class ClassificationTask(Task):
 
     @classmethod
     def resolve(cls, recipe: Recipe) -> Recipe:
-        return with_model_of_weights(recipe)
+        return resolve_model_from_weights(recipe)
 
     @classmethod
     def open(cls, recipe: Recipe, world: World, resumed: bool) -> "ClassificationTask":

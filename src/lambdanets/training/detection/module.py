@@ -25,7 +25,7 @@ LOSSES = {
     "loss_rpn_box_reg": "proposal_loss",
 }
 # Columns of metrics.csv: type of the evaluation and score.
-VALIDATED = {
+VALIDATION_METRICS = {
     "bbox_AP": ("bbox", "AP"),
     "bbox_AP50": ("bbox", "AP50"),
     "segm_AP": ("segm", "AP"),
@@ -115,7 +115,7 @@ class Detection(TrainingModule):
         ground_truth = self._validation.annotations.to_coco(sorted(indices))
         summary = evaluate(ground_truth, results, detections=self.recipe.detections).summary()
         # None if no readable image has objects
-        values = {name: summary[kind][score] for name, (kind, score) in VALIDATED.items()}
+        values = {name: summary[kind][score] for name, (kind, score) in VALIDATION_METRICS.items()}
         return {name: float("nan") if value is None else value for name, value in values.items()}
 
     def format_validated(self) -> str:

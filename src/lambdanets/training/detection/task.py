@@ -14,7 +14,7 @@ from lambdanets.data.coco.sets import report_findings
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
-from lambdanets.inference.detection import detect_set
+from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.weights import file_identity
@@ -23,7 +23,7 @@ from lambdanets.training.curves import Panels
 from lambdanets.training.detection.data import open_datasets, write_findings
 from lambdanets.training.detection.loaders import training_batches
 from lambdanets.training.detection.model import DetectionProbe, build_model, describe, make_model_card
-from lambdanets.training.detection.module import LOSSES, VALIDATED, Detection
+from lambdanets.training.detection.module import LOSSES, VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import MetricsLog
@@ -41,11 +41,11 @@ class DetectionResult(Result):
 class DetectionTask(Task):
     """Object detection and instance segmentation."""
 
-    METRICS: ClassVar[tuple[str, ...]] = (*Detection.SUMS, *VALIDATED)
+    METRICS: ClassVar[tuple[str, ...]] = (*Detection.SUMS, *VALIDATION_METRICS)
     PANELS: ClassVar[Panels] = (
         ("loss", ("loss",)),
         ("loss terms", tuple(LOSSES.values())),
-        ("average precision on the validation images", tuple(VALIDATED)),
+        ("average precision on the validation images", tuple(VALIDATION_METRICS)),
     )
     BEST: ClassVar[str] = "segm_AP"
     RESULT: ClassVar[type[Result]] = DetectionResult
@@ -106,11 +106,11 @@ class DetectionTask(Task):
         # Lightning moves the model to the CPU at the end
         model: Any = self.model.to(best_device()).eval()
         detector = Detector(model, make_model_card(recipe, self.classes, self.category_ids))
-        evaluation = detect_set(detector, self.validation, workers=recipe.workers)
+        evaluation = evaluate_detector(detector, self.validation, workers=recipe.workers)
         draw_detections(detector, self.validation, evaluation, folder)
         return {
             **evaluation.scores.to_dict(),
-            "images": len(evaluation.read),
+            "images": len(evaluation.readable),
             "dropped": {
                 "training": self.training.findings.counts(),
                 "validation": self.validation.findings.counts(),
