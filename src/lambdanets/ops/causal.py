@@ -14,6 +14,7 @@ from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
 
 CHUNK = 16  # positions
 GROUP = 32  # chunks
+_MAX_EXPORTED_CHUNKS = 1 << 16  # in graphs of dynamic length: 1,048,576 positions
 
 
 def causal_content(
@@ -54,7 +55,10 @@ def _unnormalized(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])
+    if torch.compiler.is_exporting():
+        maxima = _exported_maximum(keys)
+    else:
+        maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])
     values_and_ones = F.pad(values, (0, 1), value=1.0)  # the last channel, with ones as values, gives Z
     weights, decay, states = _scan(keys, maxima, values_and_ones, _Exponential)
     normalizer = decay * states[..., -1].unsqueeze(3) + weights.sum(dim=4)  # Z
@@ -139,6 +143,23 @@ def running_maximum(keys: Tensor, dim: int) -> Tensor:
     Detached, because S_n / Z_n does not depend on it.
     """
     return keys.detach().cummax(dim=dim).values.clamp(min=torch.finfo(keys.dtype).min)
+
+
+def _exported_maximum(keys: Tensor) -> Tensor:
+    """`running_maximum` of chunked keys (b, u, c, t, k) for graphs, because ONNX has no operator for it."""
+    within_chunk = _doubling_maximum(keys.detach(), 3, CHUNK)
+    chunks = keys.shape[2] if isinstance(keys.shape[2], int) else _MAX_EXPORTED_CHUNKS
+    until_chunk = _doubling_maximum(within_chunk[:, :, :, -1], 2, chunks)
+    before_chunk = F.pad(until_chunk, (0, 0, 1, 0), value=-torch.inf).narrow(2, 0, keys.shape[2])
+    return torch.maximum(within_chunk, before_chunk.unsqueeze(3)).clamp(min=torch.finfo(keys.dtype).min)
+
+
+def _doubling_maximum(x: Tensor, dim: int, length: int) -> Tensor:
+    """Return the running maximum along an axis of at most `length` elements, in log2(length) steps."""
+    for step in range((length - 1).bit_length()):
+        padding = [0, 0] * (x.ndim - 1 - dim) + [1 << step, 0]
+        x = torch.maximum(x, F.pad(x, padding, value=-torch.inf).narrow(dim, 0, x.shape[dim]))
+    return x
 
 
 def _chunk_states(chunk_sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Scaling) -> Tensor:

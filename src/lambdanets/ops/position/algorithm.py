@@ -124,14 +124,6 @@ class Algorithm(ABC):
         return False
 
 
-class Traceable(ABC):
-    """An algorithm that can be computed without Python loops over sizes, as torch.export requires."""
-
-    @abstractmethod
-    def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
-        """Compute (b, h, n, v) from queries (b, h, n, k), an odd table (r_1..r_D, k, u) and values (b, n, v, u)."""
-
-
 def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
     """Add rows (b, h, n, i) @ matrices (b, i, j) to total (b, h, n, j), in place if contiguous as (b, n, h, j)."""
     flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients, Traceable
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
@@ -37,7 +37,7 @@ class _ConvolutionAlgorithm(Algorithm):
         return BoundConvolution(problem.limit_lambda_bytes(), self.lambdas)
 
 
-class Convolution(_ConvolutionAlgorithm, Traceable):
+class Convolution(_ConvolutionAlgorithm):
     """An n-d convolution with v in the batch."""
 
     name = "convolution"
@@ -48,13 +48,6 @@ class Convolution(_ConvolutionAlgorithm, Traceable):
     @staticmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
         return _CONVOLUTIONS[maps.ndim - 3](maps.flatten(0, 1), weights).unflatten(0, maps.shape[:2])
-
-    def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
-        maps = values.permute(0, 2, 3, 1).unflatten(3, problem.grid).contiguous()
-        weights = table.movedim((-2, -1), (0, 1))
-        padding = [side // 2 for side in weights.shape[2:]]
-        lambdas = _CONVOLUTIONS[len(problem.grid)](maps.flatten(0, 1), weights, padding=padding)
-        return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas.unflatten(0, maps.shape[:2]).flatten(3))
 
 
 class DepthwiseConvolution(_ConvolutionAlgorithm):

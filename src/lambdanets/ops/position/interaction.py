@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import mask_future, static_shape
-from lambdanets.ops.position.algorithm import Traceable
-from lambdanets.ops.position.convolution import Convolution
+from lambdanets.ops.geometry import static_shape
 from lambdanets.ops.position.derivatives import interact
-from lambdanets.ops.position.lambda_order import LambdaOrder
 from lambdanets.ops.position.operators import position_interaction_operator
-from lambdanets.ops.position.plan import ALGORITHMS, Plan, check_algorithm, make_plan
-from lambdanets.ops.position.problem import Factors, Problem, redilate, undilate
-from lambdanets.ops.precision import compute_and_result_dtype, output_dtype, without_autocast
+from lambdanets.ops.position.plan import Plan, check_algorithm, make_plan
+from lambdanets.ops.position.problem import Factors, redilate, undilate
+from lambdanets.ops.position.traced import trace_interaction
+from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
 def position_interaction(
@@ -39,7 +37,8 @@ def position_interaction(
         sum_k q[b,h,n,k] content[b,k,:] to y.
     dilation: spacing of the offsets, in positions.
     causal: use only context positions up to and including the query in row-major order.
-    algorithm: a name from ALGORITHMS, or "auto" to choose the fastest according to `plan`.
+    algorithm: a name from ALGORITHMS, or "auto" to choose the fastest according to `plan`. Exported graphs have their
+        own choice.
 
     Returns (b, h, n, v) in the dtype of the inputs, exact up to rounding. Sums are in float32 or wider. float16 inputs
     are computed in float32, or by fused kernels in float16 scaled by powers of two; under float16 autocast the result
@@ -50,15 +49,13 @@ def position_interaction(
     factors = Factors(queries, table, values, content)
     factors, grid, result_dtype = _prepare(factors, grid, dilation, causal, algorithm)
     with without_autocast(queries.device):
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            output = trace_interaction(factors, grid, dilation, causal)
+        elif torch.compiler.is_compiling():
             output = position_interaction_operator(*factors, grid, dilation, causal, algorithm)
         else:
             factors, problem = undilate(factors, grid, dilation, causal)
-            if torch.compiler.is_exporting() or torch.jit.is_tracing():
-                output = _interact_traceable(factors, problem, algorithm)
-            else:
-                output = interact(factors, make_plan(problem, algorithm))
-            output = redilate(output, grid, dilation)
+            output = redilate(interact(factors, make_plan(problem, algorithm)), grid, dilation)
     return output.to(result_dtype)
 
 
@@ -108,24 +105,6 @@ def _prepare(
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
     content = None if content is None else content.to(dtype)
     return Factors(queries, table, values, content), grid, result_dtype
-
-
-def _interact_traceable(factors: Factors, problem: Problem, algorithm: str) -> Tensor:
-    """Compute the output with standard PyTorch operations only, for torch.export and ONNX.
-
-    If the algorithm is not Traceable, use the traceable one with fewer operations per example.
-    """
-    queries, table, values, content = factors
-    queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
-    table = table.to(values.dtype)
-    if problem.causal:
-        table = mask_future(table, len(problem.grid))
-    traceable = ALGORITHMS.get(algorithm)
-    if not isinstance(traceable, Traceable):
-        scope = math.prod(table.shape[: len(problem.grid)])
-        traceable = LambdaOrder() if problem.positions <= scope else Convolution()
-    output = traceable.traceable_term(queries, table, values, problem)
-    return output if content is None else output + queries @ content.unsqueeze(1)
 
 
 def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:

@@ -7,14 +7,13 @@ Cost: n m k u b v multiply-adds for any scope; E has n m k u elements. Suitable 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import pairwise_embeddings
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients, Traceable
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.position.tiling import Axis, make_block, make_block_backward
 
 
-class LambdaOrder(Algorithm, Traceable):
+class LambdaOrder(Algorithm):
     name = "lambda_order"
     keeps_bfloat16 = True
 
@@ -37,12 +36,6 @@ class LambdaOrder(Algorithm, Traceable):
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundLambdaOrder":
         return BoundLambdaOrder(problem.limit_lambda_bytes())
-
-    def traceable_term(self, queries: Tensor, table: Tensor, values: Tensor, problem: Problem) -> Tensor:
-        n, k, u = problem.positions, problem.query_depth, problem.intra_depth
-        embeddings = pairwise_embeddings(table, problem.grid, 1).reshape(n * k, u * n)
-        lambdas = embeddings @ values.permute(3, 1, 0, 2).reshape(u * n, -1)
-        return torch.einsum("bhnk,nkbv->bhnv", queries, lambdas.view(n, k, values.shape[0], values.shape[2]))
 
 
 class BoundLambdaOrder(BoundPositionAlgorithm):

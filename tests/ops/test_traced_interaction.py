@@ -1,0 +1,81 @@
+"""The position term in exported graphs: every form equals the definition in float64."""
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets.ops import definition, position_interaction
+
+# grid, sides of the table, h, k, v, u
+CASES = {
+    "few values": ((5, 6), (9, 7), 16, 4, 2, 1),
+    "few heads": ((4, 5), (7, 9), 2, 4, 12, 1),
+    "small scope": ((9, 11), (3, 3), 2, 4, 6, 1),
+    "large map": ((20, 23), (15, 17), 2, 4, 8, 1),
+    "large map, tiles of rows": ((33, 20), (9, 15), 2, 4, 8, 1),
+    "large map, odd tiles": ((31, 17), (11, 13), 2, 3, 8, 1),
+    "intra-depth": ((20, 18), (15, 17), 2, 4, 8, 2),
+    "intra-depth, few heads": ((4, 5), (7, 9), 2, 4, 12, 3),
+    "table larger than the grid": ((3, 4), (23, 23), 2, 4, 12, 1),
+    "one position": ((1, 1), (5, 5), 2, 4, 8, 1),
+    "sequence": ((65,), (41,), 2, 4, 8, 1),
+    "volume": ((4, 5, 14), (3, 5, 11), 2, 4, 8, 1),
+}
+
+
+class Interaction(nn.Module):
+    def __init__(self, grid, table, **options):
+        super().__init__()
+        self.grid, self.options = grid, options
+        self.table = nn.Parameter(table)
+
+    def forward(self, queries, values, content):
+        return position_interaction(queries, self.table, values, self.grid, content=content, **self.options)
+
+
+def make_case(grid, sides, h, k, v, u, batch=2):
+    generator = torch.Generator().manual_seed(0)
+    n = torch.Size(grid).numel()
+    shapes = {"queries": (batch, h, n, k), "table": (*sides, k, u), "values": (batch, n, v, u), "content": (batch, k, v)}
+    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(("dilation", "causal"), [(1, False), (2, False), (1, True), (3, True)])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_exported_interaction_equals_the_definition(case, dilation, causal):
+    inputs = make_case(*case)
+    table = inputs.pop("table")
+    module = Interaction(case[0], table, dilation=dilation, causal=causal)
+    exported = torch.export.export(module, (), inputs).module()
+    expected = definition.position_interaction(
+        inputs["queries"], table, inputs["values"], case[0], dilation=dilation, causal=causal
+    )
+    expected = expected + inputs["queries"] @ inputs["content"].unsqueeze(1)
+    torch.testing.assert_close(exported(**inputs), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["few heads", "few values", "small scope", "large map"])
+def test_exported_interaction_accepts_any_batch_size(name):
+    inputs = make_case(*CASES[name])
+    table = inputs.pop("table")
+    module = Interaction(CASES[name][0], table)
+    shapes = {key: {0: torch.export.Dim.DYNAMIC} for key in inputs}
+    exported = torch.export.export(module, (), inputs, dynamic_shapes=shapes).module()
+    for batch in (1, 5):
+        others = make_case(*CASES[name], batch=batch)
+        del others["table"]
+        torch.testing.assert_close(exported(**others), module(**others), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["few heads", "small scope", "large map"])
+def test_float32_error_in_graphs_is_at_most_twice_the_reference_error(name):
+    inputs = make_case(*CASES[name])
+    del inputs["content"]
+    grid = CASES[name][0]
+    exact = definition.position_interaction(inputs["queries"], inputs["table"], inputs["values"], grid)
+    small = {key: x.float() for key, x in inputs.items()}
+    reference = definition.position_interaction(small["queries"], small["table"], small["values"], grid)
+    module = Interaction(grid, small.pop("table"))
+    actual = torch.export.export(module, (), {**small, "content": None}).module()(**small, content=None)
+    bound = 2 * (reference - exact).norm() + 1e-7 * exact.norm()
+    assert (actual - exact).norm() <= bound
