@@ -1,6 +1,7 @@
 """Time of networks with lambda layers of other packages, before and after ln.adopt, and of the layers alone.
 
-    python experiments/adopted_networks.py [--names PART ...] [--batch 8] [--threads 2] [--out FILE]
+    python experiments/adopted_networks.py --out FILE [--names NAME ...] [--batch 8] [--threads 2]    measure
+    python experiments/adopted_networks.py [--page docs/adoption.md]    write table and figure from committed results
 
 For each network, inference and a training step, original and adopted, contiguous and in channels_last, are timed
 interleaved in one process, after their outputs were compared. The layers alone are timed on the maps that they get in
@@ -23,12 +24,16 @@ from torch import Tensor, nn
 
 from lambdanets import adopt
 from lambdanets.errors import one_line
+from lambdanets.evidence import plot_style
 from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results/xeon-2-cores/adopted_networks.json"
+BEGIN, END = "<!-- written by experiments/adopted_networks.py -->\n", "<!-- end of adopted_networks -->\n"
 sys.path.append(str(ROOT / "tests"))  # the networks of d-li14 and leaderj1001, written from their formulas
 
 from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet  # noqa: E402 - after the path
@@ -132,6 +137,63 @@ def _time(runs: dict[str, Callable[[], Any]], repeats: int, seconds: float) -> d
     return {name: {key: round(value, 2) for key, value in s._asdict().items()} for name, s in summaries.items()}
 
 
+def write_page(page: Path, result: dict[str, Any]) -> None:
+    """Replace the table between the markers of the page, and write the figure next to the page."""
+    rows = []
+    for name in dict.fromkeys(row["network"] for row in result["rows"]):
+        cells = [f"`{name}`" if name in TIMM else name]
+        for phase in ("inference", "training"):
+            medians = _medians(result, name, "network", phase)
+            before, after = medians["original, contiguous"], medians["adopted, contiguous"]
+            cells += [f"{before:.0f}", f"{after:.0f} ({before / after:.2f})"]
+            layers = _medians(result, name, "layers", phase)
+            last, ratio = (
+                medians["adopted, channels_last"],
+                layers["original, contiguous"] / layers["adopted, contiguous"],
+            )
+            cells += [f"{last:.0f} ({before / last:.2f})", f"{ratio:.1f}"]
+        rows.append(cells)
+    header = ["network"]
+    for phase in ("inference", "training"):
+        header += [f"{phase}, original", "adopted", "adopted, channels_last", "layers alone"]
+    text = page.read_text(encoding="utf-8")
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    page.write_text(before + markdown_table(header, *rows) + "\n" + after, encoding="utf-8")
+    plot_style.save(_draw(result), page.with_name("adopted_networks.png"))
+
+
+def _draw(result: dict[str, Any]) -> Any:
+    """Bars of the speed of adopted networks relative to the original, inference and training."""
+    figure, axes = plot_style.subplots(1, 2, width=10, height=3.6)
+    names = list(dict.fromkeys(row["network"] for row in result["rows"]))
+    for ax, phase in zip(axes, ("inference", "training"), strict=True):
+        for offset, layout, color in (
+            (-0.2, "channels_last", plot_style.OURS),
+            (0.2, "contiguous", plot_style.NEUTRAL),
+        ):
+            speeds = []
+            for name in names:
+                medians = _medians(result, name, "network", phase)
+                speeds.append(medians["original, contiguous"] / medians[f"adopted, {layout}"])
+            bars = ax.barh(
+                [i - offset for i in range(len(names))], speeds, 0.4, label=f"adopted, {layout}", color=color
+            )
+            ax.bar_label(bars, [f"{speed:.2f}" for speed in speeds], padding=3, fontsize=9)
+        ax.axvline(1, color=plot_style.REFERENCE, linestyle="--")
+        ax.set(title=phase, xlabel="speed relative to the original, contiguous")
+        ax.set_yticks(range(len(names)), names if ax is axes[0] else [""] * len(names))
+        ax.set_xlim(0, 1.2 * ax.get_xlim()[1])
+        ax.invert_yaxis()
+    axes[1].legend(loc="upper right", fontsize=9)
+    return figure
+
+
+def _medians(result: dict[str, Any], network: str, what: str, phase: str) -> dict[str, float]:
+    """Median milliseconds by candidate."""
+    (row,) = [row for row in result["rows"] if (row["network"], row["what"], row["phase"]) == (network, what, phase)]
+    return {name: summary["median"] for name, summary in row["milliseconds"].items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
@@ -139,8 +201,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=20, help="timed runs of each candidate at most")
     parser.add_argument("--seconds", type=float, default=20, help="time for the runs of each candidate, roughly")
-    parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/adoption.json")
+    parser.add_argument("--out", type=Path, help="results; without it, the page is written from committed results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/adoption.md")
     arguments = parser.parse_args()
+    if arguments.out is None:
+        write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
+        return
     torch.set_num_threads(arguments.threads)
     result: dict[str, Any] = {"commit": commit(), "versions": versions(), "hardware": hardware(), "rows": []}
     for name in arguments.names:

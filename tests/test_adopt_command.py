@@ -1,5 +1,10 @@
 """`lambdanets adopt`: models by name, weight files and folders of timm."""
 
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
 import pytest
 import timm
 import torch
@@ -8,6 +13,7 @@ from PIL import Image
 import lambdanets as ln
 from lambdanets.cli import main
 
+PAGE = Path(__file__).parents[1] / "docs/adoption.md"
 LAYERS = ["stages.2.1.self_attn", "stages.3.0.self_attn", "stages.3.1.self_attn"]
 
 
@@ -78,3 +84,25 @@ def test_does_not_overwrite_its_output(tmp_path, capsys):
     (tmp_path / "model/file").touch()
     assert adopt("lambda_resnet26t", "--no-pretrained", "--out", tmp_path / "model") == 2
     assert "exists and is not an empty folder" in capsys.readouterr().err
+
+
+def test_finetuning_on_the_page_ends_with_a_network_for_timm(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for index in range(16):
+        path = tmp_path / f"PHOTOS/{('cat', 'dog')[index % 2]}/{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(path)
+    monkeypatch.chdir(tmp_path)
+    section = PAGE.read_text(encoding="utf-8").split("## Fine-tune")[1].split("\n## ")[0]
+    adopt_command, train_command = re.findall(r"^    (lambdanets .*)$", section, re.MULTILINE)
+    assert main([*shlex.split(adopt_command)[1:], "--no-pretrained", "--seconds", "0"]) == 0
+    smaller = "--epochs 1 --image-size 32 --batch-size 4 --warmup-epochs 0"
+    assert main([*shlex.split(train_command)[1:], *smaller.split()]) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    variables = {"ln": ln, "timm": timm}
+    exec(code, variables)
+    finetuned, trained = variables["finetuned"].eval(), ln.load("runs/photos", device="cpu")
+    assert trained.classes == ("cat", "dog")
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(finetuned(x), trained.model(x), rtol=1e-3, atol=1e-3)

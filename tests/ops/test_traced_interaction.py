@@ -36,7 +36,12 @@ class Interaction(nn.Module):
 def make_case(grid, sides, h, k, v, u, batch=2):
     generator = torch.Generator().manual_seed(0)
     n = torch.Size(grid).numel()
-    shapes = {"queries": (batch, h, n, k), "table": (*sides, k, u), "values": (batch, n, v, u), "content": (batch, k, v)}
+    shapes = {
+        "queries": (batch, h, n, k),
+        "table": (*sides, k, u),
+        "values": (batch, n, v, u),
+        "content": (batch, k, v),
+    }
     return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
 
 
