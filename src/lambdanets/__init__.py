@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lambdanets import layers, models, ops
     from lambdanets.adoption import adopt, foreign_state_dict
     from lambdanets.calibration import calibrate
+    from lambdanets.deployment.export import export
     from lambdanets.inference.classifier import Classifier
     from lambdanets.inference.detector import Detector
     from lambdanets.inference.evaluation import evaluate
@@ -47,6 +48,7 @@ __all__ = [
     "create_model",
     "decode_step",
     "evaluate",
+    "export",
     "foreign_state_dict",
     "lambda_interaction",
     "layers",
@@ -70,6 +72,7 @@ _MODULES = {
     "Detector": "inference.detector",
     "calibrate": "calibration",
     "evaluate": "inference.evaluation",
+    "export": "deployment.export",
     "load": "inference.loading",
     "mask_rcnn": "models.mask_rcnn",
     **dict.fromkeys(("push_to_hub", "save_pretrained"), "inference.hub"),

@@ -19,6 +19,7 @@ _MACHINE_ERRORS = {
 EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "pyarrow", "duckdb"), "train"),
     **dict.fromkeys(("faster_coco_eval", "pycocotools"), "detection"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino"), "export"),
 }
 
 

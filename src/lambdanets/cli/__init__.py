@@ -28,6 +28,7 @@ COMMANDS = {
     "predict": "Classify image files: lambdanets predict CHECKPOINT IMAGES...",
     "detect": "Train and use Mask R-CNN detectors: lambdanets detect train | evaluate | predict | report.",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",
+    "export": "Export a classifier to ONNX, OpenVINO or torch.export: lambdanets export RUN --to onnx --out FILE.",
     "shard": "Write a dataset as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
     "pseudo-label": "Pseudo-label images with a teacher: lambdanets pseudo-label TEACHER SHARDS OUT.",
     "compare": "Compare model variants over several seeds: lambdanets compare STUDIES [RECIPE].",

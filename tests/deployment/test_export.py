@@ -1,0 +1,155 @@
+"""`lambdanets.export` and `lambdanets export`."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import lambdanets as ln
+from lambdanets.cli import main
+from lambdanets.deployment.runtimes import RUNTIMES, Onnx
+from lambdanets.errors import InputError
+from training.teachers import write_teacher
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+openvino = pytest.importorskip("openvino", reason="openvino is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return ln.create_model("lambda_resnet20_small", num_classes=3).eval()
+
+
+def leftovers(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("to", "names"), [("onnx", ["m.onnx"]), ("openvino", ["m.bin", "m.xml"]), ("pt2", ["m.pt2"])])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed size", "dynamic"])
+def test_exported_network_equals_pytorch(to, names, dynamic, network, tmp_path):
+    exported = ln.export(network, tmp_path / names[-1], to=to, image_size=(24, 36), dynamic=dynamic)
+    assert leftovers(tmp_path) == names
+    assert len(exported.errors) == (3 if dynamic else 1)
+    assert max(exported.errors.values()) < 1e-4
+    images = torch.randn(2, 3, 31, 33) if dynamic else torch.randn(1, 3, 24, 36)
+    (output,) = RUNTIMES[to].open(exported.path)(images)
+    with torch.no_grad():
+        torch.testing.assert_close(output, network(images), rtol=1e-3, atol=1e-3)
+
+
+def test_onnx_file_of_a_classifier_has_classes_and_preprocessing(tmp_path):
+    weights = write_teacher(tmp_path / "teacher")
+    classifier = ln.load(weights, device="cpu")
+    ln.export(weights, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["lambdanets"])
+    assert tuple(metadata["classes"]) == classifier.classes
+    assert metadata["preprocessing"]["image_size"] == classifier.card.preprocessing.image_size
+    assert [output.name for output in session.get_outputs()] == ["logits"]
+    assert metadata["images"] == session.get_inputs()[0].shape
+
+
+@pytest.mark.parametrize("to", ["openvino", "pt2"])
+def test_other_files_have_the_same_metadata(to, network, tmp_path):
+    path = tmp_path / f"m{RUNTIMES[to].suffix}"
+    ln.export(network, path, to=to, image_size=16)
+    if to == "openvino":
+        text = openvino.Core().read_model(path).get_rt_info(["lambdanets"]).astype(str)
+    else:
+        files = {"lambdanets.json": ""}
+        torch.export.load(path, extra_files=files)
+        text = files["lambdanets.json"]
+    assert json.loads(text) == {"images": [1, 3, 16, 16], "dynamic": False, "outputs": ["output"]}
+
+
+def test_exports_feature_maps_with_several_outputs(tmp_path):
+    network = ln.create_model("lambda_resnet20_small", features_only=True, out_indices=(1, 3)).eval()
+    exported = ln.export(network, tmp_path / "maps.onnx", image_size=32, dynamic=True)
+    images = torch.randn(1, 3, 40, 23)
+    with torch.no_grad():
+        for actual, expected in zip(exported.run(images), network(images), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_exports_a_network_of_timm_that_does_not_run_at_odd_sizes(tmp_path):
+    network = ln.create_model("timm/lambda_resnet26t", num_classes=2)
+    unadopted = nn.Sequential(network, nn.Identity())
+    exported = ln.export(unadopted, tmp_path / "m.onnx", image_size=(64, 96), dynamic=True)
+    assert max(exported.errors.values()) < 1e-4
+
+
+class NotExportable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 1)
+
+    def forward(self, images):
+        return self.convolution(images) if images.sum() >= 0 else images
+
+
+@pytest.mark.parametrize(
+    ("make_model", "name", "options", "message"),
+    [
+        (
+            lambda network: network,
+            "m.onnx",
+            {"to": "tensorrt"},
+            "to must be one of onnx, openvino, pt2, got 'tensorrt'",
+        ),
+        (lambda network: network, "m.pt", {}, "path must end in .onnx for onnx"),
+        (lambda network: network, "m.onnx", {"batch_size": 0}, "batch_size must be"),
+        (lambda network: network, "m.onnx", {"image_size": (1, 2, 3)}, "image_size must be a side or"),
+        (lambda network: network, "m.onnx", {"image_size": 0}, "image_size must be"),
+        (lambda network: 3, "m.onnx", {}, "model must be a classifier or a network, got int"),
+        (lambda network: "missing.safetensors", "m.onnx", {}, "missing.safetensors"),
+        (lambda network: nn.Linear(3, 3), "m.onnx", {"image_size": 8}, "without convolutions"),
+        (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {}, "image_size must be given for a Conv2d"),
+        (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),
+    ],
+)
+def test_refuses_in_one_line_and_leaves_no_file(make_model, name, options, message, network, tmp_path):
+    with pytest.raises(InputError, match=message) as raised:
+        ln.export(make_model(network), tmp_path / name, **{"image_size": 16} | options if options else options)
+    assert "\n" not in str(raised.value)
+    assert leftovers(tmp_path) == []
+
+
+def test_file_with_wrong_outputs_is_not_kept(network, tmp_path, monkeypatch):
+    run = Onnx().open
+
+    def open_with_error(runtime, path):
+        opened = run(path)
+        return lambda images: [1.01 * output for output in opened(images)]
+
+    monkeypatch.setattr(Onnx, "open", open_with_error)
+    with pytest.raises(InputError, match=r"outputs of ONNX Runtime must agree .* got 1.0e-02 for images of shape"):
+        ln.export(network, tmp_path / "m.onnx", image_size=16)
+    assert leftovers(tmp_path) == []
+
+
+def test_does_not_overwrite_a_file(network, tmp_path):
+    (tmp_path / "m.bin").write_text("weights")
+    with pytest.raises(InputError, match=r"m\.bin exists"):
+        ln.export(network, tmp_path / "m.xml", to="openvino", image_size=16)
+    assert (tmp_path / "m.bin").read_text() == "weights"
+
+
+def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = "export lambda_resnet20_small --image-size 16 20 --dynamic --seconds 0.1"
+    assert main(command.split()) == 0
+    output = capsys.readouterr().out
+    assert "images 1 x 3 x 16 x 20: relative difference" in output
+    assert "ONNX Runtime" in output
+    assert "model.onnx: " in output
+    assert leftovers(tmp_path) == ["model.onnx"]
+    assert main(command.split()) == 2
+    assert main(["export", "unknown_model"]) == 2
+    assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3
+    assert "model.onnx exists" in errors[0]
+    assert leftovers(tmp_path) == ["model.onnx"]
