@@ -81,7 +81,8 @@ def test_index_has_one_row_per_page():
 def test_python_code_runs_and_prints_the_shapes_in_its_comments(page, capsys):
     variables = {}
     for block in python_blocks(page):
-        exec(block, variables)
+        if "runs/" not in block:  # the tests of the command that trains the run execute these
+            exec(block, variables)
     output = capsys.readouterr().out
     for shape in re.findall(r"print\(.*\.shape\)  # \((.*)\)$", PAGES[page], flags=re.MULTILINE):
         assert f"[{shape}]" in output

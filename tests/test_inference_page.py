@@ -38,7 +38,7 @@ def test_python_code_of_inference_page_runs(runs, capsys):
         exec(block, variables)
     assert len(variables["predictions"]) == 7
     assert isinstance(variables["detector"], ln.Detector)
-    assert len(variables["evaluation"].read) == 4
+    assert len(variables["evaluation"].readable) == 4
 
 
 def test_python_code_of_reference_page_runs(capsys):

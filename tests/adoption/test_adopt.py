@@ -118,10 +118,10 @@ def test_biases_of_projections_return_unchanged():
 
 
 def test_holocron_and_lucidrains_of_equal_attributes_are_told_apart_by_their_outputs():
-    pairs = {"dim_k": 4, "u": 3, "heads": 2, "pairs": 12}
-    first = Holocron(8, 8, **pairs)
+    options = {"dim_k": 4, "u": 3, "heads": 2, "num_positions": 12}
+    first = Holocron(8, 8, **options)
     first.heads = 2  # as in lucidrains' first version
-    network = nn.Sequential(first, Lucidrains(8, 8, **pairs))
+    network = nn.Sequential(first, Lucidrains(8, 8, **options))
     assert adopt(network) == {"0": "Holocron", "1": "lucidrains"}
 
 

@@ -65,7 +65,7 @@ def test_natten_windows_have_equal_sizes_at_edges(scope, sides):
 
 
 def test_natten_is_skipped_if_not_installed(monkeypatch):
-    monkeypatch.setattr(attention, "installed", lambda package: None)
+    monkeypatch.setattr(attention, "installed_version", lambda package: None)
     with pytest.raises(Skipped, match="pip install natten"):
         attention.build_attention("natten", 8, 2, 3, (4, 4))
 

@@ -115,7 +115,7 @@ def test_interrupted_case_is_measured_again(tmp_path, capsys, monkeypatch):
 
 
 def test_missing_peers_are_skipped_and_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(peers, "installed", lambda package: None)
+    monkeypatch.setattr(peers, "installed_version", lambda package: None)
     assert main(["benchmark", "layer", *COMMANDS["layer"], "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert all(f"not installed; pip install {peer.package}" in printed for peer in peers.PEERS.values())

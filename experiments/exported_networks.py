@@ -1,0 +1,113 @@
+"""Time and error of exported networks in ONNX Runtime and OpenVINO, compared with ResNet-50 in the same runtime.
+
+    python experiments/exported_networks.py --out FILE [--names NAME ...] [--seconds 5]
+
+For each number of threads and batch size, all networks in both runtimes are timed in turn in one process, with 224 x
+224 images (lambda_resnet26rpt_256: 256 x 256) and fixed shapes. Before, each network is exported with fixed and with
+dynamic shapes, and compared with PyTorch at three shapes. Results are written after each setting.
+"""
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambdanets import create_model, export
+from lambdanets.deployment.runtimes import RUNTIMES
+from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
+from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
+from lambdanets.files import atomic_write
+from lambdanets.provenance import commit, hardware, versions
+
+NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side of the images
+    "ResNet-50": ("resnet50", {}, 224),
+    "ResNet-50 CCLL": ("resnet50_lambda", {"pattern": "CCLL"}, 224),
+    "LambdaResNet-50": ("lambda_resnet50", {}, 224),
+    "MobileNetV2 with lambda layers": ("mobilenetv2_lambda", {}, 224),
+    "lambda_resnet26rpt_256": ("timm/lambda_resnet26rpt_256", {}, 256),
+}
+FORMATS = ("onnx", "openvino")
+
+
+def make_network(name: str) -> tuple[torch.nn.Module, int]:
+    model, options, side = NETWORKS[name]
+    torch.manual_seed(0)
+    network = create_model(model, **options).eval()
+    set_batch_norm_statistics(network, torch.randn(4, 3, side, side))
+    return network, side
+
+
+def compare(names: list[str], folder: Path) -> list[dict[str, Any]]:
+    """Export each network with dynamic shapes; return the errors by shape."""
+    rows = []
+    for name in names:
+        network, side = make_network(name)
+        for to in FORMATS:
+            path = folder / f"{name} dynamic{RUNTIMES[to].suffix}"
+            errors = export(network, path, to=to, image_size=side, dynamic=True).errors
+            rows.append({"network": name, "to": to, "errors": {"x".join(map(str, k)): v for k, v in errors.items()}})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def measure(names: list[str], folder: Path, threads: int, batch: int, seconds: float) -> list[dict[str, Any]]:
+    """Time all networks in both runtimes and in PyTorch (channels_last), in turn."""
+    torch.set_num_threads(threads)
+    runs, errors, sizes = {}, {}, {}
+    for name in names:
+        network, side = make_network(name)
+        images = torch.randn(batch, 3, side, side)
+        for to in FORMATS:
+            path = folder / f"{name} {threads} {batch}{RUNTIMES[to].suffix}"
+            exported = export(network, path, to=to, image_size=side, batch_size=batch)
+            runs[name, to] = functools.partial(exported.run, images)
+            errors[name, to] = max(exported.errors.values())
+            sizes[name, to] = sum(file.stat().st_size for file in exported.files)
+        network.to(memory_format=torch.channels_last)
+        runs[name, "PyTorch"] = functools.partial(_run, network, images.contiguous(memory_format=torch.channels_last))
+    samples: dict[Any, list[float]] = {key: [] for key in runs}
+    time_interleaved(runs, samples, repeats=50, seconds=seconds)
+    rows = []
+    for (name, to), taken in samples.items():
+        summary = summarize([1e3 * sample for sample in taken])
+        rows.append({"network": name, "to": to, "threads": threads, "batch": batch})
+        rows[-1] |= {"error": errors.get((name, to)), "bytes": sizes.get((name, to))}
+        rows[-1]["milliseconds"] = {key: round(value, 2) for key, value in summary._asdict().items()}
+    for to in (*FORMATS, "PyTorch"):
+        base = summarize(samples["ResNet-50", to]).median if ("ResNet-50", to) in samples else 1
+        ratios = {name: round(summarize(samples[name, to]).median / base, 2) for name in names}
+        print(f"{threads} threads, batch {batch}, {to}: {1e3 * base:.1f} ms, {ratios}", flush=True)
+    return rows
+
+
+@torch.inference_mode()
+def _run(network: torch.nn.Module, images: torch.Tensor) -> None:
+    network(images)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--names", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each candidate, roughly")
+    arguments = parser.parse_args()
+    runtimes = {name: importlib.metadata.version(name) for name in ("onnxruntime", "openvino", "onnxscript")}
+    result: dict[str, Any] = {"commit": commit(), "versions": versions() | runtimes, "hardware": hardware()}
+    with tempfile.TemporaryDirectory() as folder:
+        result["dynamic"] = compare(arguments.names, Path(folder))
+        result["rows"] = []
+        for threads in arguments.threads:
+            for batch in arguments.batches:
+                result["rows"] += measure(arguments.names, Path(folder), threads, batch, arguments.seconds)
+                atomic_write(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
