@@ -1,6 +1,7 @@
 """Time and error of exported networks in ONNX Runtime and OpenVINO, compared with ResNet-50 in the same runtime.
 
-    python experiments/exported_networks.py --out FILE [--names NAME ...] [--seconds 5]
+    python experiments/exported_networks.py --out FILE [--names NAME ...] [--seconds 5]    measure
+    python experiments/exported_networks.py [--page docs/deploy.md]    write the page from committed results
 
 For each number of threads and batch size, all networks in both runtimes are timed in turn in one process, with 224 x
 224 images (lambda_resnet26rpt_256: 256 x 256) and fixed shapes. Before, each network is exported with fixed and with
@@ -23,7 +24,11 @@ from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
 
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results/xeon-2-cores/exported_networks.json"
+BEGIN, END = "<!-- written by experiments/exported_networks.py -->\n", "<!-- end of exported_networks -->\n"
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side of the images
     "ResNet-50": ("resnet50", {}, 224),
     "ResNet-50 CCLL": ("resnet50_lambda", {"pattern": "CCLL"}, 224),
@@ -32,6 +37,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side
     "lambda_resnet26rpt_256": ("timm/lambda_resnet26rpt_256", {}, 256),
 }
 FORMATS = ("onnx", "openvino")
+TITLES = {**{name: RUNTIMES[name].title for name in FORMATS}, "PyTorch": "PyTorch"}
 
 
 def make_network(name: str) -> tuple[torch.nn.Module, int]:
@@ -90,14 +96,43 @@ def _run(network: torch.nn.Module, images: torch.Tensor) -> None:
     network(images)
 
 
+def write_page(page: Path, result: dict[str, Any]) -> None:
+    """Replace the table between the markers of the page."""
+    medians = {
+        (row["threads"], row["batch"], row["to"], row["network"]): row["milliseconds"]["median"]
+        for row in result["rows"]
+    }
+    names = list(dict.fromkeys(row["network"] for row in result["rows"]))
+    rows = []
+    for threads, batch, to in dict.fromkeys(key[:3] for key in medians):
+        times = [medians[threads, batch, to, name] for name in names]
+        ratios = [
+            f"{time:.0f}" if name == "ResNet-50" else f"{time:.0f} ({time / times[0]:.2f})"
+            for name, time in zip(names, times, strict=True)
+        ]
+        rows.append([str(threads), str(batch), TITLES[to], *ratios])
+    table = markdown_table(["threads", "batch", "runtime", *names], *rows)
+    errors = max(error for row in result["dynamic"] for error in row["errors"].values())
+    text = page.read_text(encoding="utf-8")
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    sentence = (
+        f"With dynamic sizes, at three shapes, outputs differ from PyTorch's by at most {errors:.1e} (relative norm)."
+    )
+    page.write_text(f"{text[:start]}{table}\n\n{sentence}\n{text[end:]}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="results; without it, the page is written from committed results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/deploy.md")
     parser.add_argument("--names", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each candidate, roughly")
     arguments = parser.parse_args()
+    if arguments.out is None:
+        write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
+        return
     runtimes = {name: importlib.metadata.version(name) for name in ("onnxruntime", "openvino", "onnxscript")}
     result: dict[str, Any] = {"commit": commit(), "versions": versions() | runtimes, "hardware": hardware()}
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
 from .archives import ARCHIVES
 from .coco import ANNOTATIONS
+from .deployment import DEPLOYMENT
 from .fixtures import Fixtures
 from .images import IMAGES
 from .inputs import Input
@@ -30,5 +31,6 @@ GROUPS: dict[str, list[Input]] = {
     "runs": RUNS,
     "labels": LABEL_INPUTS,
     "tools": TOOLS,
+    "deployment": DEPLOYMENT,
     "processes": PROCESSES,
 }

@@ -62,13 +62,14 @@ def main(arguments: list[str]) -> int:
 
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise InputError(f"{options.out} exists and is not an empty folder; choose another one with --out")
+    paths = _find_images(options)
     networks = load_and_adopt(options.source, options.model, pretrained=options.pretrained)
     for classifier in (networks.original, networks.adopted):
         if options.device is not None:
             classifier.to(options.device)
     for name, family in networks.families.items():
         echo(f"{name}: layer of {family}")
-    _compare(networks, options)
+    _compare(networks, paths)
     if options.seconds > 0:
         _time(networks, options)
     save_pretrained(networks.adopted, options.out)
@@ -76,7 +77,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _compare(networks: "Adopted", options: Adopt) -> None:
+def _find_images(options: Adopt) -> list[Path]:
+    if not options.images:
+        return []
+    from lambdanets.data.images import find_images
+
+    return find_images(options.images)
+
+
+def _compare(networks: "Adopted", paths: list[Path]) -> None:
     """Print how far the outputs differ on random and on given images. Raises InputError if they differ too much."""
     import torch
 
@@ -85,12 +94,10 @@ def _compare(networks: "Adopted", options: Adopt) -> None:
     device = next(networks.adopted.model.parameters()).device
     error = networks.max_error(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device))
     echo(f"outputs of layers and network on random images: largest relative difference {error:.1e}")
-    if options.images:
-        from lambdanets.data.images import find_images
+    if paths:
         from lambdanets.inference.classifier import predict_files
 
         unreadable: list[str] = []
-        paths = find_images(options.images)
         pairs = [
             (before, after)
             for (_, before), (_, after) in zip(

@@ -30,7 +30,7 @@ def hub_weights(folder: Path) -> Path:
     for name in HUB_WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"{folder} must have {' or '.join(HUB_WEIGHTS)} beside {CONFIG}, got neither")
+    raise InputError(f"{folder} must have {' or '.join(HUB_WEIGHTS)} next to {CONFIG}, got neither")
 
 
 def local_path(path: Path) -> Path:
