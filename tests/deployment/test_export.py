@@ -1,6 +1,7 @@
 """`lambdanets.export` and `lambdanets export`."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -127,6 +128,20 @@ def test_file_with_wrong_outputs_is_not_kept(network, tmp_path, monkeypatch):
     monkeypatch.setattr(Onnx, "open", open_with_error)
     with pytest.raises(InputError, match=r"outputs of ONNX Runtime must agree .* got 1.0e-02 for images of shape"):
         ln.export(network, tmp_path / "m.onnx", image_size=16)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("to", RUNTIMES)
+def test_full_disk_is_an_error_in_one_line(to, network, tmp_path):
+    path = tmp_path / f"m{RUNTIMES[to].suffix}"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # Python ignores SIGXFSZ
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            ln.export(network, path, to=to, image_size=16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.filename == str(path)
     assert leftovers(tmp_path) == []
 
 

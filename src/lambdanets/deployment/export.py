@@ -109,7 +109,11 @@ def export(
     program = _trace(network, shape, dynamic)
     path.parent.mkdir(parents=True, exist_ok=True)
     with interruptible(), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        unfinished = runtime.write(program, Path(folder) / path.name, names, json.dumps(description))
+        try:
+            unfinished = runtime.write(program, Path(folder) / path.name, names, json.dumps(description))
+        except OSError as error:
+            error.filename = str(path)
+            raise
         errors = _compare(network, runtime.open(unfinished[-1]), shape, dynamic)
         if not max(errors.values()) <= MAX_ERROR:
             worst = max(errors, key=lambda size: errors[size])

@@ -1,5 +1,7 @@
 """Runtimes of exported models: how each writes a model file and runs it."""
 
+import errno
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from lambdanets.errors import explain_missing_extras
+from lambdanets.errors import explain_missing_extras, one_line
 
 METADATA = "lambdanets"  # key of the JSON that describes the model
 Run = Callable[[Tensor], list[Tensor]]
@@ -71,7 +73,10 @@ class OpenVino(Runtime):
         model = openvino.Core().read_model(onnx_path)
         onnx_path.unlink()
         model.set_rt_info(metadata, [METADATA])
-        openvino.save_model(model, path, compress_to_fp16=False)
+        try:
+            openvino.save_model(model, path, compress_to_fp16=False)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, f"OpenVINO cannot write it: {one_line(error)[:200]}", str(path)) from error
         return [path.with_suffix(".bin"), path]
 
     def open(self, path: Path) -> Run:
@@ -93,7 +98,9 @@ class Pt2(Runtime):
     suffix, title = ".pt2", "torch.export"
 
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
-        torch.export.save(program, path, extra_files={f"{METADATA}.json": metadata})
+        content = io.BytesIO()  # for a full disk, torch's own writing raises RuntimeError with a stack of C++ frames
+        torch.export.save(program, content, extra_files={f"{METADATA}.json": metadata})
+        path.write_bytes(content.getbuffer())
         return [path]
 
     def open(self, path: Path) -> Run:
