@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from lambdanets import cli
 
 from .inputs import Input
 
-MAX_BYTES = 3 << 30  # resident memory per input
+MAX_BYTES = 3 << 30  # resident memory per input; of a fork, in addition to that of its parent
 ADDRESS_SPACE = 4 << 30  # bytes in addition to those of the parent; larger allocations raise MemoryError
 PREFIX = "lambdanets: "
 CANARY = "code-was-run"  # name of the file that code in a malicious input creates
@@ -88,6 +90,7 @@ def _run(entry: Input, arguments: list[str], cwd: Path, limit: float) -> tuple[i
     """Run a command; returns exit code, seconds, peak bytes, stdout and stderr."""
     logs = [cwd.with_name(f"{cwd.name}.{name}") for name in ("out", "err")]
     start = time.perf_counter()
+    parent_bytes = psutil.Process().memory_info().rss
     if entry.new_process:
         with logs[0].open("wb") as out, logs[1].open("wb") as err:
             command = [sys.executable, "-m", "lambdanets", *arguments]
@@ -112,8 +115,9 @@ def _run(entry: Input, arguments: list[str], cwd: Path, limit: float) -> tuple[i
     stdout, stderr = (log.read_bytes() for log in logs)
     for log in logs:
         log.unlink()
-    # ru_maxrss of a new process includes this process's memory from before exec
-    return code, seconds, peak_bytes if entry.new_process else usage.ru_maxrss << 10, stdout, stderr
+    if not entry.new_process:  # ru_maxrss of a new process includes this process's memory from before exec
+        peak_bytes = max(0, (usage.ru_maxrss << 10) - parent_bytes)
+    return code, seconds, peak_bytes, stdout, stderr
 
 
 def _peak_bytes_since_exec(process: int) -> int:
