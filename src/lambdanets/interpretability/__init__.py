@@ -1,0 +1,1 @@
+"""What lambda layers look at: exact attention maps, shares of content and position, receptive fields."""

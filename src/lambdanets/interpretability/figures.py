@@ -1,0 +1,116 @@
+"""Figures of an explanation, drawn over the image."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from lambdanets.files import atomic_open
+from lambdanets.interpretability.attention import AttentionMap
+from lambdanets.interpretability.explanation import ReceptiveField
+from lambdanets.interpretability.view import View
+
+COLORS = "cividis"  # lightness increases evenly, also for color-blind readers and in gray
+PANEL = 2.6  # side of a panel in inches
+COLUMNS = 4
+MARK: dict[str, Any] = {"marker": "+", "markersize": 12, "markeredgewidth": 2, "color": "#dc2626"}
+
+
+def draw_attention(attention: AttentionMap, view: View, image: Image.Image, at: tuple[int, int], path: Path) -> None:
+    """Draw content and position weights of each head with one color scale that is symmetric around 0.
+
+    at: the marked pixel (row, column). With intra-depth, weights are summed over u.
+    """
+    maps = [
+        weights.flatten(3).sum(-1) if weights.ndim > 3 else weights
+        for weights in (attention.content, attention.position)
+    ]
+    limit = max(float(weights.abs().max()) for weights in maps) or 1.0
+    heads = len(maps[0])
+    figure, axes = _panels(2 * (heads + 1), heads + 1)
+    for row, (term, weights) in enumerate(zip(("content", "position"), maps, strict=True)):
+        first, *panels = axes[row * (heads + 1) : (row + 1) * (heads + 1)]
+        _show(first, image)
+        first.plot(at[1], at[0], **MARK)
+        for head, (axis, values) in enumerate(zip(panels, weights.cpu().numpy(), strict=True)):
+            drawn = _overlay(axis, image, view, values, -limit, limit)
+            axis.plot(at[1], at[0], **MARK)
+            axis.set_title(f"{term}, head {head}")
+    figure.colorbar(drawn, ax=axes, label="weight of a position's value")
+    figure.suptitle(f"{attention.layer}: weights for the marked pixel")
+    _save(figure, path)
+
+
+def draw_shares(shares: dict[str, np.ndarray], view: View, image: Image.Image, path: Path) -> None:
+    """Draw the share of the position term at each position, one panel per layer."""
+    figure, axes = _panels(len(shares), min(COLUMNS, len(shares)))
+    for axis, (name, share) in zip(axes, shares.items(), strict=False):
+        drawn = _overlay(axis, image, view, share, 0, 1)
+        axis.set_title(f"{name}\nmean {share.mean():.2f}", fontsize=9)
+    figure.colorbar(drawn, ax=axes, label="share of the position term in the output")
+    _save(figure, path)
+
+
+def draw_keys(keys: np.ndarray, layer: str, view: View, image: Image.Image, path: Path) -> None:
+    """Draw the normalized keys (H, W, k), one panel for each of the k, each relative to its maximum."""
+    count = keys.shape[-1]
+    figure, axes = _panels(count, min(COLUMNS, count))
+    for index, axis in enumerate(axes):
+        key = keys[..., index]
+        drawn = _overlay(axis, image, view, key / (np.abs(key).max() or 1.0), 0, 1)
+        axis.set_title(f"key {index}")
+    figure.colorbar(drawn, ax=axes, label="weight in the content lambda / its maximum")
+    figure.suptitle(layer)
+    _save(figure, path)
+
+
+def draw_receptive_field(
+    field: ReceptiveField, view: View, image: Image.Image, at: tuple[int, int], path: Path
+) -> None:
+    """Draw the gradient, logarithmic over four decades, and the theoretical receptive field as a box."""
+    figure, (axis,) = _panels(1, 1, side=2 * PANEL)
+    gradient = field.gradient.cpu().numpy()
+    decades = np.log10(np.maximum(gradient / (gradient.max() or 1.0), 1e-4))
+    drawn = _overlay(axis, image, view, decades, -4, 0)
+    axis.plot(at[1], at[0], **MARK)
+    (top, bottom), (left, right) = field.box
+    scales = [size / side for size, side in zip(view.size, gradient.shape, strict=True)]
+    corner = (view.start[1] + left * scales[1] - 0.5, view.start[0] + top * scales[0] - 0.5)
+    sides = ((right - left) * scales[1], (bottom - top) * scales[0])
+    axis.add_patch(Rectangle(corner, *sides, fill=False, edgecolor="#dc2626", linewidth=2))
+    axis.set_title(f"{field.module}: 90% of the gradient in {field.area():.1%} of the input")
+    figure.colorbar(drawn, ax=axis, label="log10 of the gradient / its maximum")
+    _save(figure, path)
+
+
+def _panels(count: int, columns: int, side: float = PANEL) -> tuple[Figure, list[Axes]]:
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(side * columns + 1, side * rows + 0.6), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes:
+        axis.set_axis_off()
+    return figure, axes[:count]
+
+
+def _show(axis: Axes, image: Image.Image) -> None:
+    axis.imshow(np.asarray(image.convert("L")), cmap="gray", vmin=0, vmax=255)
+
+
+def _overlay(axis: Axes, image: Image.Image, view: View, values: np.ndarray, low: float, high: float) -> Any:
+    """Draw values (rows, columns) over a gray image; returns what a color bar needs."""
+    _show(axis, image)
+    (top, left), (height, width) = view.start, view.size
+    extent = (left - 0.5, left + width - 0.5, top + height - 0.5, top - 0.5)
+    drawn = axis.imshow(values, cmap=COLORS, vmin=low, vmax=high, alpha=0.85, extent=extent, interpolation="nearest")
+    axis.set(xlim=(-0.5, image.width - 0.5), ylim=(image.height - 0.5, -0.5))
+    return drawn
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with atomic_open(path) as file:
+        figure.savefig(file, format="png", dpi=110)

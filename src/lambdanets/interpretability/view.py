@@ -1,0 +1,59 @@
+"""The part of an image that a network sees, to convert pixels of the image to positions of maps."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lambdanets.data.transforms import Preprocessing
+from lambdanets.errors import InputError
+from lambdanets.models.mask_rcnn import MaskRCNN
+
+
+@dataclass(frozen=True)
+class View:
+    """The box of an image that the input of a network covers.
+
+    image: sides of the image in pixels, (height, width). start, size: of the box, in pixels of the image; for a
+        detector it is larger than the image, because its input is padded.
+    """
+
+    image: tuple[int, ...]
+    start: tuple[float, ...]
+    size: tuple[float, ...]
+
+    def position(self, at: tuple[int, ...] | None, sides: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the position that contains a pixel, in maps of the network with these sides; None for the center.
+
+        Raises InputError if the pixel is not in the image, or if the network does not see it.
+        """
+        at = tuple(side // 2 for side in self.image) if at is None else tuple(at)
+        if len(at) != len(self.image) or not all(0 <= x < side for x, side in zip(at, self.image, strict=True)):
+            raise InputError(f"at must be a pixel of the image of size {self.image}, got {at}")
+        fractions = [(x + 0.5 - start) / size for x, start, size in zip(at, self.start, self.size, strict=True)]
+        if not all(0 <= fraction < 1 for fraction in fractions):
+            ranges = ", ".join(
+                f"{math.ceil(start - 0.5)} to {math.ceil(start + size - 0.5) - 1}"
+                for start, size in zip(self.start, self.size, strict=True)
+            )
+            raise InputError(f"at must be in the center crop that the model sees, {ranges}, got {at}")
+        return tuple(int(fraction * side) for fraction, side in zip(fractions, sides, strict=True))
+
+
+def view_of_classifier(preprocessing: Preprocessing, size: tuple[int, int]) -> View:
+    """Return the view of a classifier, the center crop of the largest square. size: (width, height) of the image."""
+    width, height = size
+    square = min(size)
+    resized = math.floor(preprocessing.image_size / preprocessing.crop_pct)
+    side = square * preprocessing.image_size / resized
+    return View((height, width), ((height - side) / 2, (width - side) / 2), (side, side))
+
+
+@torch.no_grad()
+def view_of_detector(model: MaskRCNN, image: Tensor) -> View:
+    """Return the view of a detector, which resizes and pads the image (3, H, W)."""
+    batch, _ = model.transform([image])
+    sides = tuple(image.shape[1:])
+    resized, padded = batch.image_sizes[0], batch.tensors.shape[2:]
+    return View(sides, (0.0, 0.0), tuple(side * p / r for side, p, r in zip(sides, padded, resized, strict=True)))
