@@ -33,6 +33,19 @@ def test_long_images_are_cropped_before_they_are_resized(size):
     assert Preprocessing(image_size=224).transform()(Image.new("L", size)).shape == (1, 224, 224)
 
 
+def test_padded_crops_are_shifted_copies_of_the_image():
+    recipe = replace(DIGITS, image_size=12, crop_padding=3, flip=0.0, rand_augment=None, mean=(0.0,), std=(1.0,))
+    pixels = np.arange(1, 145, dtype=np.uint8).reshape(12, 12)
+    padded = np.pad(pixels, 3)
+    windows = {(y, x): padded[y : y + 12, x : x + 12] for y in range(7) for x in range(7)}
+    transform = make_transform(recipe)
+    seen = set()
+    for _ in range(100):
+        crop = (255 * transform(Image.fromarray(pixels))[0]).round().to(torch.uint8).numpy()
+        seen |= {shift for shift, window in windows.items() if np.array_equal(window, crop)}
+    assert len(seen) > 20  # of 49 shifts
+
+
 def test_rejects_an_unknown_rand_augment_policy():
     with pytest.raises(ValueError, match="rand_augment must be a policy like rand-m10-n2, got 'nonsense'"):
         make_transform(replace(DIGITS, rand_augment="nonsense"))

@@ -32,7 +32,7 @@ RECIPE_GROUPS: Groups = {
     ),
     "regularization": ("label_smoothing", "dropout", "drop_path"),
     "image": ("image_size", "channels", "mean", "std", "crop_pct", "interpolation"),
-    "augmentation": ("scale", "ratio", "jitter", "flip", "rand_augment"),
+    "augmentation": ("scale", "ratio", "crop_padding", "jitter", "flip", "rand_augment"),
     "Mask R-CNN": (
         *("levels", "pyramid_channels", "anchor_scale", "aspect_ratios", "proposals", "sampled_regions", "max_objects"),
         *("box_layers", "mask_layers", "detections", "hide_padding"),

@@ -192,6 +192,7 @@ class Recipe(TrainingRecipe):
         "pseudo_ratio": Range(above=0),
         **dict.fromkeys(("drop_path", "dropout", "label_smoothing", "flip"), Range(0, 1)),
         "std": Range(above=0),
+        "crop_padding": Range(0, 1000),
         "crop_pct": Range(above=0, maximum=1),
     }
 
@@ -227,6 +228,8 @@ class Recipe(TrainingRecipe):
     """RandomResizedCrop in training: range of the crop's area, as a fraction of the image's area."""
     ratio: tuple[float, float] = (0.75, 1.333)
     """RandomResizedCrop in training: range of the crop's aspect ratio, width divided by height."""
+    crop_padding: int = 0
+    """If positive, crop at full size from the image padded by this many pixels, instead of RandomResizedCrop."""
     crop_pct: float = 0.875
     """Center crop in evaluation, as a fraction of the shorter side of the resized image."""
     flip: float = 0.5

@@ -37,7 +37,7 @@ MIN_SIDE = 6  # pixels; for smaller boxes, a small shift changes the IoU too muc
 
 
 def write_constructed_detector(folder: Path) -> DetectionRecipe:
-    """Write images and annotations into digits/ and the detector into first.safetensors; return a recipe for them."""
+    """Write images and annotations into digits/ and the detector into initial.safetensors; return a recipe for them."""
     digits = folder / "digits"
     write_scattered_digits(digits, IMAGES, VALIDATION, seed=42)
     merge_into_two_categories(digits / "train.json")
@@ -65,8 +65,8 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
     edit_annotations(
         digits / "train.json", annotations=[{"id": number, **entry} for number, entry in enumerate(annotations, 1)]
     )
-    save_weights(folder / "first.safetensors", detector.model, describe(recipe, names, category_ids=ids))
-    return replace(recipe, weights=str(folder / "first.safetensors"))
+    save_weights(folder / "initial.safetensors", detector.model, describe(recipe, names, category_ids=ids))
+    return replace(recipe, weights=str(folder / "initial.safetensors"))
 
 
 def assert_nontrivial_scores(run: Path) -> None:

@@ -133,3 +133,17 @@ def test_precision_recall_curves_are_drawn_as_png(tmp_path, objects):
         values = pixels(drawing.convert("RGB"))
     assert ((values == [0xC2, 0x41, 0x0C]).all(2).sum() > 50) == (objects == "some")
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_without_names_only_outlines_are_drawn(objects):
+    image = Image.new("L", (700, 500), 90)
+    masks = torch.zeros(1, 500, 700)
+    masks[0, 100:200, 300:500] = 1
+    drawing = np.asarray(
+        overlay(image, torch.tensor([[300.0, 100, 500, 200]]), torch.tensor([1]), torch.ones(1), masks, None)
+    )
+    changed = (drawing != 90).any(2)
+    assert changed[100, 300:500].all()
+    assert changed[100:200, 300].all()
+    assert not changed[105:195, 305:495].any()
+    assert not changed[:100].any()

@@ -76,9 +76,9 @@ def file_hash(name, content):
 def test_runs_from_different_initial_weights_have_separate_rows(make_run):
     runs = [
         make_run("random", BOXES, MASKS),
-        make_run("old", BOXES, MASKS, seed=1, first_weights=None),
-        make_run("tuned", BOXES, MASKS, seed=1, first_weights=file_hash("coco.safetensors", "a")),
-        make_run("moved", BOXES, MASKS, seed=2, first_weights=file_hash("elsewhere.safetensors", "a")),
+        make_run("old", BOXES, MASKS, seed=1, initial_weights=None),
+        make_run("tuned", BOXES, MASKS, seed=1, initial_weights=file_hash("coco.safetensors", "a")),
+        make_run("moved", BOXES, MASKS, seed=2, initial_weights=file_hash("elsewhere.safetensors", "a")),
     ]
     random_weights, initial_weights = report(runs, "markdown").splitlines()[2:4]
     assert random_weights.startswith("| resnet50 | 44.1 | 2 |")
@@ -86,7 +86,7 @@ def test_runs_from_different_initial_weights_have_separate_rows(make_run):
 
 
 def test_initial_weights_of_the_same_name_are_distinguished_by_hash(make_run):
-    runs = [make_run(name, BOXES, MASKS, first_weights=file_hash("best.safetensors", name)) for name in "ab"]
+    runs = [make_run(name, BOXES, MASKS, initial_weights=file_hash("best.safetensors", name)) for name in "ab"]
     lines = report(runs, "markdown").splitlines()[2:4]
     assert [line.split(" | ")[0] for line in lines] == [
         "| resnet50 from best.safetensors (aaaaaaaa)",
@@ -181,7 +181,7 @@ def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
         ({"bbox": {"AP": 0.3}}, "bbox.AP50 must be a finite number or None, got nothing"),
         ({"segm": {"AP": "high"}}, "segm.AP must be a finite number or None, got 'high'"),
         ({"recipe": {"model": "resnet50", "model_options": {}}}, "recipe.seed must be an integer, got nothing"),
-        ({"first_weights": {"name": "best.safetensors"}}, "first_weights must be an object or None, got {'name'"),
+        ({"initial_weights": {"name": "best.safetensors"}}, "initial_weights must be an object or None, got {'name'"),
         ({"recipe": None}, "recipe must be an object, got None"),
     ],
 )

@@ -71,8 +71,8 @@ def test_detection_run_writes_its_files_and_result(trained_detector):
     assert result["images"] == IMAGES
     assert result["dropped"] == {"training": {}, "validation": {}}
     assert result["unreadable"] == []
-    digest = hashlib.sha256((trained_detector / "first.safetensors").read_bytes()).hexdigest()
-    assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
+    digest = hashlib.sha256((trained_detector / "initial.safetensors").read_bytes()).hexdigest()
+    assert result["initial_weights"] == {"name": "initial.safetensors", "sha256": digest}
 
 
 def test_detection_metrics_have_losses_and_average_precision(trained_detector):
@@ -186,13 +186,13 @@ def test_detection_run_resumes_with_moved_images(trained_detector, single_batch,
 
 
 def test_result_names_initial_weights_that_were_deleted(trained_detector, tmp_path, monkeypatch):
-    shutil.copy(trained_detector / "run/weights.safetensors", tmp_path / "first.safetensors")
-    recipe = tiny_recipe(tmp_path / "digits", weights=str(tmp_path / "first.safetensors"))
-    digest = hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
+    shutil.copy(trained_detector / "run/weights.safetensors", tmp_path / "initial.safetensors")
+    recipe = tiny_recipe(tmp_path / "digits", weights=str(tmp_path / "initial.safetensors"))
+    digest = hashlib.sha256((tmp_path / "initial.safetensors").read_bytes()).hexdigest()
     interrupted_run(recipe, tmp_path / "run", monkeypatch, 1)
-    (tmp_path / "first.safetensors").unlink()
+    (tmp_path / "initial.safetensors").unlink()
     result = run.resume(tmp_path / "run")
-    assert result["first_weights"] == {"name": "first.safetensors", "sha256": digest}
+    assert result["initial_weights"] == {"name": "initial.safetensors", "sha256": digest}
 
 
 def test_result_identifies_data_by_hash_not_by_path(tiny, tmp_path):

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from PIL.Image import Image
 from timm.data import create_transform
 from torch import Tensor
+from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
+from lambdanets.data.transforms import center_square
 from lambdanets.errors import InputError
 from lambdanets.training.recipe import Recipe
 
@@ -43,11 +45,13 @@ def make_batches(
 def make_transform(recipe: Recipe) -> Callable[[Image], Tensor]:
     """Return the training transform: random crop, flip, RandAugment and normalization.
 
+    The crop is RandomResizedCrop, or, with crop_padding, a crop of full size from the padded image.
+
     It returns tensors of shape (channels, image_size, image_size). Raises InputError for a RandAugment policy that timm
     does not know.
     """
     try:
-        return create_transform(
+        transform = create_transform(
             (recipe.channels, recipe.image_size, recipe.image_size),
             is_training=True,
             scale=recipe.scale,
@@ -61,3 +65,8 @@ def make_transform(recipe: Recipe) -> Callable[[Image], Tensor]:
         )
     except Exception as error:  # timm raises errors of many types for an invalid policy
         raise InputError(f"rand_augment must be a policy like rand-m10-n2, got {recipe.rand_augment!r}") from error
+    if recipe.crop_padding:
+        resize = Resize(recipe.image_size, InterpolationMode(recipe.interpolation))
+        crop = RandomCrop(recipe.image_size, recipe.crop_padding)
+        transform.transforms[0] = Compose([center_square, resize, crop])  # in place of RandomResizedCrop
+    return transform

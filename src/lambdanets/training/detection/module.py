@@ -38,7 +38,7 @@ class Detection(TrainingModule):
 
     Each loss is a mean over the regions sampled in a micro-batch. Micro-batches are weighted by their number of images.
 
-    validation: images and annotations; rank zero computes the scores. first_weights: name and hash of the file of
+    validation: images and annotations; rank zero computes the scores. initial_weights: name and hash of the file of
     initial weights, stored in checkpoints because the file may be removed during training.
     """
 
@@ -53,10 +53,10 @@ class Detection(TrainingModule):
         steps_per_epoch: int,
         description: str,
         batch_slice: BatchSlice | None = None,
-        first_weights: dict[str, str] | None = None,
+        initial_weights: dict[str, str] | None = None,
     ) -> None:
         super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
-        self.first_weights = first_weights
+        self.initial_weights = initial_weights
         self._validation = validation
         self._ids = [category.id for category in validation.annotations.categories]
         self._results: list[Result] = []
@@ -85,10 +85,10 @@ class Detection(TrainingModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["first_weights"] = self.first_weights
+        checkpoint["initial_weights"] = self.initial_weights
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.first_weights = checkpoint.get("first_weights")
+        self.initial_weights = checkpoint.get("initial_weights")
 
     def on_validation_epoch_start(self) -> None:
         self._results, self._read_indices = [], []

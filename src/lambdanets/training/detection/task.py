@@ -55,7 +55,7 @@ class DetectionTask(Task):
     validation: AnnotatedImages
     source: str
     model: MaskRCNN
-    first_weights: dict[str, str] | None = None  # name and hash; None in a resumed run
+    initial_weights: dict[str, str] | None = None  # name and hash; None in a resumed run
 
     def __post_init__(self) -> None:
         categories = self.training.annotations.categories
@@ -76,8 +76,8 @@ class DetectionTask(Task):
         classes = [category.name for category in training.annotations.categories]
         model = build_model(replace(recipe, weights=None) if resumed else recipe, classes)
         prepare_batch_norm(model, recipe, world.world_size)
-        first_weights = None if resumed or recipe.weights is None else file_identity(Path(recipe.weights))
-        return cls(recipe, training, validation, source, model, first_weights)
+        initial_weights = None if resumed or recipe.weights is None else file_identity(Path(recipe.weights))
+        return cls(recipe, training, validation, source, model, initial_weights)
 
     def probe(self) -> DetectionProbe:
         max_objects = max(len(image.objects) for image in self.training.annotations.images)
@@ -95,7 +95,7 @@ class DetectionTask(Task):
     def module(self, recipe: DetectionRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Detection:
         description = self.description(recipe)
         self._module = Detection(
-            self.model, recipe, self.validation, steps_per_epoch, description, batch_slice, self.first_weights
+            self.model, recipe, self.validation, steps_per_epoch, description, batch_slice, self.initial_weights
         )
         return self._module
 
@@ -125,6 +125,6 @@ class DetectionTask(Task):
                 "name": recipe.validation_data or recipe.data,
                 "sha256": self.validation.fingerprint,
             },
-            "first_weights": self._module.first_weights,
+            "initial_weights": self._module.initial_weights,
             "unreadable": evaluation.unreadable,
         }
