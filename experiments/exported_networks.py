@@ -1,6 +1,7 @@
 """Time and error of exported networks in ONNX Runtime and OpenVINO, compared with ResNet-50 in the same runtime.
 
     python experiments/exported_networks.py --out FILE [--names NAME ...] [--seconds 5]    measure
+    python experiments/exported_networks.py --out FILE --threads    compare outputs, without timing
     python experiments/exported_networks.py [--page docs/deploy.md]    write the page from committed results
 
 For each number of threads and batch size, all networks in both runtimes are timed in turn in one process, with 224 x
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from lambdanets import create_model, export
+from lambdanets.deployment.graphs import INITIAL_SCALE, zero_scales
 from lambdanets.deployment.runtimes import RUNTIMES
 from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
@@ -27,7 +29,8 @@ from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/xeon-2-cores/exported_networks.json"
+TIMES = ROOT / "experiments/results/xeon-2-cores/exported_networks.json"
+ERRORS = ROOT / "experiments/results/epyc-2-cores/exported_networks.json"
 BEGIN, END = "<!-- written by experiments/exported_networks.py -->\n", "<!-- end of exported_networks -->\n"
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side of the images
     "ResNet-50": ("resnet50", {}, 224),
@@ -44,6 +47,8 @@ def make_network(name: str) -> tuple[torch.nn.Module, int]:
     model, options, side = NETWORKS[name]
     torch.manual_seed(0)
     network = create_model(model, **options).eval()
+    for scale in zero_scales(network):  # so that the outputs depend on all layers
+        torch.nn.init.constant_(scale, INITIAL_SCALE)
     set_batch_norm_statistics(network, torch.randn(4, 3, side, side))
     return network, side
 
@@ -96,7 +101,7 @@ def _run(network: torch.nn.Module, images: torch.Tensor) -> None:
     network(images)
 
 
-def write_page(page: Path, result: dict[str, Any]) -> None:
+def write_page(page: Path, result: dict[str, Any], compared: dict[str, Any]) -> None:
     """Replace the table between the markers of the page."""
     medians = {
         (row["threads"], row["batch"], row["to"], row["network"]): row["milliseconds"]["median"]
@@ -112,7 +117,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
         ]
         rows.append([str(threads), str(batch), TITLES[to], *ratios])
     table = markdown_table(["threads", "batch", "runtime", *names], *rows)
-    errors = max(error for row in result["dynamic"] for error in row["errors"].values())
+    errors = max(error for row in compared["dynamic"] for error in row["errors"].values())
     text = page.read_text(encoding="utf-8")
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     sentence = (
@@ -131,13 +136,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each candidate, roughly")
     arguments = parser.parse_args()
     if arguments.out is None:
-        write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
+        write_page(arguments.page, *(json.loads(file.read_text(encoding="utf-8")) for file in (TIMES, ERRORS)))
         return
     runtimes = {name: importlib.metadata.version(name) for name in ("onnxruntime", "openvino", "onnxscript")}
     result: dict[str, Any] = {"commit": commit(), "versions": versions() | runtimes, "hardware": hardware()}
     with tempfile.TemporaryDirectory() as folder:
         result["dynamic"] = compare(arguments.names, Path(folder))
         result["rows"] = []
+        atomic_write(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
         for threads in arguments.threads:
             for batch in arguments.batches:
                 result["rows"] += measure(arguments.names, Path(folder), threads, batch, arguments.seconds)

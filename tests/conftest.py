@@ -31,7 +31,7 @@ torch.zeros(1, requires_grad=True).sum().backward()
 # Fixtures whose tests all run in the same worker of pytest-xdist, so that each is created once.
 EXPENSIVE_FIXTURES = {
     *("trained_detector", "interpreted", "uninterrupted", "trained"),
-    *("quick_run", "accumulated_run", "frozen_run"),
+    *("quick_run", "accumulated_run", "frozen_run", "exported_detector"),
 }
 
 

@@ -37,7 +37,7 @@ def test_rates_are_cached_per_thread_count(cache):
     assert read_calibration("cpu", 4) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"%s": {}}', '{"%s": {"half_side": "x"}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"%s": {}}', '{"%s": {"half_peak_side": "x"}}'])
 def test_corrupt_calibration_file_is_ignored(text, cache):
     cache.mkdir()
     (cache / "rates.json").write_text(text.replace("%s", calibration_key("cpu", 2)))
@@ -72,7 +72,7 @@ def test_calibrate_rejects_zero_threads(capsys):
     assert capsys.readouterr().err == "lambdanets: threads must be at least 1, got 0\n"
 
 
-def test_half_side_is_recovered_from_the_slowdown():
+def test_half_peak_side_is_recovered_from_the_slowdown():
     side = 5.0
     slowdown = (1 + side / 32) * (1 + side / 16) * (1 + side / 256)
-    assert calibration._solve_half_side(slowdown) == pytest.approx(side, abs=0.02)
+    assert calibration._solve_half_peak_side(slowdown) == pytest.approx(side, abs=0.02)

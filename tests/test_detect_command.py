@@ -1,5 +1,6 @@
 """`lambdanets detect`: output, files, exit codes, and no traceback for any user error."""
 
+import csv
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from lambdanets.cli import main
+from lambdanets.files import encode_utf8
 from lambdanets.inference import detection_figures
 from lambdanets.inference.coco_results import read_results
 from lambdanets.training.recipe import Recipe
@@ -36,7 +38,8 @@ def fails(capsys, *arguments):
 
 def contents(folder):
     """The bytes of each file of a folder."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def score_lines(result):
@@ -222,7 +225,30 @@ def test_predict_draws_above_the_score_and_writes_all_detections(trained_detecto
 def test_predict_no_figures_draws_nothing(trained_detector, tmp_path):
     image = sorted((trained_detector / "digits/train").iterdir())[0]
     succeeds("predict", trained_detector / "run", image, "--no-figures", "--out", tmp_path / "x")
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["images.json", "results.json"]
+    expected = ["images.json", "labels", "objects.csv", "results.json"]
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == expected
+    succeeds("predict", trained_detector / "run", image, "--no-figures", "--no-labels", "--out", tmp_path / "y")
+    assert sorted(path.name for path in (tmp_path / "y").iterdir()) == ["images.json", "results.json"]
+
+
+def test_predict_writes_label_images_and_a_table_of_their_objects(trained_detector, photos, tmp_path):
+    out = tmp_path / "out"
+    succeeds("predict", trained_detector / "run", photos, "--out", out, "--score", "0.3")
+    with (out / "objects.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    figures, labels = sorted(out.glob("*.png")), sorted((out / "labels").iterdir())
+    assert [path.name for path in figures] == [path.name for path in labels]
+    index = json.loads((out / "images.json").read_bytes())["images"]
+    for path, entry in zip(labels, index, strict=True):
+        pixels = np.asarray(Image.open(path))
+        assert pixels.dtype == np.uint16
+        assert pixels.shape == (entry["height"], entry["width"])
+        of_image = [row for row in rows if row["image"] == encode_utf8(entry["file_name"]).decode()]
+        assert [int(row["object"]) for row in of_image] == list(range(1, pixels.max() + 1))
+        assert [int(float(row["area"])) for row in of_image] == np.bincount(pixels.ravel())[1:].tolist()
+        assert all(0.3 <= float(row["score"]) <= 1 for row in of_image)
+        assert {row["class"] for row in of_image} <= {category["name"] for category in TWO_CATEGORIES}
 
 
 def test_predict_keeps_nonempty_folders_and_creates_none_without_images(trained_detector, photos, tmp_path, capsys):

@@ -78,7 +78,8 @@ def test_index_has_one_row_per_page():
 
 
 @pytest.mark.parametrize("page", ["docs/adoption.md", "docs/layers.md", "docs/engine.md"])
-def test_python_code_runs_and_prints_the_shapes_in_its_comments(page, capsys):
+def test_python_code_runs_and_prints_the_shapes_in_its_comments(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the blocks write files
     variables = {}
     for block in python_blocks(page):
         if "runs/" not in block:  # the tests of the command that trains the run execute these

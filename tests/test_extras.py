@@ -49,6 +49,8 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
         ["benchmark", "layer", "--out", "times"],
         ["pseudo-label", str(quick_run), "shards", "labels"],
         ["detect", "train", "digits", "--run", "detector"],
+        ["export", str(quick_run), "--out", "model.onnx"],
+        ["export", str(quick_run), "--to", "openvino", "--out", "model.xml"],
     ]
     argument = json.dumps([list(EXTRAS), str(quick_run), str(image), commands])
     process = subprocess.run(
@@ -57,14 +59,14 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
     assert process.returncode == 0, process.stderr
     assert re.findall(r"exit code (\d+)", process.stdout) == ["2"] * len(commands)
     errors = [line for line in process.stderr.splitlines() if line.startswith("lambdanets: ")]
-    message = r"lambdanets: \w+ is not installed; install it with: pip install 'lambdanets\[(train|detection)\]'"
+    message = r"lambdanets: \w+ is not installed; install it with: pip install 'lambdanets\[(train|detection|export)\]'"
     assert [bool(re.fullmatch(message, line)) for line in errors] == [True] * len(commands), errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.png", "predictions.jsonl"]
 
 
 def test_extra_in_each_error_message_installs_the_package():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    distribution_names = {"sklearn": "scikit-learn"}
+    distribution_names = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
     for package, extra in EXTRAS.items():
         requirements = " ".join(project["optional-dependencies"][extra])
         assert distribution_names.get(package, package).replace("_", "-") in requirements

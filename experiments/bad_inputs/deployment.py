@@ -61,6 +61,16 @@ DEPLOYMENT: list[Input] = [
     export("lambda_resnet20_small --image-size 0", "image_size must be"),
     export("lambda_resnet20_small --image-size 1 2 3", "image_size must be one or two sides"),
     export("vit_tiny_patch16_224 --dynamic", "without dynamic"),
+    export(f"{SMALL} --int8 digits", "model must be a classifier or a detector for int8"),
+    rejected(f"export {SMALL} --to aoti --out a.pt2 --int8 digits --seconds 0", "to must be onnx or openvino for int8"),
+    rejected(
+        f"export {SMALL} --to openvino --out a.xml --dynamic --int8 digits --seconds 0",
+        "dynamic must be False for int8",
+    ),
+    export("{run} --int8 missing", "missing"),
+    export("{run} --int8 empty", "empty", folder("empty")),
+    export("{run} --int8 a.txt", r"a\.txt", file("a.txt", b"x")),
+    rejected(f"export {SMALL} --to pt2 --out a.onnx --seconds 0", r"must end in \.pt2"),
     rejected(
         f"export {SMALL} --out a.onnx --seconds 0", r"a\.onnx exists", file("a.onnx", b"x"), name="export over a file"
     ),

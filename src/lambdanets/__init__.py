@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lambdanets.inference.evaluation import evaluate
     from lambdanets.inference.hub import push_to_hub, save_pretrained
     from lambdanets.inference.loading import load
+    from lambdanets.interpretability.explanation import attention_map, explain
     from lambdanets.layers import (
         LambdaLayer,
         LambdaLayer1d,
@@ -44,10 +45,12 @@ __all__ = [
     "LambdaLayer3d",
     "RelativeEmbedding",
     "adopt",
+    "attention_map",
     "calibrate",
     "create_model",
     "decode_step",
     "evaluate",
+    "explain",
     "export",
     "foreign_state_dict",
     "lambda_interaction",
@@ -76,6 +79,7 @@ _MODULES = {
     "load": "inference.loading",
     "mask_rcnn": "models.mask_rcnn",
     **dict.fromkeys(("push_to_hub", "save_pretrained"), "inference.hub"),
+    **dict.fromkeys(("attention_map", "explain"), "interpretability.explanation"),
     **dict.fromkeys(("adopt", "foreign_state_dict"), "adoption"),
     **dict.fromkeys(("create_model", "list_models", "replace_convolutions"), "models"),
     **dict.fromkeys(("lambda_interaction", "plan", "position_interaction"), "ops"),

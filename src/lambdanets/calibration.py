@@ -121,10 +121,10 @@ def _measure_rates(device: str, threads: int) -> Rates:
     points = signals.numel() * torch.log2(torch.tensor(96.0**2)).item()
     fft_points = points / median_seconds(lambda: torch.fft.irfft2(torch.fft.rfft2(signals)), device) * 2
     speedup = _bfloat16_speedup(threads) if device == "cpu" else _bfloat16_speedup_on_gpu(large)
-    return Rates(operations, _solve_half_side(slowdown), copied_bytes, call_seconds, fft_points, speedup)
+    return Rates(operations, _solve_half_peak_side(slowdown), copied_bytes, call_seconds, fft_points, speedup)
 
 
-def _solve_half_side(slowdown: float) -> float:
+def _solve_half_peak_side(slowdown: float) -> float:
     """Solve (1 + s / 32) (1 + s / 16) (1 + s / 256) = slowdown for s by bisection. Returns at least 1."""
     low, high = 1.0, 1024.0
     while high - low > 0.01:

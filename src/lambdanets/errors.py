@@ -18,8 +18,8 @@ _MACHINE_ERRORS = {
 # The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "pyarrow", "duckdb"), "train"),
-    **dict.fromkeys(("faster_coco_eval", "pycocotools"), "detection"),
-    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino"), "export"),
+    **dict.fromkeys(("faster_coco_eval", "pycocotools", "skimage"), "detection"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
 }
 
 

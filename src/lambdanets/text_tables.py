@@ -1,6 +1,8 @@
-"""Formats tables as plain text and as Markdown."""
+"""Formats tables as plain text, Markdown and CSV."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 
 from lambdanets.terminal import printable
 
@@ -28,3 +30,10 @@ def markdown_table(header: Sequence[str], *rows: Sequence[str]) -> str:
     """Format a table in Markdown, without a line break at the end."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def csv_table(rows: Iterable[Iterable[object]]) -> str:
+    """Format rows as CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -238,9 +238,9 @@ NO_LAYERS = {
     "none": (lambda: nn.Conv2d(3, 3, 1), "model must contain lambda layers of timm, .* got a Conv2d with none"),
     "ours": (
         lambda: nn.Sequential(LambdaLayer2d(8, heads=2)),
-        "with none; its 1 lambda layers are already of this package",
+        "with none; it already has 1 layers of lambdanets",
     ),
-    "a layer": (timm_layer, r"model must contain the layer, got a LambdaLayer, .* pass nn.Sequential\(layer\)"),
+    "a layer": (timm_layer, r"must be a network, got a lambda layer, LambdaLayer, .* pass nn.Sequential\(layer\)"),
     "no module": (dict, "model must be a module, got dict"),
 }
 

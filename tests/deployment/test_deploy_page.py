@@ -1,34 +1,87 @@
-"""The Python code of docs/deploy.md runs."""
+"""The code of docs/deploy.md runs, and its tables are those of the committed results."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
+import lambdanets as ln
 from scripts import load_script
 
 PAGE = Path(__file__).parents[2] / "docs/deploy.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+EXPORT, DEPLOYED, DETECTOR, DECODING = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 
 def test_python_code_of_deploy_page_runs(quick_run, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/mine").symlink_to(quick_run)
     monkeypatch.chdir(tmp_path)
-    exporting, deployed = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    exec(exporting, variables := {})
+    exec(EXPORT, variables := {})
     assert max(variables["exported"].errors.values()) < 1e-5
-    assert "torch" not in deployed
-    exec(deployed, variables := {})
-    assert capsys.readouterr().out.splitlines()[-1] in variables["metadata"]["classes"]
+    assert "torch" not in DEPLOYED
+    data = variables["ln"].load(quick_run).card.source.data
+    image = Image.open(sorted(Path(data).rglob("*.png"))[0]).resize((37, 52))
+    image.save("image.png")
+    exec(DEPLOYED, deployed := {})
+    (prediction,) = ln.load(quick_run, device="cpu").predict("image.png")
+    probabilities = torch.from_numpy(deployed["logits"][0]).softmax(0)
+    torch.testing.assert_close(probabilities, prediction.probabilities, rtol=1e-3, atol=1e-3)
+    assert capsys.readouterr().out.splitlines()[-1] == prediction.classes[int(probabilities.argmax())]
 
 
-def test_speed_table_is_that_of_the_committed_results(tmp_path, monkeypatch):
+def test_detector_code_of_deploy_page_runs(exported_detector, tmp_path, monkeypatch, capsys):
+    shutil.copy(next((exported_detector.images / "val").iterdir()), tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    # it has been exported in the same way, which takes long
+    exports = {("runs/nuclei", "detector.onnx", True): exported_detector.exported}
+    monkeypatch.setattr(ln, "export", lambda model, path, *, dynamic: exports[model, path, dynamic])
+    exec(DETECTOR, {})
+    assert capsys.readouterr().out == "0.0\n"
+
+
+def test_decoding_code_of_deploy_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(DECODING, {})
+    session = onnxruntime.InferenceSession("step.onnx", providers=["CPUExecutionProvider"])
+    assert [x.name for x in session.get_inputs()] == ["x", "position", "values", "maxima", "norms", "sums"]
+    assert [x.name for x in session.get_outputs()][:2] == ["y", "next_position"]
+
+
+@pytest.mark.skipif(
+    "ONNXRUNTIME_INCLUDE" not in os.environ,
+    reason="needs ONNX Runtime's C++ headers, which its wheel lacks",
+)
+def test_cpp_code_of_deploy_page_runs(quick_run, tmp_path):
+    (code,) = re.findall(r"```cpp\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "deploy.cpp").write_text(code)
+    ln.export(quick_run, tmp_path / "model.onnx")
+    (library,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
+    (tmp_path / "libonnxruntime.so").symlink_to(library)
+    (tmp_path / "libonnxruntime.so.1").symlink_to(library)
+    include = ["-I", os.environ["ONNXRUNTIME_INCLUDE"], "-L."]
+    subprocess.run(
+        ["g++", "-std=c++17", "deploy.cpp", *include, "-lonnxruntime", "-o", "deploy"], cwd=tmp_path, check=True
+    )
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    run = subprocess.run(["./deploy"], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    assert run.stdout in ("0\n", "1\n")
+
+
+@pytest.mark.parametrize("name", ["exported_networks", "exported_runs"])
+def test_tables_are_those_of_the_committed_results(name, tmp_path, monkeypatch):
     page = tmp_path / "deploy.md"
-    page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    script = load_script("experiments/exported_networks.py")
-    monkeypatch.setattr(sys, "argv", ["exported_networks.py", "--page", str(page)])
+    page.write_text(TEXT, encoding="utf-8")
+    script = load_script(f"experiments/{name}.py")
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--page", str(page)])
     script.main()
-    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == TEXT

@@ -1,14 +1,17 @@
 """`lambdanets.export` and `lambdanets export`."""
 
 import json
+import re
 import resource
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor import aoti_load_package
 
 import lambdanets as ln
 from lambdanets.cli import main
+from lambdanets.deployment.graphs import zero_scales
 from lambdanets.deployment.runtimes import RUNTIMES, Onnx
 from lambdanets.errors import InputError
 from training.teachers import write_teacher
@@ -28,9 +31,14 @@ def leftovers(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(("to", "names"), [("onnx", ["m.onnx"]), ("openvino", ["m.bin", "m.xml"]), ("pt2", ["m.pt2"])])
-@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed size", "dynamic"])
-def test_exported_network_equals_pytorch(to, names, dynamic, network, tmp_path):
+FILES = {"onnx": ["m.onnx"], "openvino": ["m.bin", "m.xml"], "pt2": ["m.pt2"], "aoti": ["m.pt2"]}
+
+
+@pytest.mark.parametrize(
+    ("to", "dynamic"), [(to, dynamic) for to in FILES for dynamic in (False, True) if dynamic or to != "aoti"]
+)
+def test_exported_network_equals_pytorch(to, dynamic, network, tmp_path):
+    names = FILES[to]
     exported = ln.export(network, tmp_path / names[-1], to=to, image_size=(24, 36), dynamic=dynamic)
     assert leftovers(tmp_path) == names
     assert len(exported.errors) == (3 if dynamic else 1)
@@ -39,13 +47,16 @@ def test_exported_network_equals_pytorch(to, names, dynamic, network, tmp_path):
     (output,) = RUNTIMES[to].open(exported.path)(images)
     with torch.no_grad():
         torch.testing.assert_close(output, network(images), rtol=1e-3, atol=1e-3)
+    if to == "aoti":
+        text = aoti_load_package(str(exported.path)).get_metadata()["lambdanets"]
+        assert json.loads(text) == {"images": [1, 3, 24, 36], "dynamic": True, "outputs": ["output"]}
 
 
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_exported_lambda_resnet_accepts_any_size(to, tmp_path):
+def test_exported_lambda_resnet_accepts_any_size(tmp_path):  # the test of the command does it for ONNX
     torch.manual_seed(0)
-    network = ln.create_model("lambda_resnet20_small", num_classes=3)
-    exported = ln.export(network, tmp_path / f"m{RUNTIMES[to].suffix}", to=to, image_size=32, dynamic=True)
+    network = ln.create_model("lambda_resnet20_small", num_classes=3, zero_init_last=False)
+    assert not zero_scales(network)
+    exported = ln.export(network, tmp_path / "m.xml", to="openvino", image_size=32, dynamic=True)
     assert max(exported.errors.values()) < 1e-4
     assert any(side % 2 for shape in exported.errors for side in shape[2:])
 
@@ -76,12 +87,42 @@ def test_other_files_have_the_same_metadata(to, network, tmp_path):
 
 
 def test_exports_feature_maps_with_several_outputs(tmp_path):
-    network = ln.create_model("lambda_resnet20_small", features_only=True, out_indices=(1, 3)).eval()
+    options = {"features_only": True, "out_indices": (1, 3), "zero_init_last": False}
+    network = ln.create_model("lambda_resnet20_small", **options).eval()
     exported = ln.export(network, tmp_path / "maps.onnx", image_size=32, dynamic=True)
     images = torch.randn(1, 3, 40, 23)
     with torch.no_grad():
         for actual, expected in zip(exported.run(images), network(images), strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_warns_if_zero_scales_hide_layers_from_the_comparison(tmp_path):
+    network = ln.create_model("lambda_resnet20_small")
+    with pytest.warns(UserWarning, match="normalization layers have a scale of 0"):
+        exported = ln.export(network, tmp_path / "m.pt2", to="pt2", image_size=16)
+    assert exported.path.exists()
+
+
+def test_one_wrong_lambda_layer_is_not_kept(tmp_path, monkeypatch):
+    network = ln.create_model("lambda_resnet20_small", zero_init_last=False).eval()
+    open_file = Onnx.open
+
+    def open_with_noise(runtime, path):
+        def run(images):
+            last = [m for m in network.modules() if isinstance(m, ln.LambdaLayer2d)][-1]
+            hook = last.register_forward_hook(lambda layer, inputs, output: output + 0.1 * output.std())
+            with torch.no_grad():
+                outputs = [network(images)]
+            hook.remove()
+            return outputs
+
+        open_file(runtime, path)
+        return run
+
+    monkeypatch.setattr(Onnx, "open", open_with_noise)
+    with pytest.raises(InputError, match="must have a relative difference from PyTorch of at most"):
+        ln.export(network, tmp_path / "m.onnx", image_size=16)
+    assert leftovers(tmp_path) == []
 
 
 class EvenSides(nn.Module):
@@ -107,6 +148,26 @@ class NotExportable(nn.Module):
         return self.convolution(images) if images.sum() >= 0 else images
 
 
+class Returns(nn.Module):
+    """Computes features of the images, and returns what a function makes of them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 1)
+        self.function = function
+
+    def forward(self, images):
+        return self.function(self.convolution(images))
+
+
+def test_integer_and_boolean_outputs_are_compared(tmp_path):
+    network = Returns(lambda x: {"class": x.argmax(1), "positive": x > 0})
+    exported = ln.export(network, tmp_path / "m.onnx", image_size=8)
+    assert exported.graph.outputs == ("class", "positive")
+    assert set(exported.errors.values()) == {0.0}
+    assert exported.graph.error([torch.zeros(2, 2), torch.ones(4)], [torch.ones(2, 2), torch.ones(4)]) == 1
+
+
 @pytest.mark.parametrize(
     ("make_model", "name", "options", "message"),
     [
@@ -114,40 +175,64 @@ class NotExportable(nn.Module):
             lambda network: network,
             "m.onnx",
             {"to": "tensorrt"},
-            "to must be one of onnx, openvino, pt2, got 'tensorrt'",
+            "to must be one of onnx, openvino, pt2, aoti, got 'tensorrt'",
         ),
         (lambda network: network, "m.pt", {}, "path must end in .onnx for onnx"),
         (lambda network: network, "m.onnx", {"batch_size": 0}, "batch_size must be"),
         (lambda network: network, "m.onnx", {"image_size": (1, 2, 3)}, "image_size must be a side or"),
         (lambda network: network, "m.onnx", {"image_size": 0}, "image_size must be"),
-        (lambda network: 3, "m.onnx", {}, "model must be a classifier or a network, got int"),
+        (lambda network: 3, "m.onnx", {}, "model must be a classifier, a detector or a network, got int"),
         (lambda network: "missing.safetensors", "m.onnx", {}, "missing.safetensors"),
         (lambda network: nn.Linear(3, 3), "m.onnx", {"image_size": 8}, "without convolutions"),
-        (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {}, "image_size must be given for a Conv2d"),
+        (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
         (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),
+        (lambda network: network, "m.onnx", {"image_size": 3.5}, "image_size must be a side or"),
+        (lambda network: nn.Conv2d(3, 3, 9), "m.onnx", {"image_size": 8}, "model must run on float32 images"),
+        (lambda network: Returns(lambda x: (x, None)), "m.onnx", {}, "sequence or mapping of tensors, got NoneType"),
+        (lambda network: Returns(lambda x: [x, [x]]), "m.onnx", {}, "sequence or mapping of tensors, got list"),
+        (lambda network: Returns(lambda x: None), "m.onnx", {}, "sequence or mapping of tensors, got NoneType"),
+        (lambda network: Returns(lambda x: ()), "m.onnx", {}, "sequence or mapping of tensors, got none"),
+        (lambda network: Returns(lambda x: {"images": x}), "m.onnx", {}, "names of the outputs must differ"),
+        (lambda network: Returns(lambda x: {1: x, "1": x}), "m.onnx", {}, "names of the outputs must differ"),
+        (lambda network: Returns(lambda x: x / 0), "m.onnx", {}, "outputs of the model must be finite"),
+        (lambda network: Returns(torch.rand_like), "m.onnx", {}, "model must be deterministic"),
     ],
 )
 def test_refuses_in_one_line_and_leaves_no_file(make_model, name, options, message, network, tmp_path):
     with pytest.raises(InputError, match=message) as raised:
-        ln.export(make_model(network), tmp_path / name, **{"image_size": 16} | options if options else options)
+        ln.export(make_model(network), tmp_path / name, **{"image_size": 16} | options)
     assert "\n" not in str(raised.value)
     assert leftovers(tmp_path) == []
 
 
-def test_file_with_wrong_outputs_is_not_kept(network, tmp_path, monkeypatch):
+def test_file_that_the_runtime_cannot_run_is_not_kept(network, tmp_path, monkeypatch):
+    def fail(runtime, path):
+        raise RuntimeError("no implementation\nfor Conv")
+
+    monkeypatch.setattr(Onnx, "open", fail)
+    with pytest.raises(InputError, match="ONNX Runtime cannot run the exported model on images of shape") as raised:
+        ln.export(network, tmp_path / "new" / "folders" / "m.onnx", image_size=16)
+    assert "\n" not in str(raised.value)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "nan")])
+def test_file_with_wrong_outputs_is_not_kept(factor, error, network, tmp_path, monkeypatch):
     run = Onnx().open
 
     def open_with_error(runtime, path):
-        opened = run(path)
-        return lambda images: [1.01 * output for output in opened(images)]
+        correct = run(path)
+        return lambda images: [factor * output for output in correct(images)]
 
     monkeypatch.setattr(Onnx, "open", open_with_error)
-    with pytest.raises(InputError, match=r"outputs of ONNX Runtime must agree .* got 1.0e-02 for images of shape"):
+    with pytest.raises(
+        InputError, match=f"outputs of ONNX Runtime must have a relative difference .* got {error} for images of shape"
+    ):
         ln.export(network, tmp_path / "m.onnx", image_size=16)
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("to", RUNTIMES)
+@pytest.mark.parametrize("to", ["openvino", "onnx", "pt2"])
 def test_full_disk_is_an_error_in_one_line(to, network, tmp_path):
     path = tmp_path / f"m{RUNTIMES[to].suffix}"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -159,6 +244,15 @@ def test_full_disk_is_an_error_in_one_line(to, network, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.filename == str(path)
     assert leftovers(tmp_path) == []
+
+
+def test_missing_compiler_is_an_error_in_one_line(network, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("missing-compiler",))
+    with pytest.raises(InputError, match="cannot be compiled by AOTInductor with a C") as raised:
+        ln.export(network, tmp_path / "files" / "m.pt2", to="aoti", image_size=20)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "files").exists()
 
 
 def test_does_not_overwrite_a_file(network, tmp_path):
@@ -174,13 +268,18 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert main(command.split()) == 0
     output = capsys.readouterr().out
     assert "images 1 x 3 x 16 x 20: relative difference" in output
+    assert any(int(side) % 2 for side in re.findall(r" x (\d+): relative difference", output))
     assert "ONNX Runtime" in output
     assert "model.onnx: " in output
     assert leftovers(tmp_path) == ["model.onnx"]
     assert main(command.split()) == 2
     assert main(["export", "unknown_model"]) == 2
     assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
+    assert main(["export", "missing/run", "--out", "other.onnx"]) == 2
+    assert main(["export", "lambda_resnet20_small", "--out", "other.pt"]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 3
+    assert len(errors) == 5
+    assert "missing/run" in errors[3]
+    assert "--out must end in .onnx for --to onnx" in errors[4]
     assert "model.onnx exists" in errors[0]
     assert leftovers(tmp_path) == ["model.onnx"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets.layers import DecodingStep
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 openvino = pytest.importorskip("openvino", reason="openvino is not installed")
@@ -28,6 +29,27 @@ LAYERS = {
 }
 
 
+def export_to_both(program, names, path):
+    """Write an ONNX file; return functions from tensors to a list of tensors for ONNX Runtime and OpenVINO."""
+    torch.onnx.export(program, input_names=names, dynamo=True, verbose=False).save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run_onnx(*inputs):
+        feeds = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        return [torch.from_numpy(x) for x in session.run(None, feeds)]
+
+    def run_openvino(*inputs):
+        outputs = compiled(dict(zip(names, inputs, strict=True)))
+        return [torch.from_numpy(outputs[i].copy()) for i in range(len(outputs))]
+
+    return run_onnx, run_openvino
+
+
+def relative_error(output, expected):
+    return (output - expected).norm() / expected.norm()
+
+
 @pytest.mark.parametrize(("layer_type", "options", "shape"), LAYERS.values(), ids=LAYERS.keys())
 def test_dynamic_graph_equals_the_layer_at_three_other_sizes(layer_type, options, shape, tmp_path):
     torch.manual_seed(0)
@@ -36,25 +58,105 @@ def test_dynamic_graph_equals_the_layer_at_three_other_sizes(layer_type, options
     axes = [axis for axis in range(len(shape)) if axis != channel_axis]
     dynamic = (dict.fromkeys(axes, torch.export.Dim.DYNAMIC),)
     program = torch.export.export(layer, (torch.randn(shape),), dynamic_shapes=dynamic)
-    path = tmp_path / "layer.onnx"
-    torch.onnx.export(program, input_names=["x"], dynamo=True, verbose=False).save(path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    runtimes = export_to_both(program, ["x"], tmp_path / "layer.onnx")
     for batch, factor in ((1, 0.5), (3, 1.7), (2, 0.15)):
         size = [max(1, int(side * factor)) if axis in axes else side for axis, side in enumerate(shape)]
         x = torch.randn(batch, *size[1:])
         with torch.no_grad():
             expected = layer(x)
-        for output in (session.run(None, {"x": x.numpy()})[0], compiled([x.numpy()])[0].copy()):
-            assert (torch.from_numpy(output) - expected).norm() <= 1e-5 * expected.norm()
+        for run in runtimes:
+            assert relative_error(run(x)[0], expected) <= 1e-5
 
 
 def test_causal_graph_is_exact_for_very_different_keys():
     torch.manual_seed(0)
-    layer = LambdaLayer1d(8, scope=3, causal=True, batch_norm=False).eval()
-    x = 30 * torch.randn(2, 8, 70)
+    layer = LambdaLayer1d(8, scope=3, causal=True, batch_norm=False, dtype=torch.float64).eval()
+    x = 30 * torch.randn(2, 8, 70, dtype=torch.float64)
     dynamic = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
     for options in ({}, {"dynamic_shapes": dynamic}):
         graph = torch.export.export(layer, (x,), **options).module()
         with torch.no_grad():
-            torch.testing.assert_close(graph(x), layer(x), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(graph(x), layer(x), rtol=1e-9, atol=1e-9)
+
+
+DECODED = {
+    "sequence": (LambdaLayer1d, {"scope": 7, "intra_depth": 2}, None),
+    "multi-head, L2 keys": (LambdaLayer1d, {"scope": 5, "multi_head": True, "normalize_keys": "l2"}, None),
+    "maps": (LambdaLayer2d, {"scope": 3, "position_bias": True}, (3, 4)),
+    "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 16)}, None),
+    "content only": (LambdaLayer, {"position": False}, None),
+    "position only": (LambdaLayer1d, {"scope": 5, "content": False}, None),
+}
+
+
+@pytest.mark.parametrize(("layer_type", "options", "grid"), DECODED.values(), ids=DECODED.keys())
+def test_exported_decoding_step_equals_the_layer_on_the_whole_sequence(layer_type, options, grid, tmp_path):
+    torch.manual_seed(0)
+    layer = layer_type(8, causal=True, **options).eval()
+    step = DecodingStep(layer, grid)
+    x = torch.randn(2, 8, 12)
+    whole = x.mT if layer_type is LambdaLayer else x if grid is None else x.unflatten(2, grid)
+    with torch.no_grad():
+        expected = layer(whole)
+    expected = expected.mT if layer_type is LambdaLayer else expected.flatten(2)
+    program = torch.export.export(step, (x[:, :, 0], *step.start(2)))
+    for run in export_to_both(program, ["x", *step.state_names], tmp_path / "step.onnx"):
+        state, outputs = step.start(2), []
+        for position in range(12):
+            output, *state = run(x[:, :, position], *state)
+            outputs.append(output)
+        assert relative_error(torch.stack(outputs, 2), expected) <= 1e-5
+
+
+def inputs_of(case, b, n, m):
+    """Return the inputs of a layer by name, at sizes n and m."""
+    x, maps = torch.randn(b, n, 8), torch.randn(b, 8, n, m)
+    mask = torch.rand(b, n, m) > 0.3
+    return {
+        "padded maps": {"x": maps, "mask": mask},
+        "context": {"x": x, "context": torch.randn(b, m, 8)},
+        "masked pairs": {"x": x, "context": torch.randn(b, m, 8), "mask": mask},
+        "masked pairs, embeddings": {
+            "x": x,
+            "context": torch.randn(b, m, 8),
+            "mask": mask,
+            "embeddings": torch.randn(n, m, 16),
+        },
+        "padded context": {"x": x, "context": torch.randn(b, m, 8), "mask": mask[:, :1]},
+    }[case]
+
+
+AXES = {  # by number of dimensions and name: the axes of dynamic size
+    "x": {3: (0, 1), 4: (0, 2, 3)},
+    "mask": {3: (0, 1, 2)},
+    "context": {3: (0, 1)},
+    "embeddings": {3: (0, 1)},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "layer"),
+    [
+        ("padded maps", LambdaLayer2d(8, scope=5, stride=2)),
+        ("context", LambdaLayer(8, position=False)),
+        ("masked pairs", LambdaLayer(8, position=False)),
+        ("masked pairs, embeddings", LambdaLayer(8)),
+        ("padded context", LambdaLayer(8, position=False)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_exported_layers_accept_masks_contexts_and_embeddings(case, layer, tmp_path):
+    torch.manual_seed(0)
+    layer.eval()
+    inputs = inputs_of(case, 2, 9, 6)
+    sizes = {}
+    for name, x in inputs.items():
+        sizes[name] = {axis: torch.export.Dim.DYNAMIC for axis in AXES[name][x.ndim] if x.shape[axis] > 1}
+    program = torch.export.export(layer, (), inputs, dynamic_shapes=sizes)
+    runtimes = export_to_both(program, list(inputs), tmp_path / "layer.onnx")
+    for shape in ((1, 5, 11), (3, 13, 4), (2, 20, 17)):
+        inputs = inputs_of(case, *shape)
+        with torch.no_grad():
+            expected = layer(**inputs)
+        for run in runtimes:
+            assert relative_error(run(*inputs.values())[0], expected) <= 1e-5

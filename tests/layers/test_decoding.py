@@ -94,7 +94,7 @@ def test_decoding_state_is_bounded_by_the_scope():
     state = start_decoding(layer, 1)
     for _ in range(50):
         _, state = decode_step(layer, torch.ones(1, 8, dtype=torch.float64), state)
-    assert state.values.shape[2] == 4  # half of the scope and the current position
+    assert state.values.shape[2] == 3  # half of the scope, without the next position
     assert state.content.sums.shape == (1, 4, 1, 4)
 
 

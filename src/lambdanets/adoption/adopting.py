@@ -41,15 +41,15 @@ def adopt(model: nn.Module) -> dict[str, str]:
     candidates = {module: families for module in names if (families := _families(module))}
     if not candidates:
         ours = sum(isinstance(module, LambdaBase) for module in names)
-        already = f"; its {ours} lambda layers are already of this package" if ours else ""
+        already = f"; it already has {ours} layers of lambdanets" if ours else ""
         raise InputError(
             f"model must contain lambda layers of {', '.join(family.name for family in FAMILIES)}, "
             f"got a {type(model).__name__} with none{already}"
         )
     if model in candidates:
         raise InputError(
-            f"model must contain the layer, got a {type(model).__name__}, a layer itself, which cannot be replaced in "
-            "place; pass nn.Sequential(layer)"
+            f"model must be a network, got a lambda layer, {type(model).__name__}, which cannot be replaced in place; "
+            "pass nn.Sequential(layer)"
         )
     owners = _owners(model)
     replacements: dict[nn.Module, tuple[Family, GridLambdaLayer]] = {}

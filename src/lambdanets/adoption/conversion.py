@@ -1,4 +1,4 @@
-"""A foreign layer converted to a layer of this package, and its tensors converted back."""
+"""A third-party layer converted to a layer of this package, and its tensors converted back."""
 
 import copy
 from typing import Any
@@ -22,7 +22,7 @@ class CannotConvert(ValueError):  # noqa: N818 - a reason, which the caller puts
 
 
 def convert(layer: nn.Module, family: Family) -> GridLambdaLayer:
-    """A layer of this package with the weights, norms, modes, dtypes and devices of a foreign layer.
+    """A layer of this package with the weights, norms, modes, dtypes and devices of a third-party layer.
 
     Ours has no biases of projections, and needs none: batch norm subtracts that of queries and values with the mean,
     from which it is subtracted here, and softmax over positions does not depend on that of keys. They are kept in
@@ -60,7 +60,7 @@ def convert(layer: nn.Module, family: Family) -> GridLambdaLayer:
 
 
 def convert_back(layer: GridLambdaLayer, family: Family) -> dict[str, Tensor]:
-    """The tensors of a converted layer in the layout of the foreign layer. Raises CannotConvert with the reason."""
+    """The tensors of a converted layer in the layout of the third-party layer. Raises CannotConvert with the reason."""
     origin = layer.origin
     assert isinstance(origin, Origin)
     layout, shapes = family.layout(origin.shapes, origin.heads), origin.shapes

@@ -1,4 +1,4 @@
-"""The families of foreign lambda layers. To add one, write a `Family` and add it to FAMILIES.
+"""The families of third-party lambda layers. To add one, write a `Family` and add it to FAMILIES.
 
 Letters: d channels in, h heads, k query depth, u intra-depth, v value depth, r side of the scope, n positions.
 """

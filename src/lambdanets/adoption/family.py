@@ -1,4 +1,4 @@
-"""The base class of families: foreign lambda layers with the same tensors and the same formula."""
+"""The base class of families: third-party lambda layers with the same parameter names and the same formula."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from lambdanets.adoption.layout import Layout, Shapes, Source
 
 
 class Family:
-    """Foreign lambda layers with the same tensors and the same formula.
+    """Third-party lambda layers with the same parameter names and the same formula.
 
-    They are recognized by their attributes, not by their class, because their files are copied into projects.
+    They are recognized by their attributes, not by their class: their source files are often copied into projects.
     """
 
     name: str

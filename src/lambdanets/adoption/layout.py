@@ -1,4 +1,4 @@
-"""Which tensors of a foreign layer make up a layer of this package, and in which order."""
+"""Which tensors of a third-party layer make up a layer of this package, and in which order."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Rows:
     """Consecutive output channels of a projection.
 
     projection: name of the module. start, count: of the channels.
-    outer: if above 1, the channels are (outer, inner) in the foreign layer and (inner, outer) in ours.
+    outer: if above 1, the channels are (outer, inner) in the third-party layer and (inner, outer) in ours.
     """
 
     projection: str
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Source:
-    """One tensor of our layer: entries of the foreign tensor `name`, rearranged by `pick` without arithmetic."""
+    """One tensor of our layer: entries of the third-party tensor `name`, rearranged by `pick` without arithmetic."""
 
     name: str
     pick: Callable[[Tensor], Tensor]
@@ -42,13 +42,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Layout:
-    """A foreign layer as tensors and arguments of ours.
+    """A third-party layer as tensors and arguments of ours.
 
     queries, keys, values: rows of its projections. norms: names of the modules that normalize queries and values;
     a layer may lack both. table: source of the embedding table (sides.., k, u), with u = 1 too.
     query_depth, heads, intra_depth: k, h and u. position_bias: name of the tensor, "" if there is none.
     dimensions: of the grid.
-    grid: sides of the only map that the foreign layer takes; None if it takes several.
+    grid: sides of the only map that the third-party layer takes; None if it takes several.
     dense: whether the table has an entry per pair of positions.
     """
 
@@ -94,7 +94,7 @@ class Layout:
 class Origin:
     """Where an adopted layer comes from, to convert its weights back.
 
-    family: name of the family. heads: h. shapes: of the tensors of the foreign layer's state dict.
+    family: name of the family. heads: h. shapes: of the tensors of the third-party layer's state dict.
     biases: of its projections, by name in its state dict; our layer has none, see `conversion.py`.
     """
 
@@ -105,7 +105,7 @@ class Origin:
 
 
 def scatter(sources: Mapping[str, Source], tensors: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
-    """Foreign tensors that `sources` would rearrange into `tensors`: the inverse of every `pick`.
+    """Third-party tensors that `sources` would rearrange into `tensors`: the inverse of every `pick`.
 
     Rearranging indices by `pick` tells where each entry comes from.
     """

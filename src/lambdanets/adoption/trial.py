@@ -1,4 +1,4 @@
-"""Compares a foreign layer with its replacement on random numbers, in float64 on the CPU."""
+"""Compares a third-party layer with its replacement on random numbers, in float64 on the CPU."""
 
 import copy
 from typing import Any

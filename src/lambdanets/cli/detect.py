@@ -70,11 +70,14 @@ class Predict:
     ] = ()
     """Image files, folders and globs."""
     out: Path = Path("detections")
-    """New folder for results.json (COCO format), images.json and one figure per image. The same command resumes."""
+    """New folder for results.json (COCO format), objects.csv, and a label image and a figure per image. The same
+    command resumes."""
     score: float = 0.5
-    """Minimum score of the detections to draw; results.json has all detections."""
+    """Minimum score of the detections in figures, label images and objects.csv; results.json has all detections."""
     figures: bool = True
     """Draw the detections of each image."""
+    labels: bool = True
+    """Write label images and objects.csv."""
     batch_size: int = 1
     """Images per forward pass; the masks of all of them are in memory at once."""
     device: str | None = None
@@ -193,7 +196,8 @@ def _predict(arguments: list[str]) -> int:
         Predict,
         arguments,
         prog="lambdanets detect predict",
-        description="Detect objects in image files; write COCO-format results and one figure per image.",
+        description="Detect objects in image files; write COCO-format results, a table of objects, and per image a "
+        "figure and a label image, in which the pixels of object i have the value i.",
     )
     from lambdanets.data.images import find_images
     from lambdanets.folders import WorkFolder
@@ -208,18 +212,23 @@ def _predict(arguments: list[str]) -> int:
 
 def _detect(options: Predict, paths: list[Path]) -> None:
     """Detect objects, draw them and write the results; after an interruption, the results so far."""
-    from lambdanets.files import atomic_open
+    from lambdanets.files import atomic_open, atomic_write, encode_utf8
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files
     from lambdanets.inference.detector import load_detector
+    from lambdanets.inference.label_images import COLUMNS, label_and_measure, save_label_image
     from lambdanets.inference.weights import file_identity
     from lambdanets.records import write_json
+    from lambdanets.text_tables import csv_table
 
     if options.figures:  # imports Matplotlib
         from lambdanets.inference.detection_figures import draw_predicted
     detector = load_detector(options.checkpoint, options.device)
     unreadable: list[str] = []
-    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.score, options.figures]}
+    identity = {
+        "weights": file_identity(options.checkpoint)["sha256"],
+        "options": [options.score, options.figures, options.labels],
+    }
     with images_journal(options.out / "detections", identity, paths) as journal:
         done = {entry["image"]["file_name"] for entry in journal.entries}
         remaining = [path for path in paths if str(path) not in done]
@@ -232,11 +241,18 @@ def _detect(options: Predict, paths: list[Path]) -> None:
                 entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
                 results = coco_results(detections, number, detector.card.category_ids)
                 figure = draw_predicted(image, detections, detector.classes, options.score) if options.figures else None
-                with deferred():  # so that either both figure and journal entry are written, or neither
+                labels, objects = None, []
+                if options.labels:
+                    labels, rows = label_and_measure(image, detections, detector.classes, options.score)
+                    objects = [{"image": str(path), **row} for row in rows]
+                name = f"{number:05}-{path.stem[:MAX_STEM]}.png"
+                with deferred():  # so that figure, label image and journal entry are all written, or none
                     if figure is not None:
-                        with atomic_open(options.out / f"{number:05}-{path.stem[:MAX_STEM]}.png") as file:
+                        with atomic_open(options.out / name) as file:
                             figure.save(file, "PNG")
-                    journal.add({"image": entry, "results": results})
+                    if labels is not None:
+                        save_label_image(labels, options.out / "labels" / name)
+                    journal.add({"image": entry, "results": results, "objects": objects})
                 echo(f"{path}  {int((detections['scores'] >= options.score).sum())} detections")
         finally:
             report_unreadable(unreadable)
@@ -246,6 +262,10 @@ def _detect(options: Predict, paths: list[Path]) -> None:
                 index = {"images": images, "categories": [*map(dataclasses.asdict, detector.categories)]}
                 write_json(options.out / "images.json", index)
                 write_results(results, options.out / "results.json")
+                if options.labels:
+                    table = [entry["objects"] for entry in journal.entries]
+                    values = [[row[column] for column in COLUMNS] for rows in table for row in rows]
+                    atomic_write(options.out / "objects.csv", encode_utf8(csv_table([COLUMNS, *values])))
                 echo(f"{len(results)} detections in {len(images)} images, written to {options.out}")
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")

@@ -1,6 +1,7 @@
 """`lambdanets export`."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -12,10 +13,15 @@ from lambdanets.errors import InputError
 from lambdanets.terminal import echo
 
 if TYPE_CHECKING:
-    from lambdanets.deployment.export import Exported
+    from torch import nn
 
+    from lambdanets.deployment.export import Exported
+    from lambdanets.deployment.quantization import Quantization
+    from lambdanets.evidence.benchmark.timing import Summary
+
+MIN_IMAGES = 200  # for which one image is 0.5 points of accuracy, the permitted loss
 WEIGHTS = (".safetensors", ".ckpt")
-SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "pt2": ".pt2"}
+DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2", "aoti": "model.aoti.pt2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +32,18 @@ class Export:
 
     source: tyro.conf.Positional[str]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a model, which gets random weights."""
-    to: Literal["onnx", "openvino", "pt2"] = "onnx"
-    """Format: onnx for ONNX Runtime; openvino, an .xml and a .bin file; pt2 for torch.export."""
+    to: Literal["onnx", "openvino", "pt2", "aoti"] = "onnx"
+    """onnx for ONNX Runtime; openvino, an .xml and a .bin file; pt2 for torch.export; aoti compiled for this CPU."""
     out: Path | None = None
-    """New file; by default model.onnx, model.xml or model.pt2."""
+    """New file; by default model.onnx, model.xml, model.pt2 or model.aoti.pt2."""
     image_size: tuple[int, ...] = ()
     """Side, or height and width, of the images; those of the model by default."""
     batch_size: int = 1
     """Images per batch; with --dynamic any number is possible."""
     dynamic: bool = False
     """Export a graph for any batch size and image size. It is slower than one for a fixed size."""
+    int8: str | None = None
+    """Quantize to int8 (onnx, openvino) with labeled data as for train --data; for a detector, a folder of images."""
     seconds: float = 5.0
     """Time limit of the timing, for each of the runtime and PyTorch; 0 skips it."""
 
@@ -44,6 +52,9 @@ class Export:
         check("seconds", self.seconds, float, Range(0))
         if len(self.image_size) > 2:
             raise InputError(f"image_size must be one or two sides, got {len(self.image_size)}")
+        suffix = Path(DEFAULT_FILES[self.to]).suffix
+        if self.out is not None and self.out.suffix != suffix:
+            raise InputError(f"--out must end in {suffix} for --to {self.to}, got {self.out}")
 
 
 def main(arguments: list[str]) -> int:
@@ -52,32 +63,64 @@ def main(arguments: list[str]) -> int:
         Export,
         arguments,
         prog="lambdanets export",
-        description="Export a classifier to a file for another runtime, run the file, and compare outputs and speed.",
+        description="Export a model to a file for another runtime, run the file, and compare outputs and speed.",
     )
     from lambdanets.deployment.export import export
     from lambdanets.deployment.runtimes import RUNTIMES
-    from lambdanets.models import create_model
 
-    out = options.out or Path(f"model{SUFFIXES[options.to]}")
-    source = Path(options.source)
-    is_path = source.exists() or source.suffix in WEIGHTS or options.source.startswith(("hf-hub:", "local-dir:"))
     size = options.image_size
     exported = export(
-        options.source if is_path else create_model(options.source),
-        out,
+        options.source if _is_path(options.source) else _make_random_model(options.source),
+        options.out or Path(DEFAULT_FILES[options.to]),
         to=options.to,
         image_size=None if not size else (size[0], size[-1]),
         batch_size=options.batch_size,
         dynamic=options.dynamic,
+        int8=options.int8,
     )
+    precision = "" if exported.quantization is None else "float32, "
     for shape, error in exported.errors.items():
-        sides = " x ".join(map(str, shape))
-        echo(f"outputs for images {sides}: relative difference {error:.1e} from PyTorch")
+        echo(f"{precision}images {' x '.join(map(str, shape))}: {exported.graph.unit}: {error:.2g}")
+    if exported.quantization is not None:
+        _report_int8(exported.quantization)
     if options.seconds > 0:
         _time(exported, RUNTIMES[options.to].title, options.seconds)
     for file in exported.files:
         echo(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
     return 0
+
+
+def _is_path(source: str) -> bool:
+    """Whether the source is a file, a folder or on the hub, and not the name of a model."""
+    path = Path(source)
+    if path.exists() or path.suffix in WEIGHTS or source.startswith(("hf-hub:", "local-dir:")):
+        return True
+    return os.sep in source and not source.startswith("timm/")
+
+
+def _make_random_model(name: str) -> "nn.Module":
+    """Create a model with random weights, none of which is multiplied by 0, so that all layers are compared."""
+    from torch import nn
+
+    from lambdanets.deployment.graphs import INITIAL_SCALE, zero_scales
+    from lambdanets.models import create_model
+
+    model = create_model(name)
+    for scale in zero_scales(model):
+        nn.init.constant_(scale, INITIAL_SCALE)
+    return model
+
+
+def _report_int8(result: "Quantization") -> None:
+    """Print accuracy and size of int8 and float32."""
+    echo(
+        f"int8: {result.metric} {100 * result.accuracy:.2f}%, float32 {100 * result.float_accuracy:.2f}%, "
+        f"on {result.images} validation images; float32 file {result.float_bytes / 2**20:.1f} MiB"
+    )
+    if result.images < MIN_IMAGES:
+        echo(f"{result.images} validation images are few: one is {100 / result.images:.1f} points of accuracy")
+    for name in result.float_layers:
+        echo(f"left in float32, to keep accuracy: {name}")
 
 
 def _time(exported: "Exported", title: str, seconds: float) -> None:
@@ -87,14 +130,18 @@ def _time(exported: "Exported", title: str, seconds: float) -> None:
     from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 
     shape = next(iter(exported.errors))
-    images = torch.randn(shape)
-
-    def run_network() -> None:
-        with torch.inference_mode():
-            exported.network(images)
-
-    runs = {"PyTorch": run_network, title: lambda: exported.run(images)}
+    images = exported.graph.make_images(shape, torch.Generator().manual_seed(0))
+    runs = {"PyTorch": lambda: exported.graph.run_pytorch(images), title: lambda: exported.run(images)}
+    if "boxes" in exported.graph.outputs:
+        echo(f"{len(exported.graph.run_pytorch(images)[0])} objects in the image that is timed")
     samples: dict[str, list[float]] = {name: [] for name in runs}
     time_interleaved(runs, samples, repeats=50, seconds=seconds)
-    before, after = (1e3 * summarize(samples[name]).median for name in runs)
-    echo(f"{shape[0]} images, {torch.get_num_threads()} threads: {title} {after:.1f} ms, PyTorch {before:.1f} ms")
+    before, after = (summarize(samples[name]) for name in runs)
+    echo(
+        f"{shape[0]} images, {torch.get_num_threads()} threads, median (quartiles): "
+        f"{title} {_milliseconds(after)}, PyTorch {_milliseconds(before)}"
+    )
+
+
+def _milliseconds(summary: "Summary") -> str:
+    return f"{1e3 * summary.median:.1f} ({1e3 * summary.lower_quartile:.1f} to {1e3 * summary.upper_quartile:.1f}) ms"

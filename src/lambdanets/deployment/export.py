@@ -1,25 +1,31 @@
-"""Export of classifiers and networks to files that other runtimes execute."""
+"""Export of classifiers, detectors and networks to files that other runtimes execute."""
 
-import copy
+import contextlib
 import json
+import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lambdanets.bounds import Range, check
-from lambdanets.deployment.runtimes import RUNTIMES, Run, Runtime
-from lambdanets.errors import InputError, nearest, one_line
+from lambdanets.deployment.graphs import Graph, Shape, describe, make_graph, zero_scales
+from lambdanets.deployment.quantization import MAX_DROP, Quantization
+from lambdanets.deployment.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
+from lambdanets.errors import InputError, explain_missing_extras, nearest, one_line
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
 from lambdanets.signals import deferred, interruptible
 
-MAX_ERROR = 1e-3  # of deep networks in float32; layers differ by less than 1e-6
+if TYPE_CHECKING:
+    from lambdanets.deployment.accuracy import Validation
+
 _MULTIPLE = 32  # side to which dynamic test sizes are rounded for networks that do not run at odd sizes
 
 
@@ -27,62 +33,62 @@ _MULTIPLE = 32  # side to which dynamic test sizes are rounded for networks that
 class Exported:
     """An exported model.
 
-    path: the model file. files: all files, with OpenVINO also the weights. errors: relative error of the outputs, by
-    shape of the images. run: runs the file on images (b, c, H, W). network: the PyTorch network on the CPU, which
-    returns a tuple of tensors.
+    path: the model file. files: all files, with OpenVINO also the weights.
+    errors: of the outputs, by shape of the images: the relative error, or for a detector the fraction of objects that
+        differ. Those of the float32 file.
+    run: runs the file on images (b, c, H, W); returns a list of tensors.
+    graph: what was exported; `graph.run_pytorch` runs the model in PyTorch.
+    quantization: accuracy and size of the int8 and the float32 file, or None without int8.
     """
 
     path: Path
     files: tuple[Path, ...]
-    errors: dict[tuple[int, ...], float]
+    errors: dict[Shape, float]
     run: Run
-    network: nn.Module
+    graph: Graph
+    quantization: Quantization | None = None
 
     def __repr__(self) -> str:
         return f"Exported({str(self.path)!r}, largest error {max(self.errors.values()):.1e})"
 
 
-class _WithTensors(nn.Module):
-    """Calls a network and returns its outputs, a tensor or a sequence or mapping of tensors, as a tuple."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.network(images)
-        if isinstance(outputs, Tensor):
-            return (outputs,)
-        return tuple(outputs.values() if isinstance(outputs, Mapping) else outputs)
-
-
 def export(
-    model: str | os.PathLike[str] | Classifier | nn.Module,
+    model: str | os.PathLike[str] | Classifier | Detector | nn.Module,
     path: str | os.PathLike[str],
     *,
     to: str = "onnx",
     image_size: int | tuple[int, int] | None = None,
     batch_size: int = 1,
     dynamic: bool = False,
+    int8: str | os.PathLike[str] | None = None,
 ) -> Exported:
     """Export a model, run the file in its runtime, and compare the outputs with PyTorch's on random images.
 
-    model: a run folder or weight file, a `Classifier`, or a network with images (b, c, H, W) as input and a tensor or
-        a sequence or mapping of tensors as output, such as one with features_only. It is exported in evaluation mode
-        and in float32.
+    model: a run folder or weight file, a `Classifier` or `Detector`, or a network with images (b, c, H, W) as input and
+        a tensor or a sequence or mapping of tensors as output, such as one with features_only. It is exported in
+        evaluation mode and in float32.
     path: new file, with the suffix .onnx, .xml or .pt2.
-    to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for torch.export.
-    image_size: side, or (height, width) of the images; default that of a classifier or of the network's pretrained_cfg.
-    batch_size: images per batch; with dynamic, any number is possible.
-    dynamic: export a graph for any batch size and image size. It is slower: the position term is then always a
-        convolution with the whole table.
+    to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for torch.export;
+        "aoti", also .pt2, compiled by AOTInductor for this kind of processor.
+    image_size: side, or (height, width) of the images; default that of the model card or of the network's
+        pretrained_cfg.
+    batch_size: images per batch; with dynamic, any number is possible. 1 for detectors.
+    dynamic: export a graph for any batch size and image size; "pt2" and "aoti" may refuse sizes at which a feature map
+        has a side of 1. It is slower: the position term is then always a convolution with the whole table.
+    int8: quantize weights and activations to int8 with images of this data; for "onnx", and for "openvino" without
+        dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training images
+        calibrate, and accuracy is measured on its validation split. For a detector, a folder of images that calibrate;
+        AP is measured on the validation data of the training run. Layers stay in float32 if accuracy would otherwise
+        drop by more than 0.005.
 
     The input is "images", preprocessed; the output "logits" for classifiers, otherwise "output", "output_0" and so on,
-    or the keys of the mapping. Class names, preprocessing and the shape are metadata of the file, as JSON with the key
-    "lambdanets".
+    or the keys of the mapping. For detectors, the input is one image with values in [0, 1], already resized, and the
+    outputs are those of `DetectionGraph`: "boxes", "labels", "scores" and "masks" of n objects. Class names,
+    preprocessing and the shape are metadata of the file, as JSON with the key "lambdanets".
 
     Raises InputError for invalid arguments, for a network that cannot be exported, and if the outputs differ by more
-    than 1e-3 (relative norm). No file is then left behind.
+    than 1e-4 (relative norm), or more than 2% of the objects differ, and if the accuracy of int8 is too low. No file is
+    then left behind.
     """
     runtime = _runtime(to)
     path = Path(path)
@@ -92,39 +98,89 @@ def export(
     for file in files:
         if file.exists():
             raise InputError(f"{file} exists; choose another file, or remove it")
-    check("batch_size", batch_size, int, Range(1))
     source = load(model, device="cpu") if isinstance(model, str | os.PathLike) else model
-    network = source.model if isinstance(source, Classifier) else source
-    if not isinstance(network, nn.Module):
+    if to == "aoti" and isinstance(source, Detector):
         raise InputError(
-            f"model must be a classifier or a network, got {type(source).__name__}; "
-            "of a detector, export the backbone: detector.model.backbone"
+            "to must be onnx, openvino or pt2 for a detector, got aoti: "
+            "AOTInductor computes convolutions wrongly if the number of objects depends on the image"
         )
-    shape = (batch_size, _channels(network), *_sides(source, image_size))
-    network = _WithTensors(copy.deepcopy(network).cpu().float().eval())
-    names = _output_names(source, network, shape)
-    description = {"images": list(shape), "dynamic": dynamic, "outputs": names}
-    if isinstance(source, Classifier):
-        description = json.loads(source.card.to_json({})) | description
-    program = _trace(network, shape, dynamic)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with interruptible(), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        try:
-            unfinished = runtime.write(program, Path(folder) / path.name, names, json.dumps(description))
-        except OSError as error:
-            error.filename = str(path)
-            raise
-        errors = _compare(network, runtime.open(unfinished[-1]), shape, dynamic)
-        if not max(errors.values()) <= MAX_ERROR:
-            worst = max(errors, key=lambda size: errors[size])
+    graph = make_graph(source, image_size, batch_size)
+    validation = None if int8 is None else _open_validation(source, graph, to, os.fspath(int8), dynamic)
+    metadata = json.dumps(describe(source, graph, dynamic=dynamic))
+    program = _trace(graph, dynamic)
+    with interruptible(), _temporary_folder(path) as folder:
+        unfinished = folder / path.name
+        with _errors_name(path):
+            written = runtime.write(program, unfinished, graph.outputs, metadata)
+        errors = _compare(graph, runtime, unfinished, dynamic)
+        worst = max(errors, key=lambda shape: math.inf if math.isnan(errors[shape]) else errors[shape])
+        if not errors[worst] <= graph.max_error:
             raise InputError(
-                f"outputs of {runtime.title} must agree with PyTorch's within {MAX_ERROR}, got {errors[worst]:.1e} for "
-                f"images of shape {worst}; no file was written; report this"
+                f"outputs of {runtime.title} must have a {graph.unit} of at most {graph.max_error:g}, got "
+                f"{errors[worst]:.1e} for images of shape {worst}; no file was written; report this"
             )
+        with _errors_name(path):
+            quantization = None if validation is None else _quantize(runtime, written, validation)
         with deferred():
-            for file in unfinished:
+            for file in written:
                 file.replace(path.with_name(file.name))
-    return Exported(path, tuple(files), errors, runtime.open(path), network)
+    return Exported(path, tuple(files), errors, runtime.open(path), graph, quantization)
+
+
+@contextlib.contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """Make a temporary folder beside a new file, and the folders above it, which are removed again after an error."""
+    created = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            yield Path(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for parent in created:
+                parent.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Name the file that the user asked for in errors about a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _open_validation(source: object, graph: Graph, to: str, data: str, dynamic: bool) -> "Validation":
+    """Open the data for int8. Raises InputError if the format or the model do not support int8."""
+    if not isinstance(RUNTIMES[to], Int8Runtime):
+        names = [name for name, runtime in RUNTIMES.items() if isinstance(runtime, Int8Runtime)]
+        raise InputError(f"to must be {' or '.join(names)} for int8, got {to}")
+    if to == "openvino" and dynamic:
+        raise InputError("dynamic must be False for int8 with openvino: it computes dynamic int8 convolutions wrongly")
+    if not isinstance(source, Classifier | Detector):
+        raise InputError(f"model must be a classifier or a detector for int8, got {type(source).__name__}")
+    with explain_missing_extras():
+        from lambdanets.deployment.accuracy import open_validation_data
+
+        return open_validation_data(source, data, graph.shape, dynamic=dynamic)
+
+
+def _quantize(runtime: Runtime, files: list[Path], validation: "Validation") -> Quantization:
+    """Quantize the written files. Raises InputError if accuracy drops by more than MAX_DROP."""
+    assert isinstance(runtime, Int8Runtime)  # checked before the data were read
+    images = range(len(validation))
+    size = sum(file.stat().st_size for file in files)
+    before = validation.accuracy(runtime.open(files[-1]), images)[0]
+    float_layers = runtime.quantize(files[-1], validation)
+    after = validation.accuracy(runtime.open(files[-1]), images)[0]
+    if after < before - MAX_DROP:
+        raise InputError(
+            f"int8 must have a {validation.metric} of at least {before:.4f} - {MAX_DROP} on {len(images)} images, got "
+            f"{after:.4f} with {len(float_layers)} operations in float32; no file was written"
+        )
+    return Quantization(validation.metric, len(images), after, before, size, float_layers)
 
 
 def _runtime(to: str) -> Runtime:
@@ -133,82 +189,80 @@ def _runtime(to: str) -> Runtime:
     return RUNTIMES[to]
 
 
-def _channels(network: nn.Module) -> int:
-    """Return the number of input channels, from the first convolution."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            return module.in_channels
-    raise InputError(f"model must be a network with images as input, got {type(network).__name__} without convolutions")
-
-
-def _sides(source: Any, image_size: int | tuple[int, int] | None) -> tuple[int, int]:
-    """Return height and width of the images."""
-    if image_size is None:
-        if isinstance(source, Classifier):
-            image_size = source.card.preprocessing.image_size
-        else:
-            size = (getattr(source, "pretrained_cfg", None) or {}).get("input_size")
-            if size is None:
-                raise InputError(f"image_size must be given for a {type(source).__name__}, got None")
-            image_size = int(size[-2]), int(size[-1])
-    sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(sides) != 2:
-        raise InputError(f"image_size must be a side or (height, width), got {image_size}")
-    for side in sides:
-        check("image_size", side, int, Range(1))
-    return sides
-
-
-@torch.inference_mode()
-def _output_names(source: Any, network: _WithTensors, shape: Sequence[int]) -> list[str]:
-    outputs = network.network(torch.zeros(shape))
-    if isinstance(source, Classifier):
-        return ["logits"]
-    if isinstance(outputs, Mapping):
-        return [str(name) for name in outputs]
-    return ["output"] if isinstance(outputs, Tensor) else [f"output_{i}" for i in range(len(outputs))]
-
-
-def _trace(network: nn.Module, shape: tuple[int, ...], dynamic: bool) -> torch.export.ExportedProgram:
+def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
     """Trace the network with torch.export. Raises InputError, which includes the reason, if that fails."""
-    batch, *others = shape
-    # with a batch of 1 or equal sides, torch.export could take a dynamic size for a constant
-    images = torch.zeros(max(2, batch), *others[:-1], others[-1] + _MULTIPLE) if dynamic else torch.zeros(shape)
-    sizes = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC) if dynamic else None
+    shape, sizes = graph.shape, None
+    if dynamic:
+        batch = max(2, shape[0]) if 0 in graph.dynamic_axes else shape[0]
+        shape = (batch, shape[1], *_traced_sides(graph))
+        sizes = (dict.fromkeys(graph.dynamic_axes, torch.export.Dim.DYNAMIC),)
     try:
-        with torch.no_grad():
-            return torch.export.export(network, (images,), dynamic_shapes=None if sizes is None else (sizes,))
+        with torch.no_grad(), without_tracing_warnings():
+            return torch.export.export(graph.network, (torch.zeros(shape),), dynamic_shapes=sizes)
     except Exception as error:  # exceptions of many types
         advice = "; export it without dynamic" if dynamic else ""
         raise InputError(f"model cannot be exported by torch.export: {one_line(error)[:300]}{advice}") from error
 
 
-def _compare(network: nn.Module, run: Run, shape: tuple[int, ...], dynamic: bool) -> dict[tuple[int, ...], float]:
-    """Return the relative error of the runtime by shape of the images: several shapes if dynamic."""
+def _traced_sides(graph: Graph) -> tuple[int, int]:
+    """Return sides to trace a dynamic graph with.
+
+    They differ, because torch.export takes equal sides for one size. If the network allows it, they are odd at all
+    strides: AOTInductor takes pooling with ceil_mode for pooling without it if the traced sides are even.
+    """
+    height, width = (-(-side // _MULTIPLE) * _MULTIPLE for side in graph.shape[2:])
+    odd = (height + 1, width + _MULTIPLE + 1)
+    return odd if _runs(graph, (*graph.shape[:2], *odd)) else (height, width + _MULTIPLE)
+
+
+@torch.inference_mode()
+def _runs(graph: Graph, shape: Shape) -> bool:
+    try:
+        graph.network(torch.zeros(shape))
+    except (RuntimeError, ValueError, AssertionError):
+        return False
+    return True
+
+
+def _compare(graph: Graph, runtime: Runtime, path: Path, dynamic: bool) -> dict[Shape, float]:
+    """Return the error of a file by shape of the images: several shapes if dynamic.
+
+    Raises InputError if the runtime cannot run the file. Warns about what the outputs do not test.
+    """
     generator = torch.Generator().manual_seed(0)
-    errors = {}
-    for size in _test_shapes(network, shape) if dynamic else [shape]:
-        images = torch.randn(size, generator=generator)
-        with torch.inference_mode():
-            expected = network(images)
-        errors[size] = max(
-            float((actual - reference).norm() / reference.norm().clamp(min=1e-30))
-            for actual, reference in zip(run(images), expected, strict=True)
+    errors, objects = {}, 0
+    for shape in _test_shapes(graph) if dynamic else [graph.shape]:
+        images = graph.make_images(shape, generator)
+        expected = graph.run_pytorch(images)
+        try:
+            actual = runtime.open(path)(images)
+        except InputError:
+            raise
+        except Exception as error:  # of many types
+            raise InputError(
+                f"{runtime.title} cannot run the exported model on images of shape {shape}: {one_line(error)[:300]}; "
+                "no file was written"
+            ) from error
+        errors[shape] = graph.error(actual, expected)
+        objects += len(expected[0])
+    if "boxes" in graph.outputs and not objects:
+        warnings.warn("the detector finds no objects in the test images, so no objects were compared", stacklevel=3)
+    if zeros := zero_scales(graph.network):
+        warnings.warn(
+            f"{len(zeros)} normalization layers have a scale of 0, so the layers before them were not compared; "
+            "export trained weights, or initialize the scales with another value",
+            stacklevel=3,
         )
     return errors
 
 
-@torch.inference_mode()
-def _test_shapes(network: nn.Module, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _test_shapes(graph: Graph) -> list[Shape]:
     """Return the given shape and two others, one smaller and one larger, with odd sides if the network allows them."""
-    batch, channels, height, width = shape
-    shapes = [shape]
+    batch, channels, height, width = graph.shape
+    shapes = [graph.shape]
     for images, factor in ((1, 0.75), (batch + 1, 1.3)):
-        odd = (images, channels, int(height * factor) | 1, int(width * factor / 2) | 1)
+        count = images if 0 in graph.dynamic_axes else batch
+        odd = (count, channels, int(height * factor) | 1, int(width * factor / 2) | 1)
         even = (*odd[:2], *(-(-side // _MULTIPLE) * _MULTIPLE for side in odd[2:]))
-        try:
-            network(torch.zeros(odd))
-            shapes.append(odd)
-        except (RuntimeError, ValueError):
-            shapes.append(even)
+        shapes.append(odd if _runs(graph, odd) else even)
     return shapes

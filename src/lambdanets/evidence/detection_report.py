@@ -40,7 +40,7 @@ class _Result(TypedDict):
     images: int
     parameters: int
     # missing in older results
-    first_weights: NotRequired[_FileIdentity | None]
+    initial_weights: NotRequired[_FileIdentity | None]
     training_data: NotRequired[_FileIdentity | None]
     validation_data: NotRequired[_FileIdentity | None]
 
@@ -57,7 +57,7 @@ class _Row:
         first = self.results[0]
         return (
             self.recipe == _without_seed(result["recipe"])
-            and _sha256(first, "first_weights") == _sha256(result, "first_weights")
+            and _sha256(first, "initial_weights") == _sha256(result, "initial_weights")
             and _same_data(first, result, "training_data")
         )
 
@@ -171,7 +171,7 @@ def _labels(rows: Sequence[_Row]) -> list[str]:
     short = [" ".join([recipe["model"], *_format_options(recipe["model_options"])]) for recipe in recipes]
     short = [
         f"{label} from {name}" if name else label
-        for label, name in zip(short, _file_names(rows, "first_weights"), strict=True)
+        for label, name in zip(short, _file_names(rows, "initial_weights"), strict=True)
     ]
     if len({_sha256(row.results[0], "training_data") for row in rows} - {None}) > 1:
         short = [

@@ -22,17 +22,16 @@ from lambdanets.models.weights import load_tensors, read_weights
 
 @dataclass(frozen=True)
 class Adopted:
-    """A classifier of timm before and after `adopt`, and the families of the replaced layers by name."""
+    """A timm classifier before and after `adopt`, and the families of the replaced layers by name."""
 
     original: Classifier
     adopted: Classifier
     families: dict[str, str]
 
     def max_error(self, images: Tensor) -> float:
-        """The largest relative difference between the two networks for images (b, c, h, w).
+        """Return the maximum of max|adopted - original| / max|original| over the outputs of the network and its layers.
 
-        That of the outputs of the network and of each replaced layer, because a randomly initialized residual block may
-        multiply its layer by 0: the largest difference divided by the largest magnitude.
+        The replaced layers are compared too, because a residual branch that is initialized to 0 would hide their error.
         """
         before, after = (_outputs(each.model, list(self.families), images) for each in (self.original, self.adopted))
         pairs = zip(after, before, strict=True)
@@ -56,7 +55,7 @@ def _outputs(network: nn.Module, layers: list[str], images: Tensor) -> list[Tens
 
 
 def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:
-    """Load a classifier of timm and adopt a copy of it, both in evaluation mode.
+    """Load a timm classifier and adopt a copy of it, both in evaluation mode.
 
     source: name of a model of timm; "hf-hub:USER/NAME"; a folder in timm's hub layout; or a weight file (.safetensors,
         .pth, .ckpt; read without running code from it).

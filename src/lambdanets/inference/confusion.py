@@ -1,9 +1,6 @@
 """Writes the accuracy per class as CSV, and the confusion matrix as CSV and as a figure."""
 
-import csv
-import io
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +8,7 @@ from matplotlib.figure import Figure
 
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.classification import ClassificationEvaluation
+from lambdanets.text_tables import csv_table
 
 MAX_CLASSES_WITH_COUNTS = 20  # with more classes, the cells do not show counts
 MAX_CLASSES_WITH_NAMES = 100  # with more classes, the axes do not show names
@@ -28,16 +26,11 @@ def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
             evaluation.accuracy_by_class.items(), matrix.sum(1).tolist(), matrix.diagonal().tolist(), strict=True
         )
     ]
-    _write_csv(folder / "per_class_accuracy.csv", [("class", "images", "right", "accuracy"), *by_class])
+    header = ("class", "images", "right", "accuracy")
+    atomic_write(folder / "per_class_accuracy.csv", encode_utf8(csv_table([header, *by_class])))
     rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
-    _write_csv(folder / "confusion_matrix.csv", [("true \\ predicted", *classes), *rows])
+    atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
     _draw(matrix, classes, evaluation.top1, folder / "confusion_matrix.png")
-
-
-def _write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    atomic_write(path, encode_utf8(text.getvalue()))
 
 
 def _draw(matrix: np.ndarray, classes: tuple[str, ...], top1: float, path: Path) -> None:

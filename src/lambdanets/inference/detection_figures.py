@@ -56,11 +56,11 @@ def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Se
 def draw_predicted(
     image: Image.Image, detections: dict[str, Tensor], classes: Sequence[str], min_score: float = MIN_SCORE
 ) -> Image.Image:
-    """Draw the detections in an image that have at least min_score."""
+    """Draw the detections in an image that have at least min_score; only outlines if there is one class."""
     kept = (detections["scores"] >= min_score).nonzero().flatten()
     boxes, labels, scores = (detections[name][kept] for name in ("boxes", "labels", "scores"))
 
     def threshold(index: int) -> CroppedMask:  # one mask at a time, to save memory
         return CroppedMask(0, 0, (detections["masks"][kept[index], 0] > 0.5).cpu().numpy())
 
-    return overlay(image, boxes, labels, scores, threshold, classes)
+    return overlay(image, boxes, labels, scores, threshold, classes if len(classes) > 1 else None)

@@ -31,7 +31,7 @@ def overlay(
     labels: Tensor,
     scores: Tensor | None,
     masks: Tensor | Callable[[int], CroppedMask] | None,
-    names: Sequence[str],
+    names: Sequence[str] | None,
 ) -> Image.Image:
     """Draw objects on an image, each in its own color. Small images are enlarged.
 
@@ -40,7 +40,7 @@ def overlay(
     scores: (n,), or None for ground truth.
     masks: (n, H, W) or (n, 1, H, W), thresholded at 0.5; or a function that returns the mask at an index, to save
         memory; or None.
-    names: class names in order of the labels.
+    names: class names in order of the labels; None to draw only the outlines of the masks.
 
     Names overlap neither other names nor small objects. If there is not enough space for all names, those of objects
     with higher scores, then with larger areas, have priority. At most MAX_NAMES are written.
@@ -57,8 +57,11 @@ def overlay(
         for index in by_area:
             top, left, mask = masks(int(index)) if callable(masks) else CroppedMask(0, 0, _threshold(masks[index]))
             window = pixels[top * factor :, left * factor :]
-            _paint_mask(window, mask.repeat(factor, 0).repeat(factor, 1), _color(int(index)), line_width)
+            opacity = 0.0 if names is None else _OPACITY
+            _paint_mask(window, mask.repeat(factor, 0).repeat(factor, 1), _color(int(index)), line_width, opacity)
     drawn = Image.fromarray(pixels)
+    if names is None:
+        return drawn
     draw = ImageDraw.Draw(drawn)
     for index in by_area:
         draw.rectangle(tuple(clipped[index]), outline=_color(int(index)), width=line_width)
@@ -82,7 +85,7 @@ def _color(index: int) -> Color:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def _paint_mask(pixels: np.ndarray, mask: np.ndarray, color: Color, line_width: int) -> None:
+def _paint_mask(pixels: np.ndarray, mask: np.ndarray, color: Color, line_width: int, opacity: float) -> None:
     """Tint the pixels of a mask in place, and draw its outline inside of it."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if not len(rows):
@@ -93,7 +96,7 @@ def _paint_mask(pixels: np.ndarray, mask: np.ndarray, color: Color, line_width: 
     for _ in range(line_width):
         padded = np.pad(eroded, 1)
         eroded = eroded & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    window[inside] = ((1 - _OPACITY) * window[inside] + _OPACITY * np.asarray(color)).astype(np.uint8)
+    window[inside] = ((1 - opacity) * window[inside] + opacity * np.asarray(color)).astype(np.uint8)
     window[inside & ~eroded] = color
 
 

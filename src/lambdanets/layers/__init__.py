@@ -8,13 +8,14 @@ depth, u intra-depth, d input channels, r scope, S_1..S_D the sides of a grid wi
 """
 
 from lambdanets.layers.base import LambdaBase
-from lambdanets.layers.decoding import DecodingState, decode_step, start_decoding
+from lambdanets.layers.decoding import DecodingState, DecodingStep, decode_step, start_decoding
 from lambdanets.layers.embeddings import DenseEmbedding, EdgeEmbedding, RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
 from lambdanets.layers.token_layer import LambdaLayer
 
 __all__ = [
     "DecodingState",
+    "DecodingStep",
     "DenseEmbedding",
     "EdgeEmbedding",
     "GridLambdaLayer",

@@ -1,7 +1,8 @@
 """The base class of lambda layers: projections, normalization, content and position terms."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,31 @@ from lambdanets.ops.content import check_normalization
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype
 
 
-class LambdaBase(Layer):
+class Interaction(NamedTuple):
+    """What a lambda layer computes from its input before the operations: their arguments.
+
+    queries: (b, h, n, k). keys: (b, [h,] m, k[, u]), not yet normalized, or None. values: (b, [h,] m, v[, u]).
+    mask: bool, (n, m), (b, n, m), or (b, 1, m) for padding; None for all pairs.
+    padding: bool (b, n), True at the queries whose output is 0; None if there are none.
+    embeddings: E ([b,] [h,] n, m, k[, u]) of all pairs, or None.
+    table: ([h,] r_1..r_D, k[, u]) of relative embeddings on `grid`, or None; the mask is then one of padding.
+    grid: sides S_1..S_D of the map of queries; (n,) for tokens.
+    """
+
+    queries: Tensor
+    keys: Tensor | None
+    values: Tensor
+    grid: tuple[int, ...]
+    mask: Tensor | None = None
+    padding: Tensor | None = None
+    embeddings: Tensor | None = None
+    table: Tensor | None = None
+
+
+class LambdaBase(Layer, ABC):
     """Base class of the lambda layers: checks arguments, creates projections and norms, and calls the operations.
+
+    A forward pass is `prepare`, which returns an Interaction, `interact`, and `finish`.
 
     By default the heads share one lambda, so keys (k, u) and values (v, u) are projected once per position. With
     multi_head=True they are projected once per head.
@@ -32,8 +56,10 @@ class LambdaBase(Layer):
     key_projection: Projection | None
     value_projection: Projection
     position_bias: nn.Parameter | None
+    dilation = 1
+    algorithm = "auto"
     _owns_embedding = False
-    _tokens = False  # True if inputs are tokens (b, n, d), False if they are maps (b, d, S_1..S_D)
+    is_token_layer = False  # True if inputs are tokens (b, n, d), False if they are maps (b, d, S_1..S_D)
 
     def __init__(
         self,
@@ -112,15 +138,16 @@ class LambdaBase(Layer):
         context: the source of keys and values; None for x itself.
         valid: bool (b, m), False at padded positions of the context; None if there is no padding.
         """
+        tokens = self.is_token_layer
         query_modules = (self.query_projection, self.query_norm)
         context_modules: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
         if self.key_projection is not None:
             context_modules.append((self.key_projection, None))
         if context is None:
-            queries, values, *keys = project(x, [query_modules, *context_modules], tokens=self._tokens, valid=valid)
+            queries, values, *keys = project(x, [query_modules, *context_modules], tokens=tokens, valid=valid)
         else:
-            (queries,) = project(x, [query_modules], tokens=self._tokens)
-            values, *keys = project(context, context_modules, tokens=self._tokens, valid=valid)
+            (queries,) = project(x, [query_modules], tokens=tokens)
+            values, *keys = project(context, context_modules, tokens=tokens, valid=valid)
         return (
             self._reshape_queries(queries),
             self._reshape_context(keys[0], self.query_depth) if keys else None,
@@ -141,45 +168,34 @@ class LambdaBase(Layer):
             return rows.unflatten(2, (self.heads, depth, *intra)).movedim(2, 1)
         return rows.unflatten(2, (depth, *intra)) if intra else rows
 
-    def _interact(
-        self,
-        queries: Tensor,
-        keys: Tensor | None,
-        values: Tensor,
-        *,
-        mask: Tensor | None,
-        embeddings: Tensor | None = None,
-        table: Tensor | None = None,
-        grid: tuple[int, ...] = (),
-        dilation: int = 1,
-        algorithm: str = "auto",
-    ) -> Tensor:
-        """Return the sum of the content term and the position term, (b, h, n, v).
+    @property
+    def pools(self) -> bool:
+        """Whether the layer pools its output."""
+        return False
 
-        The position term uses either `embeddings` of all pairs, or a relative `table` on a `grid`. With a table, the
-        mask must be a padding mask (b, 1, m).
-        """
+    @abstractmethod
+    def prepare(self, *inputs: Any, **named: Any) -> Interaction:
+        """Check and project the arguments of `forward`."""
+
+    @abstractmethod
+    def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
+        """Return the interaction (b, h, n, v) in the form of the layer's output."""
+
+    def interact(self, inputs: Interaction) -> Tensor:
+        """Return the sum of the content term and the position term, (b, h, n, v)."""
+        queries, keys, values, grid, mask, _, embeddings, table = inputs
         output: Tensor | None = None
         bias = self.position_bias
         valid = None if mask is None else mask[:, 0]
         # position_interaction adds the content lambda itself if all positions share it
         merge_content = keys is not None and table is not None and not (self.multi_head or self.causal)
         if (keys is not None and not merge_content) or embeddings is not None:
-            output = lambda_interaction(
-                queries,
-                keys,
-                values,
-                embeddings,
-                mask=mask,
-                multi_head=self.multi_head,
-                normalize_keys=self.normalize_keys,
-                causal=self.causal,
-            )
+            output = self.interact_pairs(inputs)
         if table is not None:
             if mask is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
                 padding = ~mask if self.multi_head else ~mask[:, 0]
                 values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
-            options: dict[str, Any] = {"dilation": dilation, "causal": self.causal, "algorithm": algorithm}
+            options: dict[str, Any] = {"dilation": self.dilation, "causal": self.causal, "algorithm": self.algorithm}
             if merge_content and keys is not None:
                 content = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=valid)
                 options["content"] = content if bias is None else content + bias.to(content.dtype).unsqueeze(-1)
@@ -194,6 +210,19 @@ class LambdaBase(Layer):
             output = position if output is None else output + position
         assert output is not None
         return output if bias is None or merge_content else output + self._bias_term(queries).to(output.dtype)
+
+    def interact_pairs(self, inputs: Interaction) -> Tensor:
+        """Return the content term plus the position term of `embeddings`, (b, h, n, v), without that of a table."""
+        return lambda_interaction(
+            inputs.queries,
+            inputs.keys,
+            inputs.values,
+            inputs.embeddings,
+            mask=inputs.mask,
+            multi_head=self.multi_head,
+            normalize_keys=self.normalize_keys,
+            causal=self.causal,
+        )
 
     def _bias_term(self, queries: Tensor) -> Tensor:
         """Return the position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""

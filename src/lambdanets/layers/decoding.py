@@ -1,6 +1,6 @@
 """Step-by-step decoding with causal layers; outputs equal those of a forward pass over the whole sequence."""
 
-from dataclasses import dataclass
+import dataclasses
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +14,21 @@ from lambdanets.ops.decoding import ContentState, causal_reach, content_step, em
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class DecodingState:
     """The state of a causal layer between two calls of `decode_step`.
 
     States are immutable, so several continuations can start from the same state.
 
     Attributes:
-        position: number of positions decoded so far.
+        position: number of positions decoded so far; an int64 tensor in the graph of a `DecodingStep`.
         grid: sides of the grid that is filled in row-major order; None for a sequence of any length.
         content: running sums of the content term, of constant size; None if the layer has no content term.
-        values: (b, lambdas, w, v, u), the values of the last w positions that the embeddings still reach.
+        values: (b, lambdas, w, v, u), the values of the last w positions. w is the number that a relative embedding
+            reaches, and values before the first position are 0; with other embeddings w is `position`.
     """
 
-    position: int
+    position: int | Tensor
     grid: tuple[int, ...] | None
     content: ContentState | None
     values: Tensor
@@ -72,7 +73,10 @@ def start_decoding(
     if layer.key_projection is not None:
         shape = (batch_size * lambdas, layer.query_depth, layer.intra_depth)
         content = ContentState.empty(shape, layer.value_depth, like)
-    values = like.new_zeros(batch_size, lambdas, 0, layer.value_depth, layer.intra_depth)
+    window = 0
+    if isinstance(layer.embedding, RelativeEmbedding):
+        window = causal_reach(layer.embedding.scope, grid, _dilation(layer)) - 1
+    values = like.new_zeros(batch_size, lambdas, window, layer.value_depth, layer.intra_depth)
     return DecodingState(0, grid, content, values)
 
 
@@ -85,7 +89,7 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
 
     Cost in multiply-adds: the projections, b (u + h) k v for the content term, and b w h (k + v) u for the position
     term. w is the number of positions that the embeddings reach: about r / 2 positions in 1-D, about r / 2 full rows of
-    the grid in 2-D, and all preceding positions if the embedding is not relative.
+    the grid in 2-D, and all preceding positions if the embedding is not relative. To export it, see `DecodingStep`.
 
     Args:
         layer: the layer that `start_decoding` was called with.
@@ -100,7 +104,8 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
         raise ValueError(f"x must be (b, dim) = {(batch, layer.dim)}, got shape {tuple(x.shape)}")
     layer._check_dtype("x", x)
     _check_eval(layer)
-    if state.grid is not None and state.position >= torch.Size(state.grid).numel():
+    is_number = isinstance(state.position, int)  # in a graph, the position is not known
+    if is_number and state.grid is not None and state.position >= torch.Size(state.grid).numel():
         raise ValueError(f"state must have positions left to decode, got a complete grid of {state.grid}")
     lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     queries = _project(layer, x, layer.query_projection, layer.query_norm)
@@ -133,14 +138,14 @@ def _decode_projected(
         output = output + term.unflatten(0, queries.shape[:2])
     if layer.position_bias is not None:  # the bias of a multi-head layer is (h, k), its queries (b, h, 1, k)
         output = output + layer._bias_term(queries)
-    window = torch.cat([state.values, values.unsqueeze(2)], dim=2)
+    window = state.values
     if layer.embedding is not None:
-        window = window[:, :, -_window_length(layer, state) :]
+        window = torch.cat([window, values.unsqueeze(2)], dim=2)
         embeddings = _embeddings(layer, state, window.shape[2]).to(dtype)  # (l, w, k, u)
         logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
         output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
-    else:
-        window = window[:, :, :0]
+        if isinstance(layer.embedding, RelativeEmbedding):
+            window = window[:, :, 1:]
     return output, DecodingState(state.position + 1, state.grid, content, window)
 
 
@@ -167,17 +172,6 @@ def _project(layer: GridLambdaLayer | LambdaLayer, x: Tensor, projection: Projec
     return norm(projected[(..., *(None,) * _dimensions(layer))]).flatten(1)
 
 
-def _current_grid(state: DecodingState) -> tuple[int, ...]:
-    return (state.position + 1,) if state.grid is None else state.grid
-
-
-def _window_length(layer: GridLambdaLayer | LambdaLayer, state: DecodingState) -> int:
-    """Return the number of positions that the embeddings reach, including the current one."""
-    if not isinstance(layer.embedding, RelativeEmbedding):
-        return state.position + 1
-    return min(causal_reach(layer.embedding.scope, _current_grid(state), _dilation(layer)), state.position + 1)
-
-
 def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, count: int) -> Tensor:
     """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
     embedding = layer.embedding
@@ -185,10 +179,59 @@ def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, coun
     if isinstance(embedding, RelativeEmbedding):
         tables = embedding.table if layer.multi_head else embedding.table.unsqueeze(0)
         tables = tables.unsqueeze(-1) if layer.intra_depth == 1 else tables
-        grid, dilation = _current_grid(state), _dilation(layer)
+        grid, dilation = state.grid or (0,), _dilation(layer)
         rows = [embeddings_for_query(table, grid, dilation, state.position, count) for table in tables]
         return torch.stack(rows)
-    pairs = layer._pairwise_embeddings(state.position + 1, state.position + 1)
+    pairs = layer._pairwise_embeddings(count, count)
     pairs = pairs if layer.multi_head else pairs.unsqueeze(0)
     pairs = pairs.unsqueeze(-1) if layer.intra_depth == 1 else pairs
-    return pairs[:, state.position]
+    return pairs[:, -1]
+
+
+class DecodingStep(nn.Module):
+    """`decode_step` as a module on tensors, for export: the state is a flat tuple of tensors of constant shapes.
+
+    forward(x, position, values, ...) returns (output, position, values, ...), where the state after `values` is
+    maxima, norms and sums of the content term, if the layer has one; see `state_names`.
+
+    Args:
+        layer: causal layer in eval mode, whose embedding, if any, is a `RelativeEmbedding`.
+        grid: as for `start_decoding`.
+
+    Raises ValueError naming the invalid argument.
+    """
+
+    def __init__(self, layer: GridLambdaLayer | LambdaLayer, grid: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        start_decoding(layer, 1, grid)  # checks the arguments
+        if layer.embedding is not None and not isinstance(layer.embedding, RelativeEmbedding):
+            raise ValueError(
+                "layer must have a relative embedding, so that its state has a constant size, "
+                f"got a {type(layer.embedding).__name__}"
+            )
+        self.layer = layer
+        self.grid = grid
+        self.eval()
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names of the state's tensors."""
+        content = ("maxima", "norms", "sums") if self.layer.key_projection is not None else ()
+        return ("position", "values", *content)
+
+    def start(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Return the state before the first position."""
+        state = start_decoding(self.layer, batch_size, self.grid)
+        return self._flat(dataclasses.replace(state, position=torch.zeros((), dtype=torch.int64)))
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        position, values, *content = state
+        previous = DecodingState(position, self.grid, ContentState(*content) if content else None, values)
+        output, following = decode_step(self.layer, x, previous)
+        return output, *self._flat(following)
+
+    @staticmethod
+    def _flat(state: DecodingState) -> tuple[Tensor, ...]:
+        position, content = state.position, state.content
+        assert isinstance(position, Tensor)
+        return position, state.values, *(() if content is None else (content.maxima, content.norms, content.sums))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lambdanets.layers.base import LambdaBase
+from lambdanets.layers.base import Interaction, LambdaBase
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.maps import average_pool, check_pool, counts_padding, memory_format
@@ -114,6 +114,12 @@ class GridLambdaLayer(LambdaBase):
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, mask)
+        inputs = self.prepare(x, mask)
+        output = self.finish(self.interact(inputs), inputs)
+        return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
+
+    def prepare(self, x: Tensor, mask: Tensor | None = None) -> Interaction:
+        """Check and project the arguments of `forward`."""
         check_tensors(x=x, mask=mask)
         if x.ndim != self.dimensions + 2 or x.shape[1] != self.dim:
             sides = ("length", "height, width", "depth, height, width")[self.dimensions - 1]
@@ -122,6 +128,7 @@ class GridLambdaLayer(LambdaBase):
         grid = static_shape(x)[2:]
         if torch.jit.is_tracing():
             x = x.expand(-1, -1, *grid)  # makes the trace raise for inputs of another size
+        valid = None
         if mask is not None:
             if mask.dtype != torch.bool or tuple(mask.shape) != (x.shape[0], *grid):
                 raise ValueError(
@@ -129,27 +136,35 @@ class GridLambdaLayer(LambdaBase):
                     f"{tuple(mask.shape)} and {mask.dtype}"
                 )
             x = x.masked_fill(~mask.unsqueeze(1), 0)
-        queries, keys, values = self._project(x, None, None if mask is None else mask.flatten(1))
+            valid = mask.flatten(1)
+        queries, keys, values = self._project(x, None, valid)
         relative = isinstance(self.embedding, RelativeEmbedding)
         positions = queries.shape[2]
-        output = self._interact(
+        return Interaction(
             queries,
             keys,
             values,
-            mask=None if mask is None else mask.flatten(1).unsqueeze(1),  # (b, 1, m)
+            grid,
+            mask=None if valid is None else valid.unsqueeze(1),  # (b, 1, m)
+            padding=None if valid is None else ~valid,
             embeddings=None if self.embedding is None or relative else self._pairwise_embeddings(positions, positions),
             table=self.embedding() if self.embedding is not None and relative else None,
-            grid=grid,
-            dilation=self.dilation,
-            algorithm=self.algorithm,
         )
+
+    def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
+        """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), 0 at the padding, and pooled."""
         # rows (b, n, h v) are maps in channels_last; the gradient is converted to this memory format once
-        output = contiguous_gradient(output.transpose(1, 2).flatten(2)).mT.unflatten(2, grid)
-        if mask is not None:
-            output = output.masked_fill(~mask.unsqueeze(1), 0)
-        if self.stride > 1 or self.pool is not None:
-            output = self._pool(output, mask)
-        return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
+        output = contiguous_gradient(output.transpose(1, 2).flatten(2)).mT.unflatten(2, inputs.grid)
+        padding = None if inputs.padding is None else inputs.padding.unflatten(1, inputs.grid)
+        if padding is not None:
+            output = output.masked_fill(padding.unsqueeze(1), 0)
+        if self.pools:
+            output = self._pool(output, None if padding is None else ~padding)
+        return output
+
+    @property
+    def pools(self) -> bool:
+        return self.stride > 1 or self.pool is not None
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Average the valid positions in the windows of `pool`, or of side 2 s - 1 with stride s."""

@@ -174,7 +174,8 @@ class _ProjectRowsForwardMode(_ProjectRows):
 
 def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows (b, n, c) of x (b, d, n)."""
-    if _channels_last(x):
+    # int8 runtimes need matrices of weights with two axes
+    if _channels_last(x) or torch.compiler.is_exporting():
         return F.linear(x.mT, weight, bias)
     weights = weight.mT.expand(x.shape[0], -1, -1)
     return torch.bmm(x.mT, weights) if bias is None else torch.baddbmm(bias, x.mT, weights)

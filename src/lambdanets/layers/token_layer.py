@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lambdanets.layers.base import LambdaBase
+from lambdanets.layers.base import Interaction, LambdaBase
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.geometry import static_shape
@@ -35,7 +35,7 @@ class LambdaLayer(LambdaBase):
     Raises ValueError naming the invalid argument.
     """
 
-    _tokens = True
+    is_token_layer = True
 
     def __init__(
         self,
@@ -102,6 +102,18 @@ class LambdaLayer(LambdaBase):
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, context, mask=mask, embeddings=embeddings)
+        inputs = self.prepare(x, context, mask=mask, embeddings=embeddings)
+        return self.finish(self.interact(inputs), inputs)
+
+    def prepare(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Interaction:
+        """Check and project the arguments of `forward`."""
         check_tensors(x=x, context=context, mask=mask, embeddings=embeddings)
         self._check_tokens("x", x, self.dim)
         if context is None:
@@ -128,17 +140,21 @@ class LambdaLayer(LambdaBase):
         if self.position and embeddings is None:
             is_self = context is None and (mask is None or valid is not None)
             table, embeddings = self._embeddings(positions, static_shape(source)[1], is_self)
-        output = self._interact(
+        return Interaction(
             queries,
             keys,
             values,
+            (positions,),
             mask=mask,
+            padding=None if valid is None or context is not None else ~valid,
             embeddings=embeddings,
             table=table,
-            grid=(positions,),
         )
-        output = output.transpose(1, 2).flatten(2)  # (b, n, h v)
-        return output if valid is None or context is not None else output.masked_fill(~valid.unsqueeze(-1), 0)
+
+    def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
+        """Return the interaction (b, h, n, v) as tokens (b, n, h v), 0 at the padding."""
+        output = output.transpose(1, 2).flatten(2)
+        return output if inputs.padding is None else output.masked_fill(inputs.padding.unsqueeze(-1), 0)
 
     def _embeddings(self, positions: int, context_positions: int, is_self: bool) -> tuple[Tensor | None, Tensor | None]:
         """Return (table, None) for relative embeddings if x is its own context, else (None, E ([h,] n, m, k[, u]))."""

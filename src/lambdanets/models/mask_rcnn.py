@@ -56,6 +56,7 @@ class PyramidBackbone(nn.Module):
         self.out_channels = channels
         strides = list(info.reduction())
         self.strides = (*strides, 2 * strides[-1])
+        self.hide_padding = hide_padding
         self.padding = Padding()
         if hide_padding:
             self.padding.attach(self)

@@ -84,11 +84,11 @@ def _shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None, mas
     if mask is not None:
         allowed = mask[..., None, None]
         values = values.masked_fill(~allowed, 0)
-    normalized = _normalize(keys, allowed, normalize_keys)
+    normalized = normalize(keys, allowed, normalize_keys)
     return torch.einsum("bmku,bmvu->bkv", normalized.to(values.dtype), values)
 
 
-def _normalize(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) -> Tensor:
+def normalize(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) -> Tensor:
     """Normalize keys (.., m, k, u) over the allowed m in float32 or wider; the result is 0 elsewhere."""
     if normalize_keys is None:
         return keys if allowed is None else keys.masked_fill(~allowed, 0)
@@ -113,6 +113,6 @@ def _interact_with_mask(
     if normalize_keys is None:
         logits = torch.einsum("bhnk,bmku->bhnmu", queries, keys).masked_fill(~mask[:, None, ..., None], 0)
     else:
-        weights = _normalize(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
+        weights = normalize(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
         logits = torch.einsum("bhnk,bnmku->bhnmu", queries, weights.to(queries.dtype))
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)

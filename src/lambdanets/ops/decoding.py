@@ -52,28 +52,38 @@ def content_step(
     return (queries @ content).to(dtype), ContentState(maxima, norms, sums)
 
 
-def embeddings_for_query(table: Tensor, grid: tuple[int, ...], dilation: int, position: int, count: int) -> Tensor:
+def embeddings_for_query(
+    table: Tensor, grid: tuple[int, ...], dilation: int, position: int | Tensor, count: int
+) -> Tensor:
     """Return e[n, m] (count, k, u) for query n = position and the last `count` context positions, including n.
 
-    table: (r_1..r_D, k, u). grid: (S_1..S_D). Positions are in row-major order.
+    table: (r_1..r_D, k, u). grid: (S_1..S_D), of which S_1 is not used. Positions are in row-major order. Context
+    positions before the first one, which are negative, get arbitrary embeddings: their values must be 0.
     """
     dimensions = len(grid)
-    context = torch.arange(position - count + 1, position + 1, device=table.device)
+    context = torch.arange(1 - count, 1, device=table.device) + position
+    query = torch.zeros_like(context) + position
     index, inside = torch.zeros_like(context), torch.ones_like(context, dtype=torch.bool)
-    strides = [1] * dimensions
-    for axis in range(dimensions - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * grid[axis]
-    for axis, stride in enumerate(strides):
-        offset = context // stride % grid[axis] - position // stride % grid[axis]
-        step = offset.div(dilation, rounding_mode="floor") + table.shape[axis] // 2
-        inside &= (offset % dilation == 0) & (step >= 0) & (step < table.shape[axis])
-        index = index * table.shape[axis] + step.clamp(0, table.shape[axis] - 1)
+    for axis, r in enumerate(table.shape[:dimensions]):
+        stride = torch.Size(grid[axis + 1 :]).numel()
+        coordinates = [x.div(stride, rounding_mode="floor") for x in (context, query)]
+        if axis > 0:
+            coordinates = [x % grid[axis] for x in coordinates]
+        offset = coordinates[0] - coordinates[1]
+        step = offset.div(dilation, rounding_mode="floor") + r // 2
+        inside = inside & (offset % dilation == 0) & (step >= 0) & (step < r)
+        index = index * r + step.clamp(0, r - 1)
     rows = table.flatten(0, dimensions - 1)[index]
     return rows.masked_fill(~inside[:, None, None], 0)
 
 
-def causal_reach(scope: tuple[int, ...], grid: tuple[int, ...], dilation: int) -> int:
-    """Number of positions within reach of a causal table, in row-major order, including the current one."""
+def causal_reach(scope: tuple[int, ...], grid: tuple[int, ...] | None, dilation: int) -> int:
+    """Number of positions within reach of a causal table, in row-major order, including the current one.
+
+    grid: None for a sequence of any length.
+    """
+    if grid is None:
+        return scope[0] // 2 * dilation + 1
     total, stride = 1, 1
     for r, side in zip(reversed(scope), reversed(grid), strict=True):
         total += min(r // 2 * dilation, side - 1) * stride

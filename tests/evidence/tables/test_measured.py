@@ -121,9 +121,11 @@ def test_speeds_of_table_10_are_an_additional_table(tmp_path):
     assert table.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
 
 
-def test_rejects_files_of_different_machines(measurements, tmp_path):
+def test_rejects_files_from_different_machines(measurements, tmp_path):
     other = write_results(tmp_path / "o.json", {"kind": "tables", "rows": [], "versions": {"torch": "3"}})
-    with pytest.raises(InputError, match="must be of one machine, got P, 2 of 2 cores, PyTorch 2, float32, and P"):
+    with pytest.raises(
+        InputError, match="must be from the same machine and setup, got P, 2 of 2 cores, PyTorch 2, float32, and P"
+    ):
         read([measurements, other])
 
 

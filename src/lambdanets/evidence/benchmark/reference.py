@@ -40,7 +40,7 @@ class Error(NamedTuple):
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return |actual - expected| / |expected| in the RMS norm; inf for non-finite values or another shape."""
+    """Return the relative L2 error; inf for non-finite values or another shape."""
     if actual.shape != expected.shape or not actual.isfinite().all():
         return float("inf")
     difference = actual.detach().double() - expected.detach()

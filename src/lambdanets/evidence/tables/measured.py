@@ -51,7 +51,7 @@ class Measured:
 
 
 def read(paths: Sequence[Path]) -> Measured:
-    """Read measurement files. Raises InputError for other files, and for files of different machines."""
+    """Read measurement files. Raises InputError for other files, and for files from different machines."""
     measured = Measured()
     for path in paths:
         try:
@@ -72,7 +72,8 @@ def read(paths: Sequence[Path]) -> Measured:
             raise InputError(f"{path} must be a file that {' or '.join(_WRITERS.values())} wrote") from error
         if measured.machine not in ("", measured_on):
             raise InputError(
-                f"--measured files must be of one machine, got {measured.machine}, and {measured_on} in {path}"
+                "--measured files must be from the same machine and setup, "
+                f"got {measured.machine}, and {measured_on} in {path}"
             )
         measured.machine = measured_on
     return measured

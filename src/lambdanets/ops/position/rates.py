@@ -17,7 +17,7 @@ class Rates:
     """Throughput constants of a device, built in or measured by `lambdanets calibrate`.
 
     operations_per_second: FLOP/s of large float32 matrix products, two FLOPs per multiply-add.
-    half_side: matrix side for which products run at half that rate.
+    half_peak_side: matrix side for which products run at half that rate.
     bytes_per_second: bytes read plus bytes written per second when copying between layouts.
     seconds_per_call: overhead of one PyTorch operation.
     points_per_second: n log2 n per second for FFTs of n points.
@@ -25,7 +25,7 @@ class Rates:
     """
 
     operations_per_second: float
-    half_side: float
+    half_peak_side: float
     bytes_per_second: float
     seconds_per_call: float
     points_per_second: float
@@ -33,7 +33,9 @@ class Rates:
 
     def matmul_seconds(self, count: int, rows: int, inner: int, columns: int) -> float:
         """Predict the seconds of `count` matrix products of (rows, inner) and (inner, columns)."""
-        slower = (1 + self.half_side / rows) * (1 + self.half_side / inner) * (1 + self.half_side / columns)
+        slower = (
+            (1 + self.half_peak_side / rows) * (1 + self.half_peak_side / inner) * (1 + self.half_peak_side / columns)
+        )
         return 2.0 * count * rows * inner * columns / self.operations_per_second * slower
 
     def copy_seconds(self, size: float) -> float:
