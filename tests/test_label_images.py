@@ -5,14 +5,22 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.inference.label_images import COLUMNS, label_and_measure, make_label_image, save_label_image
+from lambdanets.inference.label_images import (
+    COLUMNS,
+    label_and_measure,
+    make_label_image,
+    save_label_image,
+)
+from lambdanets.inference.objects import crop_objects
 
 
 def detections(boxes, scores, size=(20, 30)):
     masks = torch.zeros(len(boxes), 1, *size)
     for mask, (top, left, bottom, right) in zip(masks, boxes, strict=True):
         mask[0, top:bottom, left:right] = 0.9
-    return {"masks": masks, "scores": torch.tensor(scores), "labels": torch.arange(len(boxes)) % 2 + 1}
+    corners = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)[:, [1, 0, 3, 2]]
+    labels = torch.arange(len(boxes)) % 2 + 1
+    return crop_objects({"boxes": corners, "masks": masks, "scores": torch.tensor(scores), "labels": labels})
 
 
 def test_labels_are_in_descending_order_of_score_and_the_best_object_is_on_top():

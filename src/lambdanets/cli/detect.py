@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,12 @@ class Predict:
     """Draw the detections of each image."""
     labels: bool = True
     """Write label images and objects.csv."""
+    tile_size: int | None = None
+    """Side in pixels of overlapping tiles for images of more than two tiles; 0 for no tiles; by default the model's."""
+    channel: int | None = None
+    """Channel of the images, from 0; needed for files with other than 1 or 3 channels."""
+    stretch: bool | None = None
+    """Stretch intensities of more than 8 bits, from their 0.1 to their 99.9 percentile; by default as the model."""
     batch_size: int = 1
     """Images per forward pass; the masks of all of them are in memory at once."""
     device: str | None = None
@@ -85,6 +92,9 @@ class Predict:
 
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int, Range(1))
+        check("channel", self.channel, int | None, Range(0))
+        if self.tile_size:
+            check("tile_size", self.tile_size, int, Range(16))
         if not 0 <= self.score <= 1:
             raise InputError(f"score must be between 0 and 1, got {self.score}")
 
@@ -212,11 +222,12 @@ def _predict(arguments: list[str]) -> int:
 
 def _detect(options: Predict, paths: list[Path]) -> None:
     """Detect objects, draw them and write the results; after an interruption, the results so far."""
+    from lambdanets.data.microscopy import read_microscopy_image
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files
     from lambdanets.inference.detector import load_detector
-    from lambdanets.inference.label_images import COLUMNS, label_and_measure, save_label_image
+    from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, save_label_image
     from lambdanets.inference.weights import file_identity
     from lambdanets.records import write_json
     from lambdanets.text_tables import csv_table
@@ -225,35 +236,37 @@ def _detect(options: Predict, paths: list[Path]) -> None:
         from lambdanets.inference.detection_figures import draw_predicted
     detector = load_detector(options.checkpoint, options.device)
     unreadable: list[str] = []
+    card = detector.card
+    tile_size = card.tile_size if options.tile_size is None else options.tile_size or None
+    stretch = card.stretch if options.stretch is None else options.stretch
+    read = functools.partial(read_microscopy_image, channel=options.channel, stretch=stretch)
     identity = {
         "weights": file_identity(options.checkpoint)["sha256"],
-        "options": [options.score, options.figures, options.labels],
+        "options": [options.score, options.figures, options.labels, tile_size, options.channel, stretch],
     }
     with images_journal(options.out / "detections", identity, paths) as journal:
         done = {entry["image"]["file_name"] for entry in journal.entries}
         remaining = [path for path in paths if str(path) not in done]
         try:
-            files = detect_files(detector, remaining, unreadable, options.batch_size)
-            for path, image, detections in track(
-                files, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()
-            ):
+            files = detect_files(detector, remaining, unreadable, options.batch_size, read=read, tile_size=tile_size)
+            for path, image, found in track(files, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()):
                 number = len(journal.entries) + 1
                 entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
-                results = coco_results(detections, number, detector.card.category_ids)
-                figure = draw_predicted(image, detections, detector.classes, options.score) if options.figures else None
+                results = coco_results(found, number, card.category_ids)
+                figure = draw_predicted(image, found, card.classes, options.score) if options.figures else None
                 labels, objects = None, []
                 if options.labels:
-                    labels, rows = label_and_measure(image, detections, detector.classes, options.score)
+                    labels, rows = label_and_measure(image, found, card.classes, options.score)
                     objects = [{"image": str(path), **row} for row in rows]
-                name = f"{number:05}-{path.stem[:MAX_STEM]}.png"
+                name = f"{number:05}-{path.stem[:MAX_STEM]}"
                 with deferred():  # so that figure, label image and journal entry are all written, or none
                     if figure is not None:
-                        with atomic_open(options.out / name) as file:
+                        with atomic_open(options.out / f"{name}.png") as file:
                             figure.save(file, "PNG")
                     if labels is not None:
-                        save_label_image(labels, options.out / "labels" / name)
+                        save_label_image(labels, options.out / "labels" / label_image_name(name, labels))
                     journal.add({"image": entry, "results": results, "objects": objects})
-                echo(f"{path}  {int((detections['scores'] >= options.score).sum())} detections")
+                echo(f"{path}  {int((found.scores >= options.score).sum())} detections")
         finally:
             report_unreadable(unreadable)
             if journal.entries:

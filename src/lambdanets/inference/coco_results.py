@@ -1,18 +1,19 @@
 """Detections in COCO's results format, a JSON list with one entry per detection."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 from faster_coco_eval import mask as rle
-from torch import Tensor
 from torchvision.ops import box_convert
 
 from lambdanets.bounds import convert
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
+from lambdanets.inference.objects import Objects
 from lambdanets.records import parse_json
 
 Result = dict[str, Any]
@@ -26,34 +27,38 @@ class _Entry(TypedDict):
     segmentation: dict[str, Any]  # RLE
 
 
-def coco_results(detections: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[Result]:
-    """Convert the detections of Mask R-CNN in an image to COCO results, in order.
+def coco_results(objects: Objects, image_id: int, category_ids: Sequence[int]) -> list[Result]:
+    """Convert the objects in an image to COCO results, in order.
 
-    detections: boxes (n, 4) as x1, y1, x2, y2 in pixels, labels (n,) from 1, scores (n,), and masks (n, 1, H, W), the
-        probability of each pixel, which is thresholded at 0.5.
     category_ids: COCO category ids in order of the labels.
 
-    Boxes are converted to x, y, width and height in float32. Masks are encoded one by one to save memory.
+    Boxes are converted to x, y, width and height in float32.
     """
-    boxes = box_convert(detections["boxes"].float(), "xyxy", "xywh").tolist()
-    labels, scores = detections["labels"].tolist(), detections["scores"].float().tolist()
+    boxes = box_convert(objects.boxes, "xyxy", "xywh").tolist()
     return [
         {
             "image_id": image_id,
             "category_id": category_ids[label - 1],
             "bbox": box,
             "score": score,
-            "segmentation": _encode_mask(mask[0]),
+            "segmentation": _encode_mask(mask, objects.size),
         }
-        for box, label, score, mask in zip(boxes, labels, scores, detections["masks"], strict=True)
+        for box, label, score, mask in zip(
+            boxes, objects.labels.tolist(), objects.scores.tolist(), objects.masks, strict=True
+        )
     ]
 
 
-def _encode_mask(mask: Tensor) -> dict[str, Any]:
-    """Encode the pixels above 0.5 of a mask (H, W) as RLE, in column order."""
-    columns = (mask.T > 0.5).contiguous().cpu().numpy().view(np.uint8)
-    encoding = rle.encode(columns.T)
-    return {"size": list(mask.shape), "counts": encoding["counts"].decode("ascii")}
+def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
+    """Encode a mask as RLE, in column order, in time and memory proportional to the pixels of the crop."""
+    columns, rows = np.nonzero(mask.mask.T)
+    pixels = (columns + mask.left) * size[0] + rows + mask.top
+    starts = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)  # of runs of pixels
+    ends = np.append(starts[1:], len(pixels))
+    bounds = np.stack([pixels[starts], pixels[starts] + ends - starts], axis=1).flatten()
+    counts = np.diff(bounds, prepend=0, append=size[0] * size[1])
+    encoding = rle.frPyObjects({"size": list(size), "counts": counts.tolist()}, *size)
+    return {"size": list(size), "counts": encoding["counts"].decode("ascii")}
 
 
 def check_result(result: Any, name: str) -> None:

@@ -1,21 +1,23 @@
 """Detection in annotated datasets and image files."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
-from torch import Tensor
 
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_validation, open_with_categories
+from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
+from lambdanets.inference.objects import Objects, crop_objects
+from lambdanets.inference.tiles import detect_tiled, is_tiled
 from lambdanets.progress import track
 
 
@@ -48,6 +50,8 @@ def open_evaluation_set(
     if (data is None) != (images is None):
         raise InputError("data and images must be given together, got one without the other")
     if data is None or images is None:
+        if detector.card.data == "":
+            raise InputError("data and images must be given for a detector that comes with the package, got none")
         return open_validation(detector.card, detector.categories)
     return open_with_categories(Path(data), Path(images), detector.categories)
 
@@ -69,7 +73,7 @@ def evaluate_detector(
             detections = detector.detect(batch.images) if batch.images else []
             for index, image_detections in zip(batch.indices.tolist(), detections, strict=True):
                 image_id = images.annotations.images[index].id
-                results += coco_results(image_detections, image_id, detector.card.category_ids)
+                results += coco_results(crop_objects(image_detections), image_id, detector.card.category_ids)
                 readable.append(index)
     if not readable:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
@@ -78,10 +82,23 @@ def evaluate_detector(
 
 
 def detect_files(
-    detector: Detector, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
-) -> Iterator[tuple[Path, Image.Image, dict[str, Tensor]]]:
-    """Yield path, image and detections of each readable file; messages about the others are added to `unreadable`."""
-    for batch in readable_batches(paths, unreadable, batch_size):
-        detections = detector.detect([image_to_tensor(image) for _, image in batch])
-        for (path, image), image_detections in zip(batch, detections, strict=True):
-            yield path, image, image_detections
+    detector: Detector,
+    paths: Sequence[Path],
+    unreadable: list[str],
+    batch_size: int = 1,
+    *,
+    read: Callable[[Path], Image.Image] = read_image,
+    tile_size: int | None = None,
+) -> Iterator[tuple[Path, Image.Image, Objects]]:
+    """Yield path, image and objects of each readable file; messages about the others are added to `unreadable`.
+
+    read: reads a file. tile_size: side of the tiles of large images (see `detect_tiled`); None for no tiles.
+    """
+    for batch in readable_batches(paths, unreadable, batch_size, read):
+        whole = [image_to_tensor(image) for _, image in batch if not is_tiled(image, tile_size)]
+        detections = iter(detector.detect(whole) if whole else ())
+        for path, image in batch:
+            if tile_size is not None and is_tiled(image, tile_size):
+                yield path, image, detect_tiled(detector, image, tile_size, batch_size)
+            else:
+                yield path, image, crop_objects(next(detections))

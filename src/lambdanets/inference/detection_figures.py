@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from lambdanets.data.coco.annotations import AnnotatedImage, CroppedMask, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
@@ -16,6 +15,7 @@ from lambdanets.files import atomic_open
 from lambdanets.inference.detection import DetectionEvaluation
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.drawing import contact_sheet, draw_precision_recall, overlay
+from lambdanets.inference.objects import Objects, crop_objects
 
 SHEET, CURVES = "predictions.png", "precision_recall.png"  # file names
 MAX_SHOWN = 8  # images
@@ -32,9 +32,9 @@ def draw_detections(detector: Detector, images: AnnotatedImages, evaluation: Det
             image, annotated = images.load(index)
         except UnreadableImage:  # it was removed or damaged after the evaluation
             continue
-        detections = detector.detect([image_to_tensor(image)])[0]
+        objects = crop_objects(detector.detect([image_to_tensor(image)])[0])
         rows.append(
-            (draw_ground_truth(image, annotated, detector.classes), draw_predicted(image, detections, detector.classes))
+            (draw_ground_truth(image, annotated, detector.classes), draw_predicted(image, objects, detector.classes))
         )
     with atomic_open(folder / SHEET) as file:
         contact_sheet(rows).save(file, "PNG")
@@ -54,13 +54,9 @@ def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Se
 
 
 def draw_predicted(
-    image: Image.Image, detections: dict[str, Tensor], classes: Sequence[str], min_score: float = MIN_SCORE
+    image: Image.Image, objects: Objects, classes: Sequence[str], min_score: float = MIN_SCORE
 ) -> Image.Image:
-    """Draw the detections in an image that have at least min_score; only outlines if there is one class."""
-    kept = (detections["scores"] >= min_score).nonzero().flatten()
-    boxes, labels, scores = (detections[name][kept] for name in ("boxes", "labels", "scores"))
-
-    def threshold(index: int) -> CroppedMask:  # one mask at a time, to save memory
-        return CroppedMask(0, 0, (detections["masks"][kept[index], 0] > 0.5).cpu().numpy())
-
-    return overlay(image, boxes, labels, scores, threshold, classes if len(classes) > 1 else None)
+    """Draw the objects in an image that have at least min_score; only outlines if there is one class."""
+    kept = objects.above(min_score)
+    names = classes if len(classes) > 1 else None
+    return overlay(image, kept.boxes, kept.labels, kept.scores, kept.masks.__getitem__, names)

@@ -2,7 +2,7 @@
 
 import os
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +41,17 @@ def image_batches(images: ImageInputs, batch_size: int) -> Iterator[list[Image.I
 
 
 def readable_batches(
-    paths: Sequence[Path], unreadable: list[str], batch_size: int
+    paths: Sequence[Path],
+    unreadable: list[str],
+    batch_size: int,
+    read: Callable[[Path], Image.Image] = read_image,
 ) -> Iterator[list[tuple[Path, Image.Image]]]:
     """Yield batches of (path, image). Unreadable files are skipped, and messages about them added to `unreadable`."""
     for start in range(0, len(paths), batch_size):
         batch = []
         for path in paths[start : start + batch_size]:
             try:
-                batch.append((path, read_image(path)))
+                batch.append((path, read(path)))
             except UnreadableImage as error:
                 unreadable.append(str(error))
         if batch:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from skimage.measure import regionprops_table
-from torch import Tensor
 
 from lambdanets.files import atomic_open
+from lambdanets.inference.objects import Objects
 
-MAX_OBJECTS = 65_535  # in a label image with 16 bits
+MAX_UINT16 = 65_535
 # Columns of the table, by property of scikit-image's regionprops.
 _PROPERTIES = {
     "label": "object",
@@ -31,25 +31,28 @@ _PROPERTIES = {
 COLUMNS = ("image", "object", "class", "score", *list(_PROPERTIES.values())[1:])
 
 
-def make_label_image(detections: dict[str, Tensor], min_score: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a label image (H, W) uint16 and the indices of its objects: pixels with i show detection indices[i - 1].
+def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return a label image (H, W) and the indices of its objects: pixels with the value i show object indices[i - 1].
 
-    detections: as `Detector.detect` returns them. min_score: of the detections to include.
+    min_score: of the objects to include.
 
     0 is background. Where masks overlap, the object with the highest score has the pixel. Objects without a pixel of
-    their own are left out, so the labels are consecutive, in descending order of score.
+    their own are left out, so the labels are consecutive, in descending order of score. The type is uint16, or int32
+    for more than 65,535 objects.
     """
-    scores = detections["scores"].numpy()
+    scores = objects.scores.numpy()
     order = np.argsort(-scores, kind="stable")
-    order = order[scores[order] >= min_score][:MAX_OBJECTS]
-    image = np.zeros(detections["masks"].shape[-2:], np.uint16)
+    order = order[scores[order] >= min_score]
+    image = np.zeros(objects.size, np.int32)
     for number in range(len(order), 0, -1):
-        mask = detections["masks"][order[number - 1]]
-        image[(mask.reshape(image.shape) > 0.5).numpy()] = number
-    visible, consecutive = np.unique(image, return_inverse=True)
-    if visible[0]:  # no background
-        consecutive, visible = consecutive + 1, np.concatenate([[0], visible])
-    return consecutive.reshape(image.shape).astype(np.uint16), order[visible[1:].astype(int) - 1]
+        top, left, mask = objects.masks[order[number - 1]]
+        image[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = number
+    is_visible = np.zeros(len(order) + 1, bool)
+    is_visible[image.ravel()] = True
+    is_visible[0] = False  # background
+    labels = np.cumsum(is_visible).astype(np.uint16 if is_visible.sum() <= MAX_UINT16 else np.int32)
+    labels[~is_visible] = 0
+    return labels[image], order[np.flatnonzero(is_visible) - 1]
 
 
 def measure_objects(labels: np.ndarray, intensity: np.ndarray) -> list[dict[str, Any]]:
@@ -65,23 +68,28 @@ def measure_objects(labels: np.ndarray, intensity: np.ndarray) -> list[dict[str,
 
 
 def label_and_measure(
-    image: Image.Image, detections: dict[str, Tensor], classes: Sequence[str], min_score: float
+    image: Image.Image, objects: Objects, classes: Sequence[str], min_score: float
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Return the label image of the detections in an image, and a row with `COLUMNS`, but "image", for each object.
+    """Return the label image of the objects in an image, and a row with `COLUMNS`, but "image", for each object.
 
     Intensities are those of the image in gray, from 0 to 255.
     """
-    labels, indices = make_label_image(detections, min_score)
+    labels, indices = make_label_image(objects, min_score)
     rows = measure_objects(labels, np.asarray(image.convert("L")))
-    names = [classes[int(detections["labels"][index]) - 1] for index in indices]
-    scores = [float(detections["scores"][index]) for index in indices]
+    names = [classes[int(objects.labels[index]) - 1] for index in indices]
+    scores = [float(objects.scores[index]) for index in indices]
     return labels, [
         {"class": name, "score": score, **row} for name, score, row in zip(names, scores, rows, strict=True)
     ]
 
 
+def label_image_name(name: str, labels: np.ndarray) -> str:
+    """Return the file name of a label image: NAME.png with 16 bits, or NAME.tif with 32 bits."""
+    return f"{name}.png" if labels.dtype == np.uint16 else f"{name}.tif"
+
+
 def save_label_image(labels: np.ndarray, path: Path) -> None:
-    """Write a label image as a PNG of 16 bits, atomically. Creates its folder."""
+    """Write a label image to a path from `label_image_name`, atomically. Creates its folder."""
     path.parent.mkdir(exist_ok=True)
     with atomic_open(path) as file:
-        Image.fromarray(labels).save(file, "PNG")
+        Image.fromarray(labels).save(file, "PNG" if path.suffix == ".png" else "TIFF")

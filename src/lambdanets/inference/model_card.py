@@ -64,7 +64,9 @@ class ClassifierCard(ModelCard):
 class DetectorCard(ModelCard):
     """The model card of a Mask R-CNN: arguments of `mask_rcnn`, COCO category ids, and training and validation data.
 
-    data: the annotation file of the training data, or "digits" for the synthetic scattered digits.
+    data: the annotation file of the training data, "digits" for the synthetic scattered digits, or "" if unknown.
+    tile_size: side in pixels of the tiles into which larger images are divided; None for no tiles.
+    stretch: whether intensities with more than 8 bits are stretched from percentiles to 8 bits.
     """
 
     task: ClassVar[str] = "detection"
@@ -73,6 +75,7 @@ class DetectorCard(ModelCard):
         "image_size": Range(4, 10_000),
         "mask_layers": Range(0),
         **dict.fromkeys(("pyramid_channels", "proposals", "detections"), Range(1)),
+        "tile_size": Range(16),
         **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
     }
 
@@ -93,6 +96,8 @@ class DetectorCard(ModelCard):
     images: str | None = None
     validation_data: str | None = None
     validation_images: str | None = None
+    tile_size: int | None = None
+    stretch: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

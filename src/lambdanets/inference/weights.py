@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, nearest
 from lambdanets.files import atomic_write, file_sha256
 from lambdanets.inference.hub_folder import HUB_WEIGHTS, hub_weights, is_hub_folder, local_path, read_hub_folder
 from lambdanets.inference.model_card import Card, read_card, read_description
 from lambdanets.layers import RelativeEmbedding
+from lambdanets.models.packaged import packaged_models, packaged_weights
 from lambdanets.models.weights import read_weights
 from lambdanets.ops.geometry import resize_table
 
@@ -29,9 +30,18 @@ def save_weights(path: Path, model: nn.Module, description: str) -> None:
 def find_weights(path: Path) -> Path:
     """Return the path of a weight file; for a run folder, weights.safetensors or else the last checkpoint.
 
-    "hf-hub:USER/NAME" is downloaded. In a folder in timm's hub layout, model.safetensors or pytorch_model.bin.
+    A name in `packaged_models` is a file of the package, unless such a path exists. "hf-hub:USER/NAME" is downloaded.
+    In a folder in timm's hub layout, model.safetensors or pytorch_model.bin.
     """
+    if packaged := packaged_weights(path):
+        return packaged
     path = local_path(path)
+    if not path.exists():
+        names = packaged_models()
+        raise InputError(
+            f"{path} must be a run folder, a weight file or one of {', '.join(names)}, which come with the package; "
+            f"there is no such file{nearest(str(path), names)}"
+        )
     if not path.is_dir():
         return path
     if is_hub_folder(path):
@@ -45,7 +55,7 @@ def find_weights(path: Path) -> Path:
 def file_identity(path: Path) -> dict[str, str]:
     """Return the name and SHA-256 of a weight file, or of the weight file in a run folder."""
     file = find_weights(path)
-    name = path.name if file == path else f"{path.name}/{file.relative_to(path)}"
+    name = f"{path.name}/{file.relative_to(path)}" if path.is_dir() else str(path) if path != file else path.name
     with file.open("rb") as content:
         return {"name": name, "sha256": file_sha256(content)}
 

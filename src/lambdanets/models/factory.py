@@ -16,6 +16,7 @@ from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, did_you_mean, nearest, one_line
 from lambdanets.layers.module import SYNONYMS
 from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, plain_resnetrs
+from lambdanets.models.packaged import packaged_arguments, packaged_models, packaged_weights
 from lambdanets.models.weights import load_weights
 
 ADOPTED = "timm/"  # prefix of models of timm whose lambda layers are adopted
@@ -41,11 +42,12 @@ def create_model(
         name: a name in `list_models()` or `timm.list_models()`; "timm/NAME" for a model of timm whose lambda layers are
             replaced by layers of this package (see `adopt`); or "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model
             saved by `save_pretrained` or by timm, whose lambda layers are replaced too.
-        pretrained: default None for random initialization. A path to load weights from a .safetensors file or a
-            checkpoint of this package. True for the weights of the folder or hub, or of timm; this package has no
-            published weights yet.
-        num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub,
-            or 1000 for other names.
+        pretrained: default None for random initialization. The name of a trained model that comes with the package,
+            such as "cifar10", whose model options are then the defaults. A path to load weights from a .safetensors
+            file or a checkpoint of this package. True for the weights of the folder or hub, or of timm.
+        num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub or
+            of the trained model, or 1000 for other names. For another number than that of a trained model, the
+            classifier is initialized randomly.
         overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
             features_only=True.
 
@@ -57,6 +59,12 @@ def create_model(
         raise InputError(unknown_model_message(name))
     if pretrained is True and name.split(".")[0] in list_models():
         _check_has_weights(name.split(".")[0])
+    trained_classes = num_classes
+    if isinstance(pretrained, str) and (packaged := packaged_weights(pretrained)):
+        arguments = packaged_arguments(packaged, full_name)
+        trained_classes = arguments.pop("num_classes")
+        pretrained, overrides = packaged, arguments | overrides
+        num_classes = trained_classes if num_classes is None else num_classes
     checkpoint = overrides.get("checkpoint_path")
     if checkpoint and not Path(checkpoint).is_file():
         raise InputError(f"checkpoint_path must be an existing file, got '{checkpoint}'")
@@ -74,12 +82,12 @@ def create_model(
         reason = one_line(error)
         if "weights_only" in reason:  # torch and timm suggest disabling it, which could run code from the file
             reason = "checkpoint_path must contain only tensors; the file is corrupt or contains code"
-        arguments = f" with {overrides}" if overrides else ""
-        raise InputError(f"{name} cannot be built{arguments}: {reason}") from error
+        given = f" with {overrides}" if overrides else ""
+        raise InputError(f"{name} cannot be built{given}: {reason}") from error
     if full_name != name or (":" in name and has_foreign_layers(model)):
         adopt(model)
     if pretrained is not None and not isinstance(pretrained, bool):
-        load_weights(model, pretrained)
+        load_weights(model, pretrained, "" if num_classes == trained_classes else model.pretrained_cfg["classifier"])
     return model
 
 
@@ -100,9 +108,10 @@ def _check_has_weights(name: str) -> None:
     available = [model for model in list_models() if is_model_pretrained(model)]
     if name not in available:
         raise InputError(
-            f"pretrained must be a path for {name}, which has no published weights, got True; models of this "
-            f"package with weights: {', '.join(available) or 'none yet'}; to load your own: pretrained=PATH, "
-            "checkpoint_path=PATH, or the name 'local-dir:FOLDER' or 'hf-hub:USER/NAME' with pretrained=True"
+            f"pretrained must be a path for {name}, which has no published weights, or one of "
+            f"{', '.join(packaged_models())}, which come with the package, got True; models with published weights: "
+            f"{', '.join(available) or 'none yet'}; to load your own: pretrained=PATH, checkpoint_path=PATH, or the "
+            "name 'local-dir:FOLDER' or 'hf-hub:USER/NAME' with pretrained=True"
         )
 
 

@@ -12,13 +12,19 @@ from torch import Tensor, nn
 from lambdanets.errors import InputError
 
 
-def load_weights(model: nn.Module, path: str | Path) -> None:
+def load_weights(model: nn.Module, path: str | Path, skip: str = "") -> None:
     """Load the weights of a model from a .safetensors file or a checkpoint.
 
-    All names and shapes must match. Raises ValueError, and leaves the model unchanged, if the file is not a checkpoint,
+    skip: name of a module whose weights are not loaded, such as "fc"; none by default.
+
+    All other names and shapes must match. Raises ValueError, and leaves the model unchanged, if the file is not a checkpoint,
     if weights are NaN or inf, or if names or shapes differ; the message then lists them.
     """
-    load_tensors(model, read_weights(path)[0], str(path))
+    weights = read_weights(path)[0]
+    if skip:
+        own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(f"{skip}.")}
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{skip}.")} | own
+    load_tensors(model, weights, str(path))
 
 
 def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:

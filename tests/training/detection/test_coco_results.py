@@ -7,6 +7,7 @@ from pycocotools import mask as masks
 
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import coco_results, read_results, write_results
+from lambdanets.inference.objects import crop_objects
 
 
 def random_detections(count=3, height=7, width=5):
@@ -23,7 +24,7 @@ def random_detections(count=3, height=7, width=5):
 def test_masks_are_thresholded_at_one_half():
     detections = random_detections()
     detections["masks"][0, 0, 0] = torch.tensor([0.5, 0.50001, 0.49999, 0, 1])
-    for result, mask in zip(coco_results(detections, 11, [4, 9]), detections["masks"], strict=True):
+    for result, mask in zip(coco_results(crop_objects(detections), 11, [4, 9]), detections["masks"], strict=True):
         assert result["segmentation"]["size"] == [7, 5]
         assert isinstance(result["segmentation"]["counts"], str)
         assert np.array_equal(masks.decode([result["segmentation"]])[..., 0], (mask[0] > 0.5).numpy())
@@ -31,7 +32,7 @@ def test_masks_are_thresholded_at_one_half():
 
 def test_boxes_labels_and_scores_become_coco_results_exactly():
     detections = random_detections()
-    results = coco_results(detections, 11, [4, 9])
+    results = coco_results(crop_objects(detections), 11, [4, 9])
     assert [result["category_id"] for result in results] == [9, 4, 9]
     assert {result["image_id"] for result in results} == {11}
     assert torch.equal(torch.tensor([result["score"] for result in results]), detections["scores"])
@@ -41,11 +42,11 @@ def test_boxes_labels_and_scores_become_coco_results_exactly():
 
 
 def test_image_without_detections_has_no_results():
-    assert coco_results(random_detections(0), 11, [4, 9]) == []
+    assert coco_results(crop_objects(random_detections(0)), 11, [4, 9]) == []
 
 
 def test_results_round_trip(tmp_path):
-    results = coco_results(random_detections(), 11, [4, 9])
+    results = coco_results(crop_objects(random_detections()), 11, [4, 9])
     write_results(results, tmp_path / "results.json")
     assert read_results(tmp_path / "results.json") == results
 
@@ -79,6 +80,6 @@ def test_rejects_a_missing_results_file(tmp_path):
 
 
 def test_results_have_the_fields_of_the_coco_format(tmp_path):
-    write_results(coco_results(random_detections(1), 11, [4, 9]), tmp_path / "results.json")
+    write_results(coco_results(crop_objects(random_detections(1)), 11, [4, 9]), tmp_path / "results.json")
     (result,) = json.loads((tmp_path / "results.json").read_text())
     assert sorted(result) == ["bbox", "category_id", "image_id", "score", "segmentation"]

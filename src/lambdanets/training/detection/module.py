@@ -11,6 +11,7 @@ from lambdanets.data.coco.loader import DetectionBatch
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
+from lambdanets.inference.objects import crop_objects
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
@@ -98,7 +99,7 @@ class Detection(TrainingModule):
         for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
             self._read_indices.append(index)
             self._results += coco_results(
-                self.model([image])[0], self._validation.annotations.images[index].id, self._ids
+                crop_objects(self.model([image])[0]), self._validation.annotations.images[index].id, self._ids
             )
 
     def on_validation_epoch_end(self) -> None:

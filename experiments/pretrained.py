@@ -1,0 +1,80 @@
+"""The trained models that come with the package: packs the weights of a run, and writes the page of models.
+
+    python experiments/pretrained.py pack RUN NAME [--data DATA] [--tile-size N] [--stretch]    write NAME.safetensors
+    python experiments/pretrained.py page [--page docs/pretrained.md]                            write the page's table
+
+Matrices and convolutions are stored in float16, vectors (biases, scales, statistics of norms) in float32. The model
+card has no paths: --data is what evaluation opens by default, such as "digits" or "torch/cifar10".
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from lambdanets.inference.weights import find_weights
+from lambdanets.models.packaged import FOLDER
+from lambdanets.models.weights import read_weights
+from lambdanets.text_tables import markdown_table
+from lambdanets.training.tasks import TASKS
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results/pretrained.json"
+BEGIN, END = "<!-- written by experiments/pretrained.py -->\n", "<!-- end of pretrained -->\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    actions = parser.add_subparsers(dest="action", required=True)
+    packing = actions.add_parser("pack")
+    packing.add_argument("run", type=Path)
+    packing.add_argument("name")
+    packing.add_argument("--data", default="")
+    packing.add_argument("--tile-size", type=int)
+    packing.add_argument("--stretch", action="store_true")
+    writing = actions.add_parser("page")
+    writing.add_argument("--page", type=Path, default=ROOT / "docs/pretrained.md")
+    options = parser.parse_args()
+    if options.action == "pack":
+        pack(options.run, options.name, options.data, options.tile_size, options.stretch)
+    else:
+        write_page(options.page)
+
+
+def pack(run: Path, name: str, data: str, tile_size: int | None, stretch: bool) -> None:
+    """Write the weights of a run as float16, with a model card without paths, to the package."""
+    tensors, metadata = read_weights(find_weights(run))
+    card = json.loads(metadata["lambdanets"])
+    for path in TASKS[card["task"]].recipe.PATHS:
+        if path in card["recipe"]:
+            card["recipe"][path] = data if path == "data" else None
+        if path in card:
+            card[path] = data if path == "data" else None
+    if card["task"] == "detection":
+        card |= {"tile_size": tile_size, "stretch": stretch}
+    else:
+        card["source"] |= {"data": data, "data_root": None}
+    packed = {key: x.half() if x.ndim > 1 and x.is_floating_point() else x for key, x in tensors.items()}
+    assert all(torch.isfinite(x).all() for x in packed.values())
+    file = FOLDER / f"{name}.safetensors"
+    save_file(packed, file, metadata={"lambdanets": json.dumps(card)})
+    print(f"{file}: {file.stat().st_size / 1e6:.2f} MB, {sum(x.numel() for x in packed.values()):,} values")
+
+
+def write_page(page: Path) -> None:
+    """Replace the table between the markers of the page by the committed results."""
+    results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    rows = []
+    for name, result in results.items():
+        size = (FOLDER / f"{name}.safetensors").stat().st_size / 1e6
+        rows.append([f"`{name}`", result["model"], result["data"], result["score"], result["training"], f"{size:.1f} MB"])
+    table = markdown_table(["name", "model", "data", "score", "training", "file"], *rows)
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text(before + BEGIN + table + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
