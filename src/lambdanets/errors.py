@@ -20,6 +20,7 @@ EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "pyarrow", "duckdb"), "train"),
     **dict.fromkeys(("faster_coco_eval", "pycocotools", "skimage", "tifffile"), "detection"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
+    "gradio": "demo",
 }
 
 

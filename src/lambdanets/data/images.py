@@ -44,7 +44,12 @@ class UnreadableImage(InputError):  # noqa: N818 - it describes the image
 
 
 def read_image(
-    source: str | os.PathLike[str] | BinaryIO, name: str | None = None, *, known_size: tuple[int, int] | None = None
+    source: str | os.PathLike[str] | BinaryIO,
+    name: str | None = None,
+    *,
+    known_size: tuple[int, int] | None = None,
+    max_pixels: int | None = None,
+    formats: Sequence[str] | None = None,
 ) -> Image.Image:
     """Read the first frame of an image with 8 bits per channel: mode "L" if the source is gray, else "RGB".
 
@@ -52,6 +57,7 @@ def read_image(
     name: of the image in errors, by default its path.
     known_size: (width, height) in the annotations. If the stored pixels have this size, but the rotated ones do not,
         the EXIF orientation is ignored. Otherwise it is applied.
+    max_pixels: limit that is checked before the pixels are decoded. formats: names of Pillow's formats to accept.
 
     `to_gray_or_rgb` converts images with transparency or with more than 8 bits. The pixels are loaded, so the file may
     be closed. Raises UnreadableImage for a file that is missing, damaged, empty, not a regular file (named pipes are
@@ -65,9 +71,13 @@ def read_image(
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     try:
-        with _open(source) as file, Image.open(file) as image:
+        with _open(source) as file, Image.open(file, formats=formats) as image:
             if image.width == 0 or image.height == 0:
                 raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
+            if max_pixels is not None and image.width * image.height > max_pixels:
+                raise UnreadableImage(
+                    name, f"it has {image.width} x {image.height} pixels, more than {max_pixels:,}; reduce its size"
+                )
             image.load()
             transposed = image.getexif().get(ExifTags.Base.Orientation) in _TRANSPOSED
             if not (transposed and image.size == known_size != image.size[::-1]):

@@ -1,0 +1,60 @@
+"""`lambdanets demo`."""
+
+import dataclasses
+from typing import Annotated
+
+import tyro
+
+from lambdanets.bounds import Range, check
+from lambdanets.cli.arguments import parse
+from lambdanets.errors import InputError
+from lambdanets.terminal import echo
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """Options of demo."""
+
+    models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[MODELS...]")] = ()
+    """Run folders, weight files, and names of trained models that come with the package; all of these names by default."""
+    host: str = "127.0.0.1"
+    """Address to listen on; with the default, only this machine can open the page."""
+    port: int = 7860
+    """Port; 0 for any free one."""
+    device: str | None = None
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+    open: bool = False
+    """Open the page in the browser."""
+
+    def __post_init__(self) -> None:
+        check("port", self.port, int, Range(0, 65535))
+
+
+def main(arguments: list[str]) -> int:
+    """Run `lambdanets demo` until a signal, and return its exit code."""
+    options = parse(
+        Demo,
+        arguments,
+        prog="lambdanets demo",
+        description="Serve a page on this machine on which trained models answer images: classes or objects, what lambda "
+        "layers look at, and what a layer costs. No data leaves the machine.",
+    )
+    from lambdanets.inference.loading import load
+    from lambdanets.models.packaged import packaged_models
+
+    names = options.models or packaged_models()
+    if not names:
+        raise InputError("MODELS must be at least one run folder or weight file, got none")
+    models = {name: load(name, device=options.device) for name in names}
+    from lambdanets.web.server import LOOPBACK, serve
+
+    with serve(models, options.host, options.port) as server:
+        echo(f"{server.url} shows {', '.join(models)}; press Ctrl-C to stop")
+        if options.host not in LOOPBACK:
+            echo("everyone who can reach this address can use the page")
+        if options.open:
+            import webbrowser
+
+            webbrowser.open(server.url)
+        server.wait()
+    return 0

@@ -1,0 +1,86 @@
+"""Example images for a model, which are drawn or taken from installed packages: nothing is downloaded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.detector import Detector
+
+_COUNT = 6
+_PHOTOS = {"cat": "chelsea", "rocket": "rocket", "coffee": "coffee", "horse": "horse"}  # of scikit-image
+
+
+def example_images(source: Classifier | Detector) -> list[tuple[Image.Image, str]]:
+    """Return images with captions that suit the classes of a model."""
+    digits = {str(digit) for digit in range(10)}
+    if digits.issuperset(source.classes):
+        return _scanned_digits() if isinstance(source, Classifier) else [_digit_scene(seed) for seed in range(3)]
+    if isinstance(source, Detector) and any("nucle" in name or "cell" in name for name in source.classes):
+        return [draw_nuclei(count, seed) for seed, count in enumerate((8, 20, 45))]
+    return _photos()
+
+
+def draw_nuclei(count: int, seed: int, side: int = 256) -> tuple[Image.Image, str]:
+    """Draw bright ellipses on a dark background, as in fluorescence microscopy, and a caption with their number."""
+    random = np.random.default_rng(seed)
+    drawn = Image.new("L", (side, side), 12)
+    centers: list[tuple[float, float]] = []
+    for _ in range(100 * count):
+        x, y = random.uniform(12, side - 12, 2)
+        if len(centers) == count:
+            break
+        if any((x - u) ** 2 + (y - v) ** 2 < 26**2 for u, v in centers):
+            continue
+        centers.append((x, y))
+        layer = Image.new("L", (side, side))
+        width, height = random.uniform(7, 12, 2)
+        ImageDraw.Draw(layer).ellipse((x - width, y - height, x + width, y + height), fill=255)
+        layer = layer.rotate(random.uniform(0, 180), center=(x, y))
+        drawn.paste(int(random.uniform(90, 220)), mask=layer)
+    noise = random.normal(0, 4, (side, side))
+    pixels = np.asarray(drawn.filter(ImageFilter.GaussianBlur(1.5)), np.float64) + noise
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), f"{len(centers)} drawn nuclei"
+
+
+def _load_digits() -> tuple[np.ndarray, Sequence[int]]:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return (digits.images * (255 / 16)).astype(np.uint8), digits.target.tolist()
+
+
+def _scanned_digits() -> list[tuple[Image.Image, str]]:
+    images, labels = _load_digits()
+    chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)[:_COUNT]]
+    return [(Image.fromarray(images[index]), f"a scanned {labels[index]}") for index in chosen]
+
+
+def _digit_scene(seed: int, side: int = 128, scale: int = 4) -> tuple[Image.Image, str]:
+    """Paste three scanned digits on a dark image."""
+    images, labels = _load_digits()
+    random = np.random.default_rng(seed)
+    scene = Image.new("L", (side, side))
+    chosen = random.integers(0, len(images), 3)
+    for index, corner in zip(chosen, random.permutation([(6, 8), (70, 14), (20, 72), (76, 78)]), strict=False):
+        digit = Image.fromarray(images[index]).resize((8 * scale, 8 * scale), Image.Resampling.BICUBIC)
+        scene.paste(digit, tuple(corner.tolist()))
+    return scene, "the digits " + ", ".join(str(labels[index]) for index in chosen)
+
+
+def _photos() -> list[tuple[Image.Image, str]]:
+    """Return photographs that are part of scikit-learn and, if it is installed, scikit-image."""
+    from sklearn.datasets import load_sample_image
+
+    photos = [(Image.fromarray(load_sample_image(f"{name}.jpg")), name) for name in ("flower", "china")]
+    try:
+        import skimage
+    except ModuleNotFoundError:
+        return photos
+    folder = Path(skimage.__file__).parent / "data"
+    for caption, stem in _PHOTOS.items():
+        for path in folder.glob(f"{stem}.*"):
+            photos.append((Image.open(path).convert("RGB"), caption))
+    return photos[::-1][:_COUNT]

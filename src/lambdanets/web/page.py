@@ -1,0 +1,203 @@
+"""The page: its components, and which function answers each event. The functions are in the other modules."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from lambdanets.errors import InputError
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.detector import Detector
+from lambdanets.web import texts
+from lambdanets.web.answers import Answer, answer
+from lambdanets.web.examples import example_images
+from lambdanets.web.places import clicked_pixel, default_layer, heads, look, marked
+from lambdanets.web.planning import LayerShape, plan_layer
+from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS, read_upload
+
+QUEUE = 8  # events that wait; more are refused with a message
+STATE_SECONDS = 1800  # after which an answer is forgotten
+_SHAPE_LABELS = {
+    "batch": "Images per batch",
+    "dim": "Channels (dim)",
+    "height": "Height of the map",
+    "width": "Width of the map",
+    "heads": "Heads",
+    "query_depth": "Query depth",
+    "scope": "Scope (odd; 0: whole map)",
+    "intra_depth": "Intra-depth",
+}
+
+Models = Mapping[str, Classifier | Detector]
+Updates = dict[Any, Any]
+
+
+def build_page(models: Models) -> gr.Blocks:
+    """Return the page for models by name; the first is shown at first."""
+    with gr.Blocks(title="lambdanets demo", analytics_enabled=False, delete_cache=(60, 600)) as page:
+        gr.HTML(texts.INTRODUCTION)
+        with gr.Tab("Look at an image"):
+            looking = _Looking(models)
+        with gr.Tab("Plan a layer"):
+            _add_planning()
+        page.load(partial(looking.answer_example, 0), looking.model, looking.outputs, **_EVENT)
+    page.queue(max_size=QUEUE, default_concurrency_limit=1)
+    return page
+
+
+# All events of models share one limit, so that one runs at a time.
+_EVENT: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1, "api_visibility": "private"}
+_QUIET: dict[str, Any] = {**_EVENT, "show_progress": "hidden", "trigger_mode": "always_last"}
+
+
+class _Looking:
+    """The tab in which an image is answered and a place of it is looked at."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        self.examples = {name: example_images(source) for name, source in models.items()}
+        first = next(iter(models))
+        self.state = gr.State(time_to_live=STATE_SECONDS)
+        with gr.Row():
+            with gr.Column(min_width=300):
+                gr.HTML(texts.CHOOSE)
+                self.model = gr.Dropdown(list(models), value=first, label="Model", visible=len(models) > 1)
+                self.gallery = gr.Gallery(
+                    self.examples[first], label="Examples", columns=3, height=230, allow_preview=False,
+                    object_fit="contain", interactive=False, buttons=[], format="png", elem_id="examples",
+                )  # fmt: skip
+                limits = f"up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 1_000_000} million pixels"
+                self.upload = gr.File(
+                    label=f"Your image: PNG, JPEG, TIFF, GIF, BMP or WebP, {limits}", height=140, elem_id="upload"
+                )
+            with gr.Column(min_width=300):
+                gr.HTML(texts.FOUND)
+                self.result = gr.HTML(elem_id="result")
+        gr.HTML(texts.WHERE)
+        with gr.Row():
+            with gr.Column(min_width=300, scale=2):
+                self.picture = gr.Image(
+                    label="Click a place", interactive=False, buttons=[], format="png", type="pil", elem_id="picture"
+                )
+                with gr.Row():
+                    self.row = gr.Slider(0, 1, step=1, label="Row", buttons=[], min_width=130, elem_id="row")
+                    self.column = gr.Slider(0, 1, step=1, label="Column", buttons=[], min_width=130, elem_id="column")
+                with gr.Row():
+                    self.layer = gr.Dropdown(label="Layer", min_width=130, elem_id="layer")
+                    self.head = gr.Dropdown(label="Head", min_width=130, elem_id="head")
+            with gr.Column(min_width=300, scale=3):
+                self.maps = gr.HTML(elem_id="maps")
+        self.outputs = [
+            *(self.state, self.upload, self.result, self.picture, self.row, self.column, self.layer, self.head),
+            self.maps,
+        ]
+        place = [self.state, self.layer, self.head, self.row, self.column]
+        self.upload.upload(self.answer_upload, [self.model, self.upload], self.outputs, **_EVENT)
+        self.gallery.select(self.select_example, self.model, self.outputs, **_EVENT)
+        self.model.change(self.change_model, self.model, [self.gallery, *self.outputs], **_EVENT)
+        self.picture.select(self.click, place, [*place[2:], self.picture, self.maps], **_QUIET)
+        for control in (self.row, self.column, self.layer, self.head):
+            control.input(self.look, place, [self.head, self.picture, self.maps], **_QUIET)
+
+    def answer_upload(self, model: str, path: str) -> Updates:
+        try:
+            with Path(path).open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+            image = read_upload(content, Path(path).name)
+            return self._show(answer(self.models[model], image, Path(path).name))
+        except InputError as error:
+            return self._show_error(error)
+        finally:
+            Path(path).unlink(missing_ok=True)
+
+    def answer_example(self, index: int, model: str) -> Updates:
+        image, caption = self.examples[model][index]
+        return self._show(answer(self.models[model], image, caption))
+
+    def select_example(self, model: str, event: gr.SelectData) -> Updates:
+        return self.answer_example(int(event.index), model)
+
+    def change_model(self, model: str) -> Updates:
+        return {self.gallery: gr.update(value=self.examples[model]), **self.answer_example(0, model)}
+
+    def click(
+        self, found: Answer | None, layer: str, head: int, row: float, column: float, event: gr.SelectData
+    ) -> Updates:
+        if found is None:
+            return self.look(found, layer, head, row, column)
+        row, column = clicked_pixel(found.image, *event.index)
+        return {self.row: row, self.column: column, **self.look(found, layer, head, row, column)}
+
+    def look(self, found: Answer | None, layer: str, head: int, row: float, column: float) -> Updates:
+        if found is None:
+            return {self.maps: texts.error("the image must be chosen again, because it was forgotten after 30 minutes")}
+        at = (int(row), int(column))
+        count = heads(found, layer) if layer in found.layers else 1
+        head = head if head < count else 0
+        picture = {self.picture: marked(_background(found), at)}
+        try:
+            maps = texts.place_html(found, look(found, layer, head, at))
+        except InputError as error:
+            return {**picture, self.maps: texts.error(error)}
+        return {**picture, self.head: gr.update(choices=list(range(count)), value=head), self.maps: maps}
+
+    def _show(self, found: Answer) -> Updates:
+        image = found.image
+        at = (image.height // 2, image.width // 2)
+        has_layers = bool(found.layers)
+        layer = default_layer(found) if has_layers else None
+        choices = [(_layer_label(found, name), name) for name in found.layers]
+        updates = {
+            self.state: found,
+            self.upload: None,
+            self.result: texts.answer_html(found),
+            self.picture: marked(_background(found), at if has_layers else None),
+            self.row: gr.update(maximum=max(1, image.height - 1), value=at[0]),
+            self.column: gr.update(maximum=max(1, image.width - 1), value=at[1]),
+            self.layer: gr.update(choices=choices, value=layer),
+            self.maps: texts.NO_LAYERS,
+        }
+        return updates if layer is None else {**updates, **self.look(found, layer, 0, *at)}
+
+    def _show_error(self, error: InputError) -> Updates:
+        nothing = dict.fromkeys((self.state, self.upload, self.picture), None)
+        return {**nothing, self.result: texts.error(error), self.maps: ""}
+
+
+def _background(found: Answer) -> Any:
+    return found.image
+
+
+def _layer_label(found: Answer, name: str) -> str:
+    assert found.explanation is not None
+    height, width = found.explanation.calls[name].sides
+    return f"{texts.short_name(name)}: {height} x {width} places"
+
+
+def _add_planning() -> None:
+    """Add the tab that shows the costs of a layer."""
+    gr.HTML(texts.PLAN)
+    defaults = LayerShape()
+    inputs = []
+    with gr.Row():
+        for option in fields(LayerShape):
+            inputs.append(
+                gr.Number(
+                    getattr(defaults, option.name), label=_SHAPE_LABELS[option.name], precision=0, min_width=140,
+                    elem_id=f"plan-{option.name}",
+                )
+            )  # fmt: skip
+    result = gr.HTML(_plan_html(*(getattr(defaults, option.name) for option in fields(LayerShape))), elem_id="plan")
+    for number in inputs:
+        number.input(_plan_html, inputs, result, api_visibility="private", show_progress="hidden", trigger_mode="always_last")
+
+
+def _plan_html(*values: int) -> str:
+    names = [option.name for option in fields(LayerShape)]
+    try:
+        return texts.plan_html(plan_layer(LayerShape(**dict(zip(names, values, strict=True)))))
+    except ValueError as error:  # InputError, or of the operations
+        return texts.error(error)

@@ -1,0 +1,112 @@
+"""What a head of a lambda layer uses for one place of an image: maps of content, position, share and receptive field."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from lambdanets.bounds import Range, check
+from lambdanets.errors import InputError
+from lambdanets.interpretability import figures
+from lambdanets.interpretability.view import View
+from lambdanets.web.answers import Answer
+
+SHOWN_SIDE = 480  # longer side in pixels of the image in which a place is chosen
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """The maps of one place, drawn over the image.
+
+    layer, head, at: what is shown; at is a pixel (row, column) of the image. sides: (rows, columns) of the layer's map.
+    content, position: weights of all places, with one color scale from -limit to limit.
+    share_map: share of the position term at each place. share: of the marked place.
+    field: receptive field. area: fraction of the image that has 90% of its gradient.
+    """
+
+    layer: str
+    head: int
+    at: tuple[int, int]
+    sides: tuple[int, ...]
+    content: Image.Image
+    position: Image.Image
+    limit: float
+    share_map: Image.Image
+    share: float
+    field: Image.Image
+    area: float
+
+
+def heads(answer: Answer, layer: str) -> int:
+    """Return the number of heads of a layer."""
+    assert answer.explanation is not None
+    return answer.explanation.calls[layer].layer.heads
+
+
+def default_layer(answer: Answer) -> str:
+    """Return the layer with the most places, because its maps show the most; the last of several."""
+    assert answer.explanation is not None
+    calls = answer.explanation.calls
+    return max(reversed(answer.layers), key=lambda layer: np.prod(calls[layer].sides))
+
+
+def look(answer: Answer, layer: str, head: int, at: tuple[int, int]) -> Place:
+    """Return the maps of a place. Raises InputError for an unknown layer or head, and for a pixel that is not seen."""
+    explanation = answer.explanation
+    if explanation is None or layer not in answer.layers:
+        raise InputError(f"layer must be one of {', '.join(answer.layers) or 'none'}, got {layer!r}")
+    check("head", head, int, Range(0, heads(answer, layer) - 1))
+    view, image = explanation.view, answer.image
+    assert isinstance(view, View)
+    attention = explanation.attention_map(layer, at)
+    maps = figures.attention_weights(attention)
+    limit = figures.largest_weight((maps[0][head : head + 1], maps[1][head : head + 1]))
+    shares = explanation.position_share(layer).cpu().numpy()
+    field = explanation.receptive_field(layer, at)
+    content, position = (
+        figures.panel_image(weights[head], (-limit, limit), view, image, colors=figures.SIGNED_COLORS, at=at)
+        for weights in maps
+    )
+    return Place(
+        layer,
+        head,
+        at,
+        explanation.calls[layer].sides,
+        content,
+        position,
+        limit,
+        figures.panel_image(shares, (0, 1), view, image, at=at),
+        float(shares[view.position(at, shares.shape)]),
+        figures.panel_image(figures.gradient_decades(field), (-figures.DECADES, 0), view, image, at=at, field=field),
+        field.area(),
+    )
+
+
+def shown_size(image: Image.Image) -> tuple[int, int]:
+    """Return (width, height) at which the image is shown to choose a place."""
+    scale = SHOWN_SIDE / max(image.size)
+    return max(1, round(scale * image.width)), max(1, round(scale * image.height))
+
+
+def marked(image: Image.Image, at: tuple[int, int] | None) -> Image.Image:
+    """Return the image at its `shown_size` with a cross at a pixel (row, column). Pixels of small images stay sharp."""
+    width, height = shown_size(image)
+    small = max(image.size) < SHOWN_SIDE
+    resampling = Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
+    pixels = np.asarray(image.convert("RGB").resize((width, height), resampling)).copy()
+    if at is not None:
+        row, column = (int((x + 0.5) * s / side) for x, s, side in zip(at, (height, width), image.size[::-1], strict=True))
+        for thickness, color in ((4, 255), (2, 0)):  # black with a white outline, which is visible everywhere
+            arm = 12 + thickness
+            rows = slice(max(0, row - thickness), row + thickness + 1)
+            columns = slice(max(0, column - thickness), column + thickness + 1)
+            pixels[rows, max(0, column - arm) : column + arm + 1] = color
+            pixels[max(0, row - arm) : row + arm + 1, columns] = color
+    return Image.fromarray(pixels)
+
+
+def clicked_pixel(image: Image.Image, x: float, y: float) -> tuple[int, int]:
+    """Return the pixel (row, column) of the image at a point of the shown image."""
+    width, height = shown_size(image)
+    row, column = int(y * image.height / height), int(x * image.width / width)
+    return min(max(row, 0), image.height - 1), min(max(column, 0), image.width - 1)

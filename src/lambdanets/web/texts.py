@@ -1,0 +1,194 @@
+"""The text of the page, and results as HTML. Names from models and files are escaped."""
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import matplotlib
+from matplotlib.colors import to_hex
+from PIL import Image
+
+from lambdanets.interpretability import figures
+from lambdanets.ops.position.plan import Plan
+from lambdanets.web.answers import Answer, FoundObjects, encode
+from lambdanets.web.places import Place
+
+CSS = """
+.gradio-container { max-width: 1180px !important; }
+.ln-maps { display: flex; flex-wrap: wrap; gap: 12px; }
+.ln-maps figure { flex: 1 1 150px; max-width: 330px; margin: 0; }
+.ln-maps img, .ln-overlay { width: 100%; border-radius: 4px; }
+.ln-maps figcaption { font-size: 0.9em; line-height: 1.35; }
+.ln-scale { height: 10px; border-radius: 3px; }
+.ln-ends { display: flex; justify-content: space-between; font-size: 0.8em; }
+.ln-bars { width: 100%; border-collapse: collapse; }
+.ln-bars td { padding: 2px 8px 2px 0; border: none; overflow-wrap: anywhere; }
+.ln-bars td:last-child { width: 55%; }
+.ln-bar { background: #2563eb; height: 14px; border-radius: 3px; min-width: 1px; }
+.ln-two { display: flex; height: 14px; border-radius: 3px; overflow: hidden; background: #d97706; }
+.ln-two div { background: #2563eb; }
+.ln-table { overflow-x: auto; max-height: 320px; }
+.ln-table table { border-collapse: collapse; font-size: 0.9em; font-variant-numeric: tabular-nums; }
+.ln-table td, .ln-table th { padding: 2px 10px; text-align: right; white-space: nowrap; }
+.ln-table td:first-child, .ln-table th:first-child { text-align: left; }
+.ln-chosen { font-weight: bold; background: #2563eb33; }
+.ln-links a { display: inline-block; margin: 4px 8px 4px 0; padding: 6px 12px; border: 1px solid; border-radius: 6px; }
+.ln-error { border-left: 4px solid #dc2626; padding: 6px 12px; }
+.ln-answer { font-size: 1.3em; }
+"""
+INTRODUCTION = """<h1>See what a lambda network sees</h1>
+<p>A lambda layer lets every place of an image use every other place: because of <b>what it shows</b> (content) and
+because of <b>where it lies</b> (position). This page shows both. Images stay on the computer that runs this page.</p>"""
+CHOOSE = "<h2>1. Choose an image</h2>"
+FOUND = "<h2>2. What the model finds</h2>"
+WHERE = """<h2>3. Where it looks</h2>
+<p>Click a place in the image, or choose its row and column. The maps show which other places the layer uses to compute
+its result <i>at the marked place</i>.</p>"""
+PLAN = """<h2>What a lambda layer costs</h2>
+<p>The position part of a lambda layer can be computed by several algorithms with the same result. Which one is fastest
+depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer uses the fastest
+one whose memory is small enough.</p>"""
+PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training. Memory: needed in addition
+to the input and the result. The content part is not included: it costs the same with every algorithm.</p>"""
+NO_LAYERS = "<p>This model has no lambda layer on maps, so there is nothing to show here.</p>"
+
+
+def error(message: object) -> str:
+    """Return a sentence about a user's mistake."""
+    text = str(message)
+    return f'<p class="ln-error" role="alert">{escape(text[:1].upper() + text[1:])}.</p>'
+
+
+def answer_html(answer: Answer) -> str:
+    """Return classes with probabilities, or the number of objects, a table and downloads."""
+    width, height = answer.image.size
+    kind = "gray" if answer.image.mode == "L" else "color"
+    source = f"<p>{escape(answer.name)}: {width} x {height} pixels, {kind}</p>"
+    if answer.top is not None:
+        name, probability = answer.top[0]
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{_percent(p)}</td><td>"
+            f'<div class="ln-bar" style="width: {100 * p:.1f}%"></div></td></tr>'
+            for name, p in answer.top
+        )
+        headline = f'<p class="ln-answer">Class <b>{escape(name)}</b>, with probability {_percent(probability)}</p>'
+        return f'{headline}<table class="ln-bars">{rows}</table>{source}'
+    assert answer.objects is not None
+    return _objects_html(answer.objects) + source
+
+
+def _objects_html(objects: FoundObjects) -> str:
+    count = len(objects.rows)
+    headline = f'<p class="ln-answer"><b>{count}</b> {"object" if count == 1 else "objects"} found</p>'
+    links = "".join(
+        f'<a download="{escape(name)}" href="{_data_url(content, _MEDIA_TYPES[name.rpartition(".")[2]])}">{escape(name)}</a>'
+        for name, content in objects.files.items()
+    )
+    columns = ("object", "class", "score", "area", "row", "column", "diameter")
+    body = [[_cell(row[column]) for column in columns] for row in objects.rows]
+    note = (
+        "<p>In labels.png, the pixels of object 1 have the value 1, and so on; most programs show it as black. Areas and "
+        "diameters are in pixels.</p>"
+    )
+    picture = _img(objects.overlay, "the image with the outlines of all objects", "ln-overlay")
+    return f'{headline}{picture}<p class="ln-links">Download: {links}</p>{_table(columns, body)}{note}'
+
+
+def place_html(answer: Answer, place: Place) -> str:
+    """Return the maps of a place with explanations."""
+    row, column = place.at
+    share = round(100 * place.share)
+    signed = _scale(figures.SIGNED_COLORS, f"-{place.limit:.2g}: subtracted", f"+{place.limit:.2g}: added")
+    sides = f"{place.sides[0]} x {place.sides[1]}"
+    panels = (
+        (place.content, "Content", "Places that are used because of what they show.", signed),
+        (place.position, "Position", "Places that are used because of where they lie, seen from the mark.", signed),
+        (
+            *(place.share_map, "Share of position", "How much of the result at each place comes from position."),
+            _scale(figures.COLORS, "0%: only content", "100%: only position"),
+        ),
+        (
+            *(place.field, "Receptive field", "Pixels that change the result at the mark. None outside of the box does."),
+            _scale(figures.COLORS, "hardly", "strongly"),
+        ),
+    )
+    maps = "".join(
+        f"<figure>{_img(image, f'{title} map')}{scale}<figcaption><b>{title}.</b> {text}</figcaption></figure>"
+        for image, title, text, scale in panels
+    )
+    bars = "".join(
+        f"<tr><td>{escape(short_name(layer))}</td><td>{_percent(mean)}</td><td>"
+        f'<div class="ln-two"><div style="width: {100 * mean:.1f}%"></div></div></td></tr>'
+        for layer, mean in answer.shares.items()
+    )
+    return f"""<p class="ln-answer">At row {row}, column {column}, <b>{share}%</b> of the result comes from position and
+<b>{100 - share}%</b> from content.</p>
+<div class="ln-maps">{maps}</div>
+<p>The layer divides the image into {sides} places. <b>Red</b> places are added to the result and <b>blue</b> ones
+subtracted; where the image is not tinted, nothing is used. Both maps have the same colors, so you can compare them. The
+content map is often pale: its weights are small, but it adds up all places. The <b>share</b> compares the lengths of the
+two sums, over all heads. 90% of what changes the result lies in {_percent(place.area)} of the pixels (receptive field).</p>
+<h3>Share of position in each layer, averaged over the image</h3>
+<table class="ln-bars">{bars}</table>
+<p><span style="color: #2563eb">■</span> position <span style="color: #d97706">■</span> content</p>"""
+
+
+def plan_html(plan: Plan) -> str:
+    """Return the predicted costs of all algorithms as a table, and the chosen ones."""
+    rows, classes = [], []
+    for name, cost in plan.costs.items():
+        uses = [use for use, chosen in (("forward", plan.chosen), ("backward", plan.backward)) if chosen == name]
+        classes.append("ln-chosen" if uses else "")
+        if cost is None:
+            rows.append([name, "not on this machine" if name == "fused" else "not for this shape", "", "", "", ""])
+            continue
+        seconds = (cost.seconds, cost.backward_seconds)
+        memory = f"{max(cost.workspaces) / 2**20:,.1f} MB"
+        rows.append(
+            [name, " and ".join(uses), f"{cost.operations / 1e9:,.3f}", memory, *(f"{1e3 * s:,.3g} ms" for s in seconds)]
+        )
+    columns = ("algorithm", "chosen for", "billion operations", "memory", "forward", "backward")
+    chosen = escape(plan.chosen)
+    if plan.backward != plan.chosen:
+        chosen += f"</b> for the forward and <b>{escape(plan.backward)}</b> for the backward pass<b>"
+    return f'<p class="ln-answer">Chosen: <b>{chosen}</b></p>{_table(columns, rows, classes)}{PLAN_NOTE}'
+
+
+def short_name(layer: str) -> str:
+    """Return the name of a layer without the wrapper of a detector."""
+    return layer.removeprefix("backbone.network.")
+
+
+_MEDIA_TYPES = {"png": "image/png", "csv": "text/csv", "tif": "image/tiff"}
+
+
+def _data_url(content: bytes, media_type: str) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+def _img(image: Image.Image, description: str, name: str = "") -> str:
+    return f'<img class="{name}" alt="{escape(description)}" src="{_data_url(encode(image), "image/png")}">'
+
+
+def _scale(colors: str, low: str, high: str) -> str:
+    stops = ", ".join(to_hex(matplotlib.colormaps[colors](step / 8)) for step in range(9))
+    gradient = f'<div class="ln-scale" style="background: linear-gradient(to right, {stops})"></div>'
+    return f'{gradient}<div class="ln-ends"><span>{low}</span><span>{high}</span></div>'
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] = ()) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        f'<tr class="{classes[index] if classes else ""}">{"".join(f"<td>{escape(cell)}</td>" for cell in row)}</tr>'
+        for index, row in enumerate(rows)
+    )
+    return f'<div class="ln-table" tabindex="0"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}%"

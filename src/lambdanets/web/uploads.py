@@ -1,0 +1,45 @@
+"""Reads uploaded images within limits on bytes, pixels and time."""
+
+import io
+import time
+from pathlib import PurePath
+
+from PIL import Image
+
+from lambdanets.data.images import UnreadableImage, read_image
+
+MAX_BYTES = 2 * 2**20
+MAX_PIXELS = 4_000_000
+MAX_SECONDS = 5.0
+# Pillow also knows formats whose decoders start other programs or download files.
+FORMATS = ("PNG", "JPEG", "TIFF", "GIF", "BMP", "WEBP")
+_MAX_NAME = 60  # characters
+
+
+def read_upload(content: bytes, name: str, max_seconds: float = MAX_SECONDS) -> Image.Image:
+    """Read an uploaded image as `read_image` does: the first frame, with 8 bits per channel, mode "L" or "RGB".
+
+    name: file name, for errors. max_seconds: for decoding; checked at each block of 64 KB that the decoder reads.
+
+    The number of bytes, the format and the number of pixels are checked before the pixels are decoded. Raises
+    UnreadableImage with one sentence about the file.
+    """
+    name = PurePath(name).name[-_MAX_NAME:]
+    if len(content) > MAX_BYTES:
+        size, limit = len(content) / 2**20, MAX_BYTES // 2**20
+        raise UnreadableImage(name, f"it has {size:.1f} MB, more than {limit} MB; reduce its size")
+    return read_image(_TimedBytes(content, max_seconds), name, max_pixels=MAX_PIXELS, formats=FORMATS)
+
+
+class _TimedBytes(io.BytesIO):
+    """A file in memory that raises TimeoutError if it is read too late: small files may need minutes to decode."""
+
+    def __init__(self, content: bytes, max_seconds: float) -> None:
+        super().__init__(content)
+        self.max_seconds = max_seconds
+        self.deadline = time.monotonic() + max_seconds
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if time.monotonic() > self.deadline:
+            raise TimeoutError(f"decoding it takes more than {self.max_seconds:g} seconds")
+        return super().read(size)
