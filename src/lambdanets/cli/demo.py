@@ -16,7 +16,7 @@ class Demo:
     """Options of demo."""
 
     models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[MODELS...]")] = ()
-    """Run folders, weight files, and names of trained models that come with the package; all of these names by default."""
+    """Run folders, weight files, or names of models that come with the package; by default all of these names."""
     host: str = "127.0.0.1"
     """Address to listen on; with the default, only this machine can open the page."""
     port: int = 7860
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         Demo,
         arguments,
         prog="lambdanets demo",
-        description="Serve a page on this machine on which trained models answer images: classes or objects, what lambda "
+        description="Serve a page on this machine that shows what trained models find in an image, what their lambda "
         "layers look at, and what a layer costs. No data leaves the machine.",
     )
     from lambdanets.inference.loading import load

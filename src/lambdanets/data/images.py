@@ -49,7 +49,7 @@ def read_image(
     *,
     known_size: tuple[int, int] | None = None,
     max_pixels: int | None = None,
-    formats: Sequence[str] | None = None,
+    formats: tuple[str, ...] | None = None,
 ) -> Image.Image:
     """Read the first frame of an image with 8 bits per channel: mode "L" if the source is gray, else "RGB".
 

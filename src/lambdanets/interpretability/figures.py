@@ -1,12 +1,12 @@
 """Figures of an explanation, drawn over the image: figures with titles and color bars, and single panels as images."""
 
-import io
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -63,7 +63,7 @@ def panel_image(
     field: receptive field whose box to draw. side: longer side of the result in pixels.
     """
     height, width = (max(side * length / max(image.size), PANEL_PIXELS // 10) for length in (image.height, image.width))
-    figure = Figure(figsize=(width / DPI, height / DPI))
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_axis_off()
     _overlay(axis, image, view, values, *limits, colors)
@@ -72,9 +72,9 @@ def panel_image(
         axis.add_patch(_field_box(field, view))
     if at is not None:
         axis.plot(at[1], at[0], **MARK)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=DPI)
-    return Image.open(content).convert("RGB")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
 def draw_attention(attention: AttentionMap, view: View, image: Image.Image, at: tuple[int, int], path: Path) -> None:

@@ -20,7 +20,7 @@ from lambdanets.text_tables import csv_table
 
 MIN_SCORE = 0.5  # of the objects that are shown, as in `lambdanets detect predict`
 TOP = 5  # classes
-MAX_DETECTION_PIXELS = 1_000_000  # of images with tiles, whose time is proportional to their size
+MAX_TILED_PIXELS = 1_000_000  # of images that a model divides into tiles: their time is proportional to their size
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,32 +60,37 @@ class Answer:
 def answer(source: Classifier | Detector, image: Image.Image, name: str) -> Answer:
     """Run a model on an image of mode "L" or "RGB". name: of the image.
 
-    Raises InputError for an image with more than MAX_DETECTION_PIXELS if the model divides it into tiles.
+    Raises InputError for an image with more than MAX_TILED_PIXELS if the model divides it into tiles.
     """
+    try:
+        explanation = explain(source, image)
+    except InputError:  # no lambda layer
+        explanation = None
     top, objects = None, None
     if isinstance(source, Classifier):
         top = source.predict(image)[0].top(TOP)
     else:
-        objects = _find_objects(source, image, name)
-    try:
-        explanation = explain(source, image)
-    except InputError:  # no lambda layer
+        objects = _find_objects(source, image, name, explanation)
+    if explanation is None:
         return Answer(name, image, top, objects, None, {})
     on_maps = [layer for layer, call in explanation.calls.items() if len(call.sides) == 2]
     shares = {layer: float(explanation.position_share(layer).mean()) for layer in on_maps}
     return Answer(name, image, top, objects, explanation if shares else None, shares)
 
 
-def _find_objects(detector: Detector, image: Image.Image, name: str) -> FoundObjects:
+def _find_objects(detector: Detector, image: Image.Image, name: str, explanation: Explanation | None) -> FoundObjects:
+    """Detect objects as `lambdanets detect predict` does. explanation: of the image, whose output is reused."""
     tile_size = detector.card.tile_size
     if tile_size is not None and is_tiled(image, tile_size):
-        if image.width * image.height > MAX_DETECTION_PIXELS:
+        if image.width * image.height > MAX_TILED_PIXELS:
             size = f"{image.width} x {image.height}"
             raise InputError(
-                f"the image must have at most {MAX_DETECTION_PIXELS:,} pixels for this model, got {size}; "
+                f"the image must have at most {MAX_TILED_PIXELS:,} pixels for this model, got {size}; "
                 "use lambdanets detect predict for larger ones"
             )
         found = detect_tiled(detector, image, tile_size)
+    elif explanation is not None:
+        found = crop_objects(explanation.output[0])
     else:
         found = crop_objects(detector.detect([image_to_tensor(image)])[0])
     found = found.above(MIN_SCORE)
@@ -94,9 +99,7 @@ def _find_objects(detector: Detector, image: Image.Image, name: str) -> FoundObj
     return FoundObjects(rows, overlay, _files(name, labels, rows, overlay))
 
 
-def _files(
-    name: str, labels: np.ndarray, rows: list[dict[str, Any]], overlay: Image.Image
-) -> dict[str, bytes]:
+def _files(name: str, labels: np.ndarray, rows: list[dict[str, Any]], overlay: Image.Image) -> dict[str, bytes]:
     label_name = label_image_name("labels", labels)
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     return {

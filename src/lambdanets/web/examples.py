@@ -42,7 +42,7 @@ def draw_nuclei(count: int, seed: int, side: int = 256) -> tuple[Image.Image, st
         drawn.paste(int(random.uniform(90, 220)), mask=layer)
     noise = random.normal(0, 4, (side, side))
     pixels = np.asarray(drawn.filter(ImageFilter.GaussianBlur(1.5)), np.float64) + noise
-    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), f"{len(centers)} drawn nuclei"
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), f"{len(centers)} blobs"
 
 
 def _load_digits() -> tuple[np.ndarray, Sequence[int]]:
@@ -55,7 +55,7 @@ def _load_digits() -> tuple[np.ndarray, Sequence[int]]:
 def _scanned_digits() -> list[tuple[Image.Image, str]]:
     images, labels = _load_digits()
     chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)[:_COUNT]]
-    return [(Image.fromarray(images[index]), f"a scanned {labels[index]}") for index in chosen]
+    return [(Image.fromarray(images[index]), f"digit {labels[index]}") for index in chosen]
 
 
 def _digit_scene(seed: int, side: int = 128, scale: int = 4) -> tuple[Image.Image, str]:
@@ -67,7 +67,7 @@ def _digit_scene(seed: int, side: int = 128, scale: int = 4) -> tuple[Image.Imag
     for index, corner in zip(chosen, random.permutation([(6, 8), (70, 14), (20, 72), (76, 78)]), strict=False):
         digit = Image.fromarray(images[index]).resize((8 * scale, 8 * scale), Image.Resampling.BICUBIC)
         scene.paste(digit, tuple(corner.tolist()))
-    return scene, "the digits " + ", ".join(str(labels[index]) for index in chosen)
+    return scene, "digits " + ", ".join(str(labels[index]) for index in chosen)
 
 
 def _photos() -> list[tuple[Image.Image, str]]:

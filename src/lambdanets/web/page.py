@@ -1,12 +1,12 @@
 """The page: its components, and which function answers each event. The functions are in the other modules."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from PIL import Image
 
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
@@ -16,7 +16,7 @@ from lambdanets.web.answers import Answer, answer
 from lambdanets.web.examples import example_images
 from lambdanets.web.places import clicked_pixel, default_layer, heads, look, marked
 from lambdanets.web.planning import LayerShape, plan_layer
-from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS, read_upload
+from lambdanets.web.uploads import MAX_BYTES, read_upload
 
 QUEUE = 8  # events that wait; more are refused with a message
 STATE_SECONDS = 1800  # after which an answer is forgotten
@@ -66,13 +66,11 @@ class _Looking:
                 gr.HTML(texts.CHOOSE)
                 self.model = gr.Dropdown(list(models), value=first, label="Model", visible=len(models) > 1)
                 self.gallery = gr.Gallery(
-                    self.examples[first], label="Examples", columns=3, height=230, allow_preview=False,
+                    _thumbnails(self.examples[first]), label="Examples", columns=3, height="auto", allow_preview=False,
                     object_fit="contain", interactive=False, buttons=[], format="png", elem_id="examples",
                 )  # fmt: skip
-                limits = f"up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 1_000_000} million pixels"
-                self.upload = gr.File(
-                    label=f"Your image: PNG, JPEG, TIFF, GIF, BMP or WebP, {limits}", height=140, elem_id="upload"
-                )
+                self.upload = gr.File(label="Your image", height=150, elem_id="upload")
+                gr.HTML(texts.LIMITS)
             with gr.Column(min_width=300):
                 gr.HTML(texts.FOUND)
                 self.result = gr.HTML(elem_id="result")
@@ -80,14 +78,13 @@ class _Looking:
         with gr.Row():
             with gr.Column(min_width=300, scale=2):
                 self.picture = gr.Image(
-                    label="Click a place", interactive=False, buttons=[], format="png", type="pil", elem_id="picture"
+                    show_label=False, interactive=False, buttons=[], format="png", type="pil", elem_id="picture"
                 )
                 with gr.Row():
                     self.row = gr.Slider(0, 1, step=1, label="Row", buttons=[], min_width=130, elem_id="row")
                     self.column = gr.Slider(0, 1, step=1, label="Column", buttons=[], min_width=130, elem_id="column")
-                with gr.Row():
-                    self.layer = gr.Dropdown(label="Layer", min_width=130, elem_id="layer")
-                    self.head = gr.Dropdown(label="Head", min_width=130, elem_id="head")
+                self.layer = gr.Dropdown(label="Layer", elem_id="layer")
+                self.head = gr.Dropdown(label="Head", elem_id="head")
             with gr.Column(min_width=300, scale=3):
                 self.maps = gr.HTML(elem_id="maps")
         self.outputs = [
@@ -121,7 +118,7 @@ class _Looking:
         return self.answer_example(int(event.index), model)
 
     def change_model(self, model: str) -> Updates:
-        return {self.gallery: gr.update(value=self.examples[model]), **self.answer_example(0, model)}
+        return {self.gallery: gr.update(value=_thumbnails(self.examples[model])), **self.answer_example(0, model)}
 
     def click(
         self, found: Answer | None, layer: str, head: int, row: float, column: float, event: gr.SelectData
@@ -137,7 +134,7 @@ class _Looking:
         at = (int(row), int(column))
         count = heads(found, layer) if layer in found.layers else 1
         head = head if head < count else 0
-        picture = {self.picture: marked(_background(found), at)}
+        picture = {self.picture: marked(found.image, at)}
         try:
             maps = texts.place_html(found, look(found, layer, head, at))
         except InputError as error:
@@ -154,7 +151,7 @@ class _Looking:
             self.state: found,
             self.upload: None,
             self.result: texts.answer_html(found),
-            self.picture: marked(_background(found), at if has_layers else None),
+            self.picture: marked(found.image, at if has_layers else None),
             self.row: gr.update(maximum=max(1, image.height - 1), value=at[0]),
             self.column: gr.update(maximum=max(1, image.width - 1), value=at[1]),
             self.layer: gr.update(choices=choices, value=layer),
@@ -167,8 +164,8 @@ class _Looking:
         return {**nothing, self.result: texts.error(error), self.maps: ""}
 
 
-def _background(found: Answer) -> Any:
-    return found.image
+def _thumbnails(examples: list[tuple[Image.Image, str]]) -> list[tuple[Image.Image, str]]:
+    return [(marked(image, None), caption) for image, caption in examples]
 
 
 def _layer_label(found: Answer, name: str) -> str:
@@ -182,22 +179,22 @@ def _add_planning() -> None:
     gr.HTML(texts.PLAN)
     defaults = LayerShape()
     inputs = []
-    with gr.Row():
-        for option in fields(LayerShape):
-            inputs.append(
-                gr.Number(
-                    getattr(defaults, option.name), label=_SHAPE_LABELS[option.name], precision=0, min_width=140,
-                    elem_id=f"plan-{option.name}",
-                )
-            )  # fmt: skip
-    result = gr.HTML(_plan_html(*(getattr(defaults, option.name) for option in fields(LayerShape))), elem_id="plan")
+    options = list(_SHAPE_LABELS)
+    for names in (options[:4], options[4:]):
+        with gr.Row():
+            for name in names:
+                number = gr.Number(getattr(defaults, name), label=_SHAPE_LABELS[name], precision=0, min_width=140)
+                number.elem_id = f"plan-{name}"
+                inputs.append(number)
+    result = gr.HTML(_plan_html(*(getattr(defaults, name) for name in _SHAPE_LABELS)), elem_id="plan")
     for number in inputs:
-        number.input(_plan_html, inputs, result, api_visibility="private", show_progress="hidden", trigger_mode="always_last")
+        number.input(
+            _plan_html, inputs, result, api_visibility="private", show_progress="hidden", trigger_mode="always_last"
+        )
 
 
 def _plan_html(*values: int) -> str:
-    names = [option.name for option in fields(LayerShape)]
     try:
-        return texts.plan_html(plan_layer(LayerShape(**dict(zip(names, values, strict=True)))))
+        return texts.plan_html(plan_layer(LayerShape(**dict(zip(_SHAPE_LABELS, values, strict=True)))))
     except ValueError as error:  # InputError, or of the operations
         return texts.error(error)

@@ -1,4 +1,4 @@
-"""What a head of a lambda layer uses for one place of an image: maps of content, position, share and receptive field."""
+"""What a head of a lambda layer uses for one place of an image: content, position, their shares, receptive field."""
 
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ class Place:
 
     layer, head, at: what is shown; at is a pixel (row, column) of the image. sides: (rows, columns) of the layer's map.
     content, position: weights of all places, with one color scale from -limit to limit.
+    largest_content, largest_position: largest absolute weights.
     share_map: share of the position term at each place. share: of the marked place.
     field: receptive field. area: fraction of the image that has 90% of its gradient.
     """
@@ -30,11 +31,17 @@ class Place:
     sides: tuple[int, ...]
     content: Image.Image
     position: Image.Image
-    limit: float
+    largest_content: float
+    largest_position: float
     share_map: Image.Image
     share: float
     field: Image.Image
     area: float
+
+    @property
+    def limit(self) -> float:
+        """Upper end of the color scale of both maps."""
+        return max(self.largest_content, self.largest_position) or 1.0
 
 
 def heads(answer: Answer, layer: str) -> int:
@@ -60,7 +67,8 @@ def look(answer: Answer, layer: str, head: int, at: tuple[int, int]) -> Place:
     assert isinstance(view, View)
     attention = explanation.attention_map(layer, at)
     maps = figures.attention_weights(attention)
-    limit = figures.largest_weight((maps[0][head : head + 1], maps[1][head : head + 1]))
+    largest = [float(np.abs(weights[head]).max()) for weights in maps]
+    limit = max(largest) or 1.0
     shares = explanation.position_share(layer).cpu().numpy()
     field = explanation.receptive_field(layer, at)
     content, position = (
@@ -74,7 +82,8 @@ def look(answer: Answer, layer: str, head: int, at: tuple[int, int]) -> Place:
         explanation.calls[layer].sides,
         content,
         position,
-        limit,
+        largest[0],
+        largest[1],
         figures.panel_image(shares, (0, 1), view, image, at=at),
         float(shares[view.position(at, shares.shape)]),
         figures.panel_image(figures.gradient_decades(field), (-figures.DECADES, 0), view, image, at=at, field=field),
@@ -95,7 +104,9 @@ def marked(image: Image.Image, at: tuple[int, int] | None) -> Image.Image:
     resampling = Image.Resampling.NEAREST if small else Image.Resampling.LANCZOS
     pixels = np.asarray(image.convert("RGB").resize((width, height), resampling)).copy()
     if at is not None:
-        row, column = (int((x + 0.5) * s / side) for x, s, side in zip(at, (height, width), image.size[::-1], strict=True))
+        row, column = (
+            int((x + 0.5) * s / side) for x, s, side in zip(at, (height, width), image.size[::-1], strict=True)
+        )
         for thickness, color in ((4, 255), (2, 0)):  # black with a white outline, which is visible everywhere
             arm = 12 + thickness
             rows = slice(max(0, row - thickness), row + thickness + 1)

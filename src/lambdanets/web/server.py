@@ -82,7 +82,9 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"host and port must be a free address of this machine, got {host}:{port} ({reason})") from error
+        raise InputError(
+            f"host and port must be a free address of this machine, got {host}:{port} ({reason})"
+        ) from error
 
 
 @contextlib.contextmanager

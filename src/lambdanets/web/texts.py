@@ -1,6 +1,7 @@
 """The text of the page, and results as HTML. Names from models and files are escaped."""
 
 import base64
+import io
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -11,19 +12,21 @@ from PIL import Image
 
 from lambdanets.interpretability import figures
 from lambdanets.ops.position.plan import Plan
-from lambdanets.web.answers import Answer, FoundObjects, encode
+from lambdanets.web.answers import Answer, FoundObjects
 from lambdanets.web.places import Place
+from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS
 
 CSS = """
 .gradio-container { max-width: 1180px !important; }
-.ln-maps { display: flex; flex-wrap: wrap; gap: 12px; }
-.ln-maps figure { flex: 1 1 150px; max-width: 330px; margin: 0; }
+.ln-maps { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; margin: 12px 0; }
+.ln-maps figure { margin: 0; min-width: 0; }
 .ln-maps img, .ln-overlay { width: 100%; border-radius: 4px; }
 .ln-maps figcaption { font-size: 0.9em; line-height: 1.35; }
 .ln-scale { height: 10px; border-radius: 3px; }
 .ln-ends { display: flex; justify-content: space-between; font-size: 0.8em; }
-.ln-bars { width: 100%; border-collapse: collapse; }
-.ln-bars td { padding: 2px 8px 2px 0; border: none; overflow-wrap: anywhere; }
+.ln-bars { width: 100%; }
+.ln-bars, .ln-bars tr, .ln-bars td { border: none !important; }
+.ln-bars td { padding: 2px 8px 2px 0 !important; overflow-wrap: anywhere; }
 .ln-bars td:last-child { width: 55%; }
 .ln-bar { background: #2563eb; height: 14px; border-radius: 3px; min-width: 1px; }
 .ln-two { display: flex; height: 14px; border-radius: 3px; overflow: hidden; background: #d97706; }
@@ -33,24 +36,29 @@ CSS = """
 .ln-table td, .ln-table th { padding: 2px 10px; text-align: right; white-space: nowrap; }
 .ln-table td:first-child, .ln-table th:first-child { text-align: left; }
 .ln-chosen { font-weight: bold; background: #2563eb33; }
+#examples .grid-wrap { min-height: 0; }
 .ln-links a { display: inline-block; margin: 4px 8px 4px 0; padding: 6px 12px; border: 1px solid; border-radius: 6px; }
 .ln-error { border-left: 4px solid #dc2626; padding: 6px 12px; }
 .ln-answer { font-size: 1.3em; }
 """
 INTRODUCTION = """<h1>See what a lambda network sees</h1>
 <p>A lambda layer lets every place of an image use every other place: because of <b>what it shows</b> (content) and
-because of <b>where it lies</b> (position). This page shows both. Images stay on the computer that runs this page.</p>"""
+because of <b>where it lies</b> (position). This page shows both. Images stay on the computer that runs this
+page.</p>"""
 CHOOSE = "<h2>1. Choose an image</h2>"
+LIMITS = f"""<p>PNG, JPEG, TIFF, GIF, BMP or WebP, up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 1_000_000} million
+pixels.</p>"""
 FOUND = "<h2>2. What the model finds</h2>"
 WHERE = """<h2>3. Where it looks</h2>
-<p>Click a place in the image, or choose its row and column. The maps show which other places the layer uses to compute
-its result <i>at the marked place</i>.</p>"""
+<p>Click a place in the image, or choose its row and column. The maps show which places the layer uses to compute its
+result <i>at the mark</i>. A network has several lambda layers, and each has several heads, which use different
+places.</p>"""
 PLAN = """<h2>What a lambda layer costs</h2>
 <p>The position part of a lambda layer can be computed by several algorithms with the same result. Which one is fastest
-depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer uses the fastest
-one whose memory is small enough.</p>"""
-PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training. Memory: needed in addition
-to the input and the result. The content part is not included: it costs the same with every algorithm.</p>"""
+depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer uses the
+fastest one whose memory is small enough.</p>"""
+PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training. Memory: needed in
+addition to the input and the result. The content part is not included: it costs the same with every algorithm.</p>"""
 NO_LAYERS = "<p>This model has no lambda layer on maps, so there is nothing to show here.</p>"
 
 
@@ -82,34 +90,38 @@ def _objects_html(objects: FoundObjects) -> str:
     count = len(objects.rows)
     headline = f'<p class="ln-answer"><b>{count}</b> {"object" if count == 1 else "objects"} found</p>'
     links = "".join(
-        f'<a download="{escape(name)}" href="{_data_url(content, _MEDIA_TYPES[name.rpartition(".")[2]])}">{escape(name)}</a>'
+        f'<a download="{name}" href="{_data_url(content, _MEDIA_TYPES[name.rpartition(".")[2]])}">{name}</a>'
         for name, content in objects.files.items()
     )
-    columns = ("object", "class", "score", "area", "row", "column", "diameter")
-    body = [[_cell(row[column]) for column in columns] for row in objects.rows]
-    note = (
-        "<p>In labels.png, the pixels of object 1 have the value 1, and so on; most programs show it as black. Areas and "
-        "diameters are in pixels.</p>"
-    )
-    picture = _img(objects.overlay, "the image with the outlines of all objects", "ln-overlay")
-    return f'{headline}{picture}<p class="ln-links">Download: {links}</p>{_table(columns, body)}{note}'
+    several = len({row["class"] for row in objects.rows}) > 1
+    columns = ("object", *(("class",) if several else ()), "score", "area", "row", "column", "diameter")
+    body = [[_cell(column, row[column]) for column in columns] for row in objects.rows]
+    table = _table(columns, body) if count else ""
+    reduced = objects.overlay.copy()
+    reduced.thumbnail((_OVERLAY_SIDE, _OVERLAY_SIDE))
+    picture = _img(reduced, "the image with the outlines of all objects", "ln-overlay")
+    return f'{headline}{picture}<p class="ln-links">Download: {links}</p>{_DOWNLOADS}{table}'
 
 
 def place_html(answer: Answer, place: Place) -> str:
     """Return the maps of a place with explanations."""
     row, column = place.at
     share = round(100 * place.share)
-    signed = _scale(figures.SIGNED_COLORS, f"-{place.limit:.2g}: subtracted", f"+{place.limit:.2g}: added")
+    signed = _scale(figures.SIGNED_COLORS, f"-{place.limit:.2g}", f"+{place.limit:.2g}")
     sides = f"{place.sides[0]} x {place.sides[1]}"
     panels = (
-        (place.content, "Content", "Places that are used because of what they show.", signed),
-        (place.position, "Position", "Places that are used because of where they lie, seen from the mark.", signed),
+        (place.content, "Content", "Weight of each place because of what it shows.", signed),
+        (place.position, "Position", "Weight of each place because of where it lies, seen from the mark.", signed),
         (
             *(place.share_map, "Share of position", "How much of the result at each place comes from position."),
-            _scale(figures.COLORS, "0%: only content", "100%: only position"),
+            _scale(figures.COLORS, "0% (only content)", "100%"),
         ),
         (
-            *(place.field, "Receptive field", "Pixels that change the result at the mark. None outside of the box does."),
+            *(
+                place.field,
+                "Receptive field",
+                "Pixels that change the result at the mark. Pixels outside of the box do not.",
+            ),
             _scale(figures.COLORS, "hardly", "strongly"),
         ),
     )
@@ -125,10 +137,17 @@ def place_html(answer: Answer, place: Place) -> str:
     return f"""<p class="ln-answer">At row {row}, column {column}, <b>{share}%</b> of the result comes from position and
 <b>{100 - share}%</b> from content.</p>
 <div class="ln-maps">{maps}</div>
-<p>The layer divides the image into {sides} places. <b>Red</b> places are added to the result and <b>blue</b> ones
-subtracted; where the image is not tinted, nothing is used. Both maps have the same colors, so you can compare them. The
-content map is often pale: its weights are small, but it adds up all places. The <b>share</b> compares the lengths of the
-two sums, over all heads. 90% of what changes the result lies in {_percent(place.area)} of the pixels (receptive field).</p>
+<h3>How to read the maps</h3>
+<ul>
+<li>This layer divides the image into {sides} places. Its result at the mark is a weighted sum over all places.</li>
+<li><b>Red</b> places are added and <b>blue</b> places are subtracted. Places without a tint are hardly used. Content
+and position have the same color scale, so you can compare them.</li>
+<li>The content map is often pale: its weights are small, but there are many of them. Here its largest weight is
+{place.largest_content:.2g}, and that of position is {place.largest_position:.2g}.</li>
+<li>The <b>share of position</b> is the size of the position sum, divided by the sizes of both sums, for all heads.</li>
+<li>The <b>receptive field</b> is measured: how much the result changes if a pixel changes. 90% of all change comes from
+{_percent(place.area)} of the pixels. Each color step of a quarter is a factor of 10.</li>
+</ul>
 <h3>Share of position in each layer, averaged over the image</h3>
 <table class="ln-bars">{bars}</table>
 <p><span style="color: #2563eb">■</span> position <span style="color: #d97706">■</span> content</p>"""
@@ -144,15 +163,13 @@ def plan_html(plan: Plan) -> str:
             rows.append([name, "not on this machine" if name == "fused" else "not for this shape", "", "", "", ""])
             continue
         seconds = (cost.seconds, cost.backward_seconds)
-        memory = f"{max(cost.workspaces) / 2**20:,.1f} MB"
-        rows.append(
-            [name, " and ".join(uses), f"{cost.operations / 1e9:,.3f}", memory, *(f"{1e3 * s:,.3g} ms" for s in seconds)]
-        )
+        memory = f"{max(cost.workspaces) / 2**20:,.1f} MiB"
+        rows.append([name, " and ".join(uses), f"{cost.operations / 1e9:,.3f}", memory, *map(_milliseconds, seconds)])
     columns = ("algorithm", "chosen for", "billion operations", "memory", "forward", "backward")
     chosen = escape(plan.chosen)
     if plan.backward != plan.chosen:
         chosen += f"</b> for the forward and <b>{escape(plan.backward)}</b> for the backward pass<b>"
-    return f'<p class="ln-answer">Chosen: <b>{chosen}</b></p>{_table(columns, rows, classes)}{PLAN_NOTE}'
+    return f'<p class="ln-answer">Chosen algorithm: <b>{chosen}</b></p>{_table(columns, rows, classes)}{PLAN_NOTE}'
 
 
 def short_name(layer: str) -> str:
@@ -160,6 +177,9 @@ def short_name(layer: str) -> str:
     return layer.removeprefix("backbone.network.")
 
 
+_DOWNLOADS = """<p>labels.png is for microscopy software: the pixels of object 1 have the value 1, and so on, so other
+programs show it as black. objects.csv has more columns. Areas and diameters are in pixels.</p>"""
+_OVERLAY_SIDE = 800  # the file to download has the full size
 _MEDIA_TYPES = {"png": "image/png", "csv": "text/csv", "tif": "image/tiff"}
 
 
@@ -168,7 +188,9 @@ def _data_url(content: bytes, media_type: str) -> str:
 
 
 def _img(image: Image.Image, description: str, name: str = "") -> str:
-    return f'<img class="{name}" alt="{escape(description)}" src="{_data_url(encode(image), "image/png")}">'
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=90, subsampling=0)  # ten times as fast as PNG
+    return f'<img class="{name}" alt="{escape(description)}" src="{_data_url(content.getvalue(), "image/jpeg")}">'
 
 
 def _scale(colors: str, low: str, high: str) -> str:
@@ -186,8 +208,13 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Seque
     return f'<div class="ln-table" tabindex="0"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _cell(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _cell(column: str, value: Any) -> str:
+    digits = {"score": 2, "area": 0}.get(column, 1)
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
 def _percent(fraction: float) -> str:
