@@ -49,8 +49,13 @@ def build_page(models: Models) -> gr.Blocks:
 
 
 # All events of models share one limit, so that one runs at a time.
-_EVENT: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": 1, "api_visibility": "private"}
-_QUIET: dict[str, Any] = {**_EVENT, "show_progress": "hidden", "trigger_mode": "always_last"}
+_EVENT: dict[str, Any] = {
+    "concurrency_id": "model",
+    "concurrency_limit": 1,
+    "api_visibility": "private",
+    "trigger_mode": "always_last",  # of the events that a user triggers while one is answered
+}
+_QUIET: dict[str, Any] = {**_EVENT, "show_progress": "hidden"}
 
 
 class _Looking:

@@ -89,19 +89,17 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[None]:
-    """Make a folder for the files of gradio and Python within the block, and remove it, also after a signal."""
-    variables = {"GRADIO_TEMP_DIR": "", "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
-    previous = {name: os.environ.get(name) for name in variables}, tempfile.tempdir
+    """Make a folder for the files of gradio within the block, and remove it, also after a signal."""
+    variables = {"GRADIO_TEMP_DIR": "", "GRADIO_ANALYTICS_ENABLED": "False"}
+    previous = {name: os.environ.get(name) for name in variables}
     with interruptible():  # outside of this block a signal would end the process and leave the folder
         folder = Path(tempfile.mkdtemp(prefix="lambdanets-demo-"))
         try:
             os.environ.update(variables | {"GRADIO_TEMP_DIR": str(folder)})
-            tempfile.tempdir = str(folder)
             yield
         finally:
             with deferred():
-                tempfile.tempdir = previous[1]
-                for name, value in previous[0].items():
+                for name, value in previous.items():
                     os.environ.pop(name, None) if value is None else os.environ.update({name: value})
                 shutil.rmtree(folder, ignore_errors=True)
 

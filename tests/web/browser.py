@@ -1,0 +1,56 @@
+"""Starts the page's server in this process, and opens the page in headless Chromium."""
+
+import contextlib
+import shutil
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@dataclass
+class Tab:
+    """A page in the browser. requests: addresses. messages: warnings and errors of its console, and exceptions."""
+
+    page: object
+    url: str
+    requests: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+    def other_hosts(self):
+        own = urlsplit(self.url).netloc
+        addresses = [urlsplit(address) for address in self.requests]
+        return {each.netloc for each in addresses if each.scheme not in ("data", "blob") and each.netloc != own}
+
+    def upload(self, name, content):
+        """Choose a file and wait until the page has taken it."""
+        file = {"name": name, "mimeType": "application/octet-stream", "buffer": content}
+        self.page.locator("#upload input[type=file]").set_input_files(file)
+
+    def click_place(self, x, y):
+        """Click the picture at a fraction of its width and height."""
+        picture = self.page.locator("#picture img")
+        box = picture.bounding_box()
+        picture.click(position={"x": x * box["width"], "y": y * box["height"]})
+
+    def source_of_map(self, title):
+        return self.page.locator(f'#maps img[alt="{title} map"]').get_attribute("src")
+
+
+@contextlib.contextmanager
+def open_page(models, width=1200, height=900):
+    """Serve models by name and open the page; yields a `Tab` within the block, after the first example is shown."""
+    from playwright.sync_api import sync_playwright
+
+    from lambdanets.web.server import serve
+
+    with serve(models) as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = Tab(browser.new_page(viewport={"width": width, "height": height}), server.url)
+        tab.page.on("request", lambda request: tab.requests.append(request.url))
+        tab.page.on("console", lambda each: tab.messages.append(f"{each.type}: {each.text} {each.location['url']}"))
+        tab.page.on("pageerror", lambda error: tab.messages.append(f"exception: {error}"))
+        tab.page.goto(server.url)
+        tab.page.locator("#maps img").first.wait_for()
+        yield tab
+        browser.close()
