@@ -10,18 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import fastapi
-import gradio as gr
-import uvicorn
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from typing import TYPE_CHECKING, Any
 
 from lambdanets.errors import InputError
 from lambdanets.signals import deferred, interruptible
-from lambdanets.web import texts
-from lambdanets.web.page import Models, build_page
 from lambdanets.web.uploads import MAX_BYTES
+
+if TYPE_CHECKING:
+    from lambdanets.web.page import Models
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Browsers refuse all requests of the page to other hosts.
@@ -41,23 +37,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(models: Models, host: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
+def serve(models: "Models", host: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
     """Serve the page for models by name within the block. port: 0 for a free one.
 
     Raises InputError if the address cannot be used.
     """
     with _listen(host, port) as listener, _temporary_folder():
-        app = fastapi.FastAPI(openapi_url=None)
-        if host in LOOPBACK:  # other sites cannot reach the page by a name that points to this machine
-            app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"])
-        app.add_middleware(_ContentPolicy)
-        gr.mount_gradio_app(
-            app, build_page(models), path="/", max_file_size=MAX_BYTES, show_error=False, ssr_mode=False, pwa=False,
-            enable_monitoring=False, mcp_server=False, run_history=False, footer_links=[], css=texts.CSS,
-            theme=gr.themes.Default(**_FONTS),
-        )  # fmt: skip
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        server = _make_server(models, is_local=host in LOOPBACK)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
@@ -69,6 +55,28 @@ def serve(models: Models, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
             with deferred():
                 server.should_exit = True
                 thread.join(timeout=5)
+
+
+def _make_server(models: "Models", is_local: bool) -> Any:
+    # imported here because gradio makes a folder when it is imported
+    import gradio as gr
+    import uvicorn
+    from fastapi import FastAPI
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from lambdanets.web import texts
+    from lambdanets.web.page import build_page
+
+    app = FastAPI(openapi_url=None)
+    if is_local:  # other sites cannot reach the page by a name that points to this machine
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"])
+    app.add_middleware(_ContentPolicy)
+    gr.mount_gradio_app(
+        app, build_page(models), path="/", max_file_size=MAX_BYTES, show_error=False, ssr_mode=False, pwa=False,
+        enable_monitoring=False, mcp_server=False, run_history=False, footer_links=[], css=texts.CSS,
+        theme=gr.themes.Default(**_FONTS),
+    )  # fmt: skip
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
 
 
 def _wait(thread: threading.Thread) -> None:
