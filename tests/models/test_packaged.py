@@ -1,6 +1,8 @@
 """Trained models that come with the package."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,3 +61,12 @@ def test_an_existing_path_has_precedence(tmp_path, monkeypatch):
     (tmp_path / "digits").mkdir()
     with pytest.raises(InputError, match="digits must be a run folder"):
         ln.load("digits")
+
+
+def test_python_code_of_the_page_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs/pretrained.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, variables := {})
+    assert "top-1 0.99" in capsys.readouterr().out
+    assert variables["network"].num_classes == 4
+    assert [name for name in NAMES if f"## {name}" not in page] == []

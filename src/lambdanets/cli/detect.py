@@ -41,7 +41,7 @@ class Evaluate:
     """Options of detect evaluate."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors or .ckpt file."""
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as nuclei."""
     data: Path | None = None
     """COCO-format JSON file of instances with the same categories; by default the validation data of the run."""
     images: Path | None = None
@@ -65,7 +65,7 @@ class Predict:
     """Options of detect predict."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors or .ckpt file."""
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as nuclei."""
     images: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
     ] = ()
