@@ -36,7 +36,6 @@ from skimage.segmentation import watershed
 
 import lambdanets as ln
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.detection import evaluate_detector
@@ -52,7 +51,8 @@ PARTS = ("test", "test", "validation", *["train"] * 9)
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm")
 EPOCHS = 16
 MIN_AREA, MIN_DISTANCE, SIGMA = 20, 5, 1.0  # of thresholding, in pixels; common values, not tuned
-SIDE, PART = 8000, 2000  # of the mosaic and of the parts that are counted alone
+# Sides of the mosaic, of the parts that are counted alone, and of its images, which no part cuts.
+SIDE, PART, CROP = 8000, 2000, 250
 
 
 def main() -> None:
@@ -185,9 +185,9 @@ def count_mosaic(data: Path, model: Path) -> None:
     tiles = [image for image in tiles if image.size == (256, 256) and np.asarray(image).mean() < 100]
     generator = np.random.default_rng(0)
     mosaic = Image.new("RGB", (SIDE, SIDE))
-    for top in range(0, SIDE, 256):
-        for left in range(0, SIDE, 256):
-            mosaic.paste(tiles[generator.integers(len(tiles))], (left, top))
+    for top in range(0, SIDE, CROP):
+        for left in range(0, SIDE, CROP):
+            mosaic.paste(tiles[generator.integers(len(tiles))].crop((0, 0, CROP, CROP)), (left, top))
     detector = ln.load(model, device="cpu")
     assert isinstance(detector, ln.Detector)
     size = detector.card.tile_size or 256
@@ -200,8 +200,6 @@ def count_mosaic(data: Path, model: Path) -> None:
         for left in range(0, SIDE, PART):
             part = mosaic.crop((left, top, left + PART, top + PART))
             parts += len(detect_tiled(detector, part, size, batch_size=4).above(0.5))
-    single = detector.detect([image_to_tensor(tiles[0])])
-    assert len(single) == 1
     result = {"side": SIDE, "part": PART, "nuclei": whole, "sum_of_parts": parts, "seconds": seconds, "peak": peak}
     print(result)
     save({"mosaic": result})
