@@ -70,7 +70,9 @@ def write_page(page: Path) -> None:
     rows = []
     for name, result in results.items():
         size = (FOLDER / f"{name}.safetensors").stat().st_size / 1e6
-        rows.append([f"`{name}`", result["model"], result["data"], result["score"], result["training"], f"{size:.1f} MB"])
+        rows.append(
+            [f"`{name}`", result["model"], result["data"], result["score"], result["training"], f"{size:.1f} MB"]
+        )
     table = markdown_table(["name", "model", "data", "score", "training", "file"], *rows)
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     page.write_text(before + BEGIN + table + "\n" + END + rest.partition(END)[2], encoding="utf-8")

@@ -251,6 +251,26 @@ def test_predict_writes_label_images_and_a_table_of_their_objects(trained_detect
         assert {row["class"] for row in of_image} <= {category["name"] for category in TWO_CATEGORIES}
 
 
+def test_predict_divides_large_images_of_several_channels_into_tiles(trained_detector, tmp_path, capsys):
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    pixels = np.asarray(Image.open(sorted((trained_detector / "digits/train").iterdir())[1]).convert("L"))
+    mosaic = np.tile(pixels, (2, 3)).astype(np.uint16) * 16
+    tifffile.imwrite(tmp_path / "large.tif", np.stack([np.zeros_like(mosaic), mosaic]), metadata={"axes": "CYX"})
+    command = ("predict", trained_detector / "run", tmp_path / "large.tif", "--no-figures", "--stretch", "on")
+    assert "none of the 1 images could be read" in fails(capsys, *command, "--out", tmp_path / "none")
+    tiles = ("--channel", "1", "--tile-size", "96", "--batch-size", "2", "--score", "0.3")
+    succeeds(*command, *tiles, "--out", tmp_path / "out")
+    (path,) = (tmp_path / "out/labels").iterdir()
+    labels = np.asarray(Image.open(path))
+    assert labels.shape == mosaic.shape
+    assert labels.max() > 10
+    results = json.loads((tmp_path / "out/results.json").read_bytes())
+    assert {tuple(result["segmentation"]["size"]) for result in results} == {mosaic.shape}
+    whole = (*command, "--channel", "1", "--tile-size", "0", "--no-labels")
+    succeeds(*whole, "--out", tmp_path / "whole")
+    assert len(json.loads((tmp_path / "whole/results.json").read_bytes())) != len(results)
+
+
 def test_predict_keeps_nonempty_folders_and_creates_none_without_images(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
     (tmp_path / "full").mkdir()

@@ -273,7 +273,7 @@ def test_load_accepts_weights_saved_before_model_cards(trained_detector, tmp_pat
 
 @pytest.mark.parametrize("path", [5, None, Path("nowhere"), "pyproject.toml"], ids=str)
 def test_load_rejects_paths_that_are_not_models(path):
-    with pytest.raises(ValueError, match=r"^(path must be a run folder|.* is not a (file|checkpoint))") as raised:
+    with pytest.raises(ValueError, match=r"must be a run folder|is not a checkpoint") as raised:
         ln.load(path)
     assert "\n" not in str(raised.value)
 

@@ -64,15 +64,18 @@ def is_user_fixable(error: OSError) -> bool:
 
 
 @contextlib.contextmanager
-def explain_missing_extras() -> Iterator[None]:
-    """Raise InputError with the install command if an import in the block fails because an extra is not installed."""
+def explain_missing_extras(extra: str | None = None) -> Iterator[None]:
+    """Raise InputError with the install command if an import in the block fails because an extra is not installed.
+
+    extra: the one to install for any missing dependency; by default the smallest that has it.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        command = f"pip install 'lambdanets[{EXTRAS[package]}]'"
+        command = f"pip install 'lambdanets[{extra or EXTRAS[package]}]'"
         raise InputError(f"{package} is not installed; install it with: {command}") from error
 
 

@@ -13,6 +13,7 @@ import torch
 from timm.models import FeatureInfo, group_parameters
 
 from lambdanets import create_model, list_models
+from lambdanets.models.packaged import packaged_models
 
 SMALL = ("lambda_resnet20_small", "resnet20_mixer_small", "mobilenetv2_lambda")
 # the small models, and one model of each other family
@@ -184,9 +185,10 @@ def test_default_number_of_classes_is_1000():
 @parametrize_all
 def test_pretrained_without_published_weights_raises(name):
     message = (
-        f"pretrained must be a path for {name}, which has no published weights, got True; models of this "
-        "package with weights: none yet; to load your own: pretrained=PATH, checkpoint_path=PATH, or the name "
-        "'local-dir:FOLDER' or 'hf-hub:USER/NAME' with pretrained=True"
+        f"pretrained must be a path for {name}, which has no published weights, or one of "
+        f"{', '.join(packaged_models())}, which come with the package, got True; models with published weights: none "
+        "yet; to load your own: pretrained=PATH, checkpoint_path=PATH, or the name 'local-dir:FOLDER' or "
+        "'hf-hub:USER/NAME' with pretrained=True"
     )
     with pytest.raises(ValueError, match="pretrained must be") as error:
         create_model(name, pretrained=True)

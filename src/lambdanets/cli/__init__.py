@@ -57,7 +57,8 @@ def _run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        with explain_missing_extras():
+        # detect needs two extras, of which one includes the other
+        with explain_missing_extras("detection" if arguments[:1] == ["detect"] else None):
             return _dispatch(arguments)
     except InputError as error:
         return _fail(str(error))

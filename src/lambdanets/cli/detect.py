@@ -41,7 +41,7 @@ class Evaluate:
     """Options of detect evaluate."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors or .ckpt file."""
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as nuclei."""
     data: Path | None = None
     """COCO-format JSON file of instances with the same categories; by default the validation data of the run."""
     images: Path | None = None
@@ -65,7 +65,7 @@ class Predict:
     """Options of detect predict."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors or .ckpt file."""
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as nuclei."""
     images: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
     ] = ()
@@ -83,7 +83,7 @@ class Predict:
     """Side in pixels of overlapping tiles for images of more than two tiles; 0 for no tiles; by default the model's."""
     channel: int | None = None
     """Channel of the images, from 0; needed for files with other than 1 or 3 channels."""
-    stretch: bool | None = None
+    stretch: Literal["on", "off"] | None = None
     """Stretch intensities of more than 8 bits, from their 0.1 to their 99.9 percentile; by default as the model."""
     batch_size: int = 1
     """Images per forward pass; the masks of all of them are in memory at once."""
@@ -238,7 +238,7 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     unreadable: list[str] = []
     card = detector.card
     tile_size = card.tile_size if options.tile_size is None else options.tile_size or None
-    stretch = card.stretch if options.stretch is None else options.stretch
+    stretch = card.stretch if options.stretch is None else options.stretch == "on"
     read = functools.partial(read_microscopy_image, channel=options.channel, stretch=stretch)
     identity = {
         "weights": file_identity(options.checkpoint)["sha256"],

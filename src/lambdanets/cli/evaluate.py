@@ -18,7 +18,7 @@ class Evaluate:
     """Options of evaluate."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors or .ckpt file."""
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
     data: str | None = None
     """Dataset with the same classes, to evaluate on its validation split; by default the training dataset."""
     data_root: str | None = None

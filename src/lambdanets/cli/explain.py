@@ -14,7 +14,7 @@ class Explain:
     """Options of explain."""
 
     checkpoint: tyro.conf.Positional[str]
-    """Run folder, weight file, hub folder or hf-hub:USER/NAME of a classifier or detector."""
+    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
     image: tyro.conf.Positional[Path]
     """Image file."""
     out: Path

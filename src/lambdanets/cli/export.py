@@ -31,7 +31,8 @@ class Export:
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {"shape": ("image_size", "batch_size", "dynamic")}
 
     source: tyro.conf.Positional[str]
-    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a model, which gets random weights."""
+    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or trained model of the package, such as digits; or the
+    name of an architecture, which gets random weights."""
     to: Literal["onnx", "openvino", "pt2", "aoti"] = "onnx"
     """onnx for ONNX Runtime; openvino, an .xml and a .bin file; pt2 for torch.export; aoti compiled for this CPU."""
     out: Path | None = None
@@ -92,8 +93,12 @@ def main(arguments: list[str]) -> int:
 
 def _is_path(source: str) -> bool:
     """Whether the source is a file, a folder or on the hub, and not the name of a model."""
+    from lambdanets.models.packaged import packaged_models
+
     path = Path(source)
     if path.exists() or path.suffix in WEIGHTS or source.startswith(("hf-hub:", "local-dir:")):
+        return True
+    if source in packaged_models():
         return True
     return os.sep in source and not source.startswith("timm/")
 

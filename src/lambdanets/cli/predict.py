@@ -24,7 +24,7 @@ class Predict:
     """Options of predict."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors or .ckpt file."""
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
     images: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
     ] = ()

@@ -57,6 +57,7 @@ def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
     ends = np.append(starts[1:], len(pixels))
     bounds = np.stack([pixels[starts], pixels[starts] + ends - starts], axis=1).flatten()
     counts = np.diff(bounds, prepend=0, append=size[0] * size[1])
+    counts = counts[:-1] if counts[-1] == 0 else counts  # as pycocotools does
     encoding = rle.frPyObjects({"size": list(size), "counts": counts.tolist()}, *size)
     return {"size": list(size), "counts": encoding["counts"].decode("ascii")}
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> "Classifier | Detector":
     """Load a trained classifier or detector from a run folder, weights.safetensors or a checkpoint (.ckpt).
 
-    path: of the file or run folder. In a run folder, weights.safetensors is loaded, or checkpoints/last.ckpt if the run
-        is unfinished.
+    path: of the file or run folder, or the name of a trained model in the package, such as "nuclei". In a run folder,
+        weights.safetensors is loaded, or checkpoints/last.ckpt if the run is unfinished.
     device: such as "cpu" or "cuda:1"; by default the GPU if there is one.
 
     Raises InputError for a file without a model card, for weights that do not match the card, and for a device that

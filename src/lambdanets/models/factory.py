@@ -82,8 +82,8 @@ def create_model(
         reason = one_line(error)
         if "weights_only" in reason:  # torch and timm suggest disabling it, which could run code from the file
             reason = "checkpoint_path must contain only tensors; the file is corrupt or contains code"
-        given = f" with {overrides}" if overrides else ""
-        raise InputError(f"{name} cannot be built{given}: {reason}") from error
+        options = f" with {overrides}" if overrides else ""
+        raise InputError(f"{name} cannot be built{options}: {reason}") from error
     if full_name != name or (":" in name and has_foreign_layers(model)):
         adopt(model)
     if pretrained is not None and not isinstance(pretrained, bool):

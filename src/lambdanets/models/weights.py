@@ -17,8 +17,8 @@ def load_weights(model: nn.Module, path: str | Path, skip: str = "") -> None:
 
     skip: name of a module whose weights are not loaded, such as "fc"; none by default.
 
-    All other names and shapes must match. Raises ValueError, and leaves the model unchanged, if the file is not a checkpoint,
-    if weights are NaN or inf, or if names or shapes differ; the message then lists them.
+    All other names and shapes must match. Raises ValueError, and leaves the model unchanged, if the file is not a
+    checkpoint, if weights are NaN or inf, or if names or shapes differ; the message then lists them.
     """
     weights = read_weights(path)[0]
     if skip:

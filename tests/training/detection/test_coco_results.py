@@ -15,7 +15,7 @@ def random_detections(count=3, height=7, width=5):
     corners = torch.rand(count, 4, generator=generator)
     return {
         "boxes": torch.cat([corners[:, :2], corners[:, :2] + corners[:, 2:]], 1),
-        "labels": torch.tensor([2, 1, 2])[:count],
+        "labels": torch.tensor([2, 1, 2]).repeat(count)[:count],
         "scores": torch.rand(count, generator=generator),
         "masks": torch.rand(count, 1, height, width, generator=generator),
     }
@@ -28,6 +28,19 @@ def test_masks_are_thresholded_at_one_half():
         assert result["segmentation"]["size"] == [7, 5]
         assert isinstance(result["segmentation"]["counts"], str)
         assert np.array_equal(masks.decode([result["segmentation"]])[..., 0], (mask[0] > 0.5).numpy())
+
+
+def test_encoding_of_cropped_masks_is_that_of_pycocotools():
+    detections = random_detections(40, 31, 23)
+    probabilities = detections["masks"]
+    probabilities[0] = 0
+    probabilities[1] = 1
+    for mask, (top, left) in zip(probabilities[2:20], torch.randint(1, 12, (18, 2)).tolist(), strict=True):
+        mask[:, :top] = mask[:, -top:] = 0
+        mask[:, :, :left] = mask[:, :, -left // 2 :] = 0
+    for result, mask in zip(coco_results(crop_objects(detections), 11, [4, 9]), probabilities, strict=True):
+        expected = masks.encode(np.asfortranarray((mask[0] > 0.5).numpy().astype(np.uint8)))
+        assert result["segmentation"] == {"size": [31, 23], "counts": expected["counts"].decode()}
 
 
 def test_boxes_labels_and_scores_become_coco_results_exactly():

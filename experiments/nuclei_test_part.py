@@ -1,0 +1,247 @@
+"""Cell nuclei split in three: scores of detectors and of thresholding on the third part, which chose nothing.
+
+    python experiments/nuclei_test_part.py split NUCLEI FOLDER       write train, validation and test .json and .tar
+    python experiments/nuclei_test_part.py train FOLDER WORK         train the detector and its convolution baseline
+    python experiments/nuclei_test_part.py score FOLDER MODEL...     score run folders or packaged models
+    python experiments/nuclei_test_part.py mosaic FOLDER MODEL       count nuclei in 8,000 x 8,000 pixels by tiles
+    python experiments/nuclei_test_part.py [--page PAGE]             write the page from results
+
+Images of each size are sorted by the SHA-256 of their names; of 12, two go to the test set and one to the validation
+set. Thresholding is what a user has without training: Otsu's threshold, and a watershed from the maxima of the distance
+to the background, by scikit-image. Its objects have equal scores, so its AP has no ranking.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import resource
+import subprocess
+import sys
+import tarfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy.ndimage import distance_transform_edt
+from skimage.feature import peak_local_max
+from skimage.filters import gaussian, threshold_otsu
+from skimage.measure import label
+from skimage.morphology import remove_small_objects
+from skimage.segmentation import watershed
+
+import lambdanets as ln
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.inference.coco_results import Result, coco_results
+from lambdanets.inference.coco_scores import evaluate
+from lambdanets.inference.detection import evaluate_detector
+from lambdanets.inference.objects import crop_objects
+from lambdanets.inference.tiles import detect_tiled
+from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei_test_part.json"
+BEGIN, END = "<!-- written by experiments/nuclei_test_part.py -->\n", "<!-- end of nuclei_test_part -->\n"
+PARTS = ("test", "test", "validation", *["train"] * 9)
+COLUMNS = ("AP", "AP50", "AP75", "APs", "APm")
+EPOCHS = 16
+MIN_AREA, MIN_DISTANCE, SIGMA = 20, 5, 1.0  # of thresholding, in pixels; common values, not tuned
+# Sides of the mosaic, of the parts that are counted alone, and of its images, which no part cuts.
+SIDE, PART, CROP = 8000, 2000, 250
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=["split", "train", "score", "mosaic", "page"], nargs="?", default="page")
+    parser.add_argument("paths", type=Path, nargs="*")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
+    options = parser.parse_args()
+    if options.action == "split":
+        split(*options.paths)
+    elif options.action == "train":
+        for recipe in ("nuclei", "nuclei_convolution"):
+            subprocess.run(command(recipe, options.paths[0], options.paths[1] / recipe), check=True)
+    elif options.action == "score":
+        score(options.paths[0], options.paths[1:])
+    elif options.action == "mosaic":
+        count_mosaic(*options.paths)
+    text = options.page.read_text(encoding="utf-8")
+    if RESULTS.exists() and BEGIN in text:
+        before, _, rest = text.partition(BEGIN)
+        section = write_section(json.loads(RESULTS.read_text(encoding="utf-8")))
+        options.page.write_text(before + BEGIN + section + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def split(data: Path, folder: Path) -> None:
+    """Write the three parts as COCO instances files and tars."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images: list[tuple[str, dict[str, Any]]] = []
+    annotations, files = defaultdict(list), {}
+    for part in ("train", "val"):
+        content = json.loads((data / f"instances_{part}.json").read_text())
+        for annotation in content["annotations"]:
+            annotations[part, annotation["image_id"]].append(annotation)
+        images += [(part, image) for image in content["images"]]
+        with tarfile.open(data / f"{part}.tar") as tar:
+            files |= {Path(member.name).name: tar.extractfile(member).read() for member in tar if member.isfile()}
+    images.sort(key=lambda pair: hashlib.sha256(pair[1]["file_name"].encode()).digest())
+    counts, parts = defaultdict(int), defaultdict(list)
+    for part, image in images:
+        size = image["height"], image["width"]
+        parts[PARTS[counts[size] % len(PARTS)]].append((part, image))
+        counts[size] += 1
+    for name, chosen in parts.items():
+        objects: list[dict[str, Any]] = []
+        with tarfile.open(folder / f"{name}.tar", "w") as tar:
+            for number, (part, image) in enumerate(chosen, 1):
+                first = len(objects) + 1
+                of_image = annotations[part, image["id"]]
+                objects += [each | {"image_id": number, "id": first + i} for i, each in enumerate(of_image)]
+                info = tarfile.TarInfo(image["file_name"])
+                info.size = len(files[image["file_name"]])
+                tar.addfile(info, io.BytesIO(files[image["file_name"]]))
+        listed = [image | {"id": number} for number, (_, image) in enumerate(chosen, 1)]
+        coco = {"images": listed, "annotations": objects, "categories": content["categories"]}
+        (folder / f"{name}.json").write_text(json.dumps(coco))
+        print(f"{name}: {len(listed)} images, {len(objects)} nuclei")
+
+
+def command(recipe: str, data: Path, run: Path) -> list[str]:
+    """The training command of a run."""
+    return [
+        *(sys.executable, "-m", "lambdanets", "detect", "train", recipe, "--epochs", str(EPOCHS), "--run", str(run)),
+        *("--data", str(data / "train.json"), "--images", str(data / "train.tar")),
+        *("--validation-data", str(data / "validation.json"), "--validation-images", str(data / "validation.tar")),
+    ]
+
+
+def score(data: Path, models: list[Path]) -> None:
+    """Score models and thresholding on the test part, and write the results."""
+    test = open_annotated(data / "test.json", data / "test.tar")
+    rows = []
+    for model in models:
+        detector = ln.load(model, device="cpu")
+        assert isinstance(detector, ln.Detector)
+        started = time.perf_counter()
+        scores = evaluate_detector(detector, test).scores.summary()
+        seconds = (time.perf_counter() - started) / len(test)
+        parameters = sum(x.numel() for x in detector.model.parameters())
+        run = model / "result.json"
+        training = json.loads(run.read_text())["seconds"] if run.exists() else None
+        rows.append({"model": model.name, "parameters": parameters, "training_seconds": training})
+        rows[-1] |= {"seconds_per_image": seconds, **scores}
+        print(rows[-1], flush=True)
+    started = time.perf_counter()
+    scores = evaluate(test.annotations.to_coco(), threshold_all(test)).summary()
+    seconds = (time.perf_counter() - started) / len(test)
+    rows.append({"model": "thresholding", "parameters": None, "training_seconds": None})
+    rows[-1] |= {"seconds_per_image": seconds, **scores}
+    print(rows[-1], flush=True)
+    save({"images": len(test), "nuclei": sum(len(each.objects) for each in test.annotations.images), "rows": rows})
+
+
+def threshold_all(images: AnnotatedImages) -> list[Result]:
+    """Segment all images by Otsu's threshold and a watershed; return COCO results with the score 1."""
+    results: list[Result] = []
+    for index in range(len(images)):
+        image, annotated = images.load(index)
+        labels = threshold(np.asarray(image.convert("L"), np.float64))
+        numbers = np.arange(1, labels.max() + 1)
+        masks = torch.from_numpy(labels[None] == numbers[:, None, None])[:, None].float()
+        corners = [[x.min(), y.min(), x.max() + 1, y.max() + 1] for y, x in (np.nonzero(labels == i) for i in numbers)]
+        detections = {
+            "boxes": torch.tensor(corners, dtype=torch.float32).reshape(-1, 4),
+            "labels": torch.ones(len(numbers), dtype=torch.int64),
+            "scores": torch.ones(len(numbers)),
+            "masks": masks.reshape(-1, 1, *labels.shape),
+        }
+        results += coco_results(crop_objects(detections), annotated.id, [images.annotations.categories[0].id])
+    return results
+
+
+def threshold(pixels: np.ndarray) -> np.ndarray:
+    """Return a label image (H, W): nuclei are darker than the background if most of the image is bright."""
+    smooth = gaussian(pixels, SIGMA)
+    foreground = smooth > threshold_otsu(smooth)
+    if foreground.mean() > 0.5:
+        foreground = ~foreground
+    foreground = remove_small_objects(foreground, max_size=MIN_AREA)
+    distance = distance_transform_edt(foreground)
+    peaks = peak_local_max(distance, min_distance=MIN_DISTANCE, labels=label(foreground))
+    markers = np.zeros(pixels.shape, int)
+    markers[tuple(peaks.T)] = np.arange(1, len(peaks) + 1)
+    return watershed(-distance, markers, mask=foreground)
+
+
+def count_mosaic(data: Path, model: Path) -> None:
+    """Count the nuclei in a mosaic of test images, whole and in parts, and write counts, time and peak memory."""
+    test = open_annotated(data / "test.json", data / "test.tar")
+    tiles = [test.load(index)[0].convert("RGB") for index in range(len(test))]
+    tiles = [image for image in tiles if image.size == (256, 256) and np.asarray(image).mean() < 100]
+    generator = np.random.default_rng(0)
+    mosaic = Image.new("RGB", (SIDE, SIDE))
+    for top in range(0, SIDE, CROP):
+        for left in range(0, SIDE, CROP):
+            mosaic.paste(tiles[generator.integers(len(tiles))].crop((0, 0, CROP, CROP)), (left, top))
+    detector = ln.load(model, device="cpu")
+    assert isinstance(detector, ln.Detector)
+    size = detector.card.tile_size or 256
+    started = time.perf_counter()
+    whole = len(detect_tiled(detector, mosaic, size, batch_size=4).above(0.5))
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    parts = 0
+    for top in range(0, SIDE, PART):
+        for left in range(0, SIDE, PART):
+            part = mosaic.crop((left, top, left + PART, top + PART))
+            parts += len(detect_tiled(detector, part, size, batch_size=4).above(0.5))
+    result = {"side": SIDE, "part": PART, "nuclei": whole, "sum_of_parts": parts, "seconds": seconds, "peak": peak}
+    print(result)
+    save({"mosaic": result})
+
+
+def save(result: dict[str, Any]) -> None:
+    """Merge into the results file."""
+    existing = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    facts = {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    RESULTS.write_text(json.dumps(existing | facts | result, indent=1) + "\n", encoding="utf-8")
+
+
+NAMES = {
+    "nuclei": "lambda layers",
+    "nuclei_convolution": "3x3 convolutions",
+    "thresholding": "Otsu's threshold and watershed",
+}
+
+
+def write_section(results: dict[str, Any]) -> str:
+    """The text between the page's markers."""
+    rows = []
+    for row in results["rows"]:
+        parameters = "" if row["parameters"] is None else f", {row['parameters'] / 1e6:.2f} M parameters"
+        for iou_type, kind in (("bbox", "boxes"), ("segm", "masks")):
+            cells = ["-" if row[iou_type][c] is None else f"{100 * row[iou_type][c]:.1f}" for c in COLUMNS]
+            rows.append([f"{kind}, {NAMES[row['model']]}{parameters}", *cells])
+    lines = [
+        f"{results['images']} test images with {results['nuclei']:,} nuclei, in percent; one seed:",
+        "",
+        markdown_table(["", *COLUMNS], *rows),
+    ]
+    if mosaic := results.get("mosaic"):
+        lines += [
+            "",
+            f"A mosaic of test images of {mosaic['side']:,} x {mosaic['side']:,} pixels has {mosaic['nuclei']:,} "
+            f"nuclei; the sum over its parts of {mosaic['part']:,} x {mosaic['part']:,} pixels, each by tiles, is "
+            f"{mosaic['sum_of_parts']:,}. {mosaic['seconds'] / 60:.0f} minutes, and a peak of "
+            f"{mosaic['peak'] / 2**30:.1f} GiB.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

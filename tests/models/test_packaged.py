@@ -1,0 +1,72 @@
+"""Trained models that come with the package."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import lambdanets as ln
+from lambdanets.errors import InputError
+from lambdanets.models.packaged import FOLDER, packaged_models, packaged_weights
+
+NAMES = packaged_models()
+
+
+def test_all_models_together_are_smaller_than_20_mb():
+    assert "digits" in NAMES
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 20e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_is_loaded_by_name_and_its_card_has_no_paths(name):
+    model = ln.load(name, device="cpu")
+    assert model.classes
+    text = safe_open(packaged_weights(name), "pt").metadata()["lambdanets"]
+    card = json.loads(text)
+    strings = [value for part in (card, card["recipe"], card.get("source", {})) for value in part.values()]
+    assert not [value for value in strings if isinstance(value, str) and value.startswith("/")]
+
+
+def test_digits_are_classified():
+    assert ln.evaluate("digits").top1 >= 0.97
+
+
+def test_create_model_has_the_classes_and_channels_of_the_trained_model():
+    network = ln.create_model("lambda_resnet20_small", pretrained="digits").eval()
+    images = torch.randn(2, 1, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), ln.load("digits", device="cpu").model(images), rtol=1e-4, atol=1e-4)
+
+
+def test_another_number_of_classes_gets_a_new_classifier():
+    trained = ln.create_model("lambda_resnet20_small", pretrained="digits")
+    network = ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=4)
+    assert network.fc.weight.shape == (4, 512)
+    assert torch.equal(network.layer4[0].conv1.weight, trained.layer4[0].conv1.weight)
+    assert ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=0)(torch.randn(2, 1, 16, 16)).shape
+
+
+def test_other_architectures_and_unknown_names_are_refused():
+    with pytest.raises(InputError, match="must have weights of a resnet50_lambda, got 'digits'"):
+        ln.create_model("resnet50_lambda", pretrained="digits")
+    with pytest.raises(InputError, match="nearest is digits"):
+        ln.load("digit")
+
+
+def test_an_existing_path_has_precedence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    with pytest.raises(InputError, match="digits must be a run folder"):
+        ln.load("digits")
+
+
+def test_python_code_of_the_page_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs/pretrained.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, variables := {})
+    assert "top-1 0.99" in capsys.readouterr().out
+    assert variables["network"].num_classes == 4
+    assert [name for name in NAMES if f"## {name}" not in page] == []

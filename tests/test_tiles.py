@@ -1,0 +1,91 @@
+"""Detection in large images by tiles, with a detector that finds bright rectangles exactly."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage.measure import label, regionprops
+
+from lambdanets.inference.label_images import make_label_image
+from lambdanets.inference.tiles import detect_tiled, is_tiled
+
+
+class Rectangles:
+    """Finds the connected components of bright pixels; cut ones have the same score as whole ones."""
+
+    def __init__(self):
+        self.largest = 0
+
+    def detect(self, images):
+        self.largest = max(self.largest, *(max(image.shape[1:]) for image in images))
+        return [self._detect(image) for image in images]
+
+    def _detect(self, image):
+        found = regionprops(label(image[0].numpy() > 0.5))
+        masks = torch.zeros(len(found), 1, *image.shape[1:])
+        boxes = torch.zeros(len(found), 4)
+        for index, region in enumerate(found):
+            top, left, bottom, right = region.bbox
+            masks[index, 0][tuple(region.coords.T)] = 1
+            boxes[index] = torch.tensor([left, top, right, bottom])
+        return {
+            "boxes": boxes,
+            "labels": torch.ones(len(found), dtype=torch.int64),
+            "scores": torch.linspace(0.9, 0.8, len(found)),
+            "masks": masks,
+        }
+
+
+def scattered_rectangles(height, width, seed=0):
+    """Rectangles of up to 7 x 7 pixels that do not touch, in an image; and their number."""
+    generator = np.random.default_rng(seed)
+    pixels = np.zeros((height, width), np.uint8)
+    count = 0
+    for top in range(0, height - 8, 9):
+        for left in range(0, width - 8, 9):
+            if generator.random() < 0.7:
+                rows, columns = generator.integers(1, 8, 2)
+                pixels[top : top + rows, left : left + columns] = 255
+                count += 1
+    return pixels, count
+
+
+@pytest.mark.parametrize(("height", "width"), [(100, 100), (131, 77), (40, 205), (33, 201)])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_objects_on_seams_are_found_whole_and_once(height, width, batch_size):
+    pixels, count = scattered_rectangles(height, width)
+    detector = Rectangles()
+    objects = detect_tiled(detector, Image.fromarray(pixels), 32, batch_size)
+    assert detector.largest == 32
+    assert objects.size == (height, width)
+    assert len(objects) == count
+    labels, indices = make_label_image(objects, 0.5)
+    assert len(indices) == count
+    np.testing.assert_array_equal(labels > 0, pixels > 0)
+    assert label(labels > 0).max() == count
+    assert len({tuple(pair) for pair in np.stack([labels[pixels > 0], label(pixels)[pixels > 0]], 1).tolist()}) == count
+    for box, mask in zip(objects.boxes.int().tolist(), objects.masks, strict=True):
+        assert box == [mask.left, mask.top, mask.left + mask.mask.shape[1], mask.top + mask.mask.shape[0]]
+    assert (objects.scores.diff() <= 0).all()
+
+
+def test_objects_larger_than_a_tile_are_found_in_pieces():
+    pixels = np.zeros((100, 100), np.uint8)
+    pixels[20:80, 45:50] = 255
+    objects = detect_tiled(Rectangles(), Image.fromarray(pixels), 32)
+    labels, _ = make_label_image(objects, 0.5)
+    assert 2 <= len(objects) <= 4
+    assert (labels[pixels == 0] == 0).all()
+    assert (labels > 0).sum() >= 0.7 * (pixels > 0).sum()
+
+
+def test_images_without_objects_have_none():
+    objects = detect_tiled(Rectangles(), Image.new("L", (100, 70)), 32)
+    assert len(objects) == 0
+    assert make_label_image(objects, 0.5)[0].shape == (70, 100)
+
+
+def test_only_images_of_more_than_two_tiles_are_tiled():
+    assert not is_tiled(Image.new("L", (64, 64)), 32)
+    assert is_tiled(Image.new("L", (65, 10)), 32)
+    assert not is_tiled(Image.new("L", (500, 500)), None)
