@@ -50,6 +50,7 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
         ["pseudo-label", str(quick_run), "shards", "labels"],
         ["detect", "train", "digits", "--run", "detector"],
         ["export", str(quick_run), "--out", "model.onnx"],
+        ["demo", str(quick_run), "--port", "0"],
         ["export", str(quick_run), "--to", "openvino", "--out", "model.xml"],
     ]
     argument = json.dumps([list(EXTRAS), str(quick_run), str(image), commands])
