@@ -50,8 +50,8 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
         ["pseudo-label", str(quick_run), "shards", "labels"],
         ["detect", "train", "digits", "--run", "detector"],
         ["export", str(quick_run), "--out", "model.onnx"],
-        ["demo", str(quick_run), "--port", "0"],
         ["export", str(quick_run), "--to", "openvino", "--out", "model.xml"],
+        ["demo", str(quick_run), "--port", "0"],
     ]
     argument = json.dumps([list(EXTRAS), str(quick_run), str(image), commands])
     process = subprocess.run(
@@ -62,7 +62,7 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
     errors = [line for line in process.stderr.splitlines() if line.startswith("lambdanets: ")]
     message = r"lambdanets: \w+ is not installed; install it with: pip install 'lambdanets\[(\w+)\]'"
     extras = [match[1] for match in map(re.compile(message).fullmatch, errors) if match]
-    assert extras == ["train"] * 6 + ["detection"] + ["export"] * 2, errors
+    assert extras == ["train"] * 6 + ["detection"] + ["export"] * 2 + ["demo"], errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.png", "predictions.jsonl"]
 
 

@@ -48,6 +48,13 @@ def unreadable_files():
     ]
 
 
+def slow_jpeg():
+    """A progressive JPEG file of 4 million pixels with thousands of passes over them, which takes minutes to decode."""
+    content = encode(Image.new("L", (2000, 2000)), "JPEG", progressive=True)
+    last_pass = content[content.rindex(b"\xff\xda") : -2]
+    return content[:-2] + last_pass * (2_000_000 // len(last_pass)) + content[-2:]
+
+
 TOO_LARGE = ("large.bmp", encode(rgb(1120), "BMP"))  # 3.6 MB
 
 

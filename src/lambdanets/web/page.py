@@ -20,6 +20,7 @@ from lambdanets.web.uploads import MAX_BYTES, read_upload
 
 QUEUE = 8  # events that wait; more are refused with a message
 STATE_SECONDS = 1800  # after which an answer is forgotten
+SESSIONS = 32  # whose answers are kept
 _SHAPE_LABELS = {
     "batch": "Images per batch",
     "dim": "Channels (dim)",
@@ -44,6 +45,7 @@ def build_page(models: Models) -> gr.Blocks:
         with gr.Tab("Plan a layer"):
             _add_planning()
         page.load(partial(looking.answer_example, 0), looking.model, looking.outputs, **_EVENT)
+    page.state_session_capacity = SESSIONS
     page.queue(max_size=QUEUE, default_concurrency_limit=1)
     return page
 

@@ -4,7 +4,7 @@ import io
 import time
 from pathlib import PurePath
 
-from PIL import Image
+from PIL import Image, ImageFile
 
 from lambdanets.data.images import UnreadableImage, read_image
 
@@ -13,13 +13,14 @@ MAX_PIXELS = 4_000_000
 MAX_SECONDS = 5.0
 # Pillow also knows formats whose decoders start other programs or download files.
 FORMATS = ("PNG", "JPEG", "TIFF", "GIF", "BMP", "WEBP")
+_BLOCK = 4096  # bytes that a decoder gets at once
 _MAX_NAME = 60  # characters
 
 
 def read_upload(content: bytes, name: str, max_seconds: float = MAX_SECONDS) -> Image.Image:
     """Read an uploaded image as `read_image` does: the first frame, with 8 bits per channel, mode "L" or "RGB".
 
-    name: file name, for errors. max_seconds: for decoding; checked at each block of 64 KB that the decoder reads.
+    name: file name, for errors. max_seconds: for decoding; checked at each block that the decoder reads.
 
     The number of bytes, the format and the number of pixels are checked before the pixels are decoded. Raises
     UnreadableImage with one sentence about the file.
@@ -42,4 +43,6 @@ class _TimedBytes(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         if time.monotonic() > self.deadline:
             raise TimeoutError(f"decoding it takes more than {self.max_seconds:g} seconds")
-        return super().read(size)
+        return super().read(
+            _BLOCK if size == ImageFile.MAXBLOCK else size
+        )  # MAXBLOCK: of a decoder, as much as there is
