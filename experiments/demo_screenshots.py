@@ -26,7 +26,7 @@ def save(page, name):
     page.wait_for_timeout(700)
     image = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
     image = image.resize((image.width * 3 // 4, image.height * 3 // 4), Image.Resampling.LANCZOS)
-    image.save(ROOT / "docs" / name, quality=80, optimize=True)
+    image.save(ROOT / "docs" / name, quality=72, optimize=True)
 
 
 def take(names):

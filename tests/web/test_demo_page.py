@@ -2,9 +2,7 @@
 
 import json
 import re
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -59,7 +57,6 @@ def test_upload_shows_class_and_maps(tab, digit):
     tab.page.get_by_text(f"Class {expected}, with probability").wait_for()
     tab.page.get_by_text("my digit.png: 8 x 8 pixels, gray").wait_for()
     assert tab.page.locator("#maps img").count() == 4
-    assert not list(Path(tempfile.gettempdir()).rglob("my*digit.png"))  # it is removed after it was read
 
 
 def test_click_moves_the_mark_and_changes_the_maps(tab):
@@ -163,8 +160,8 @@ def test_many_uploads_at_once_are_answered_or_refused_politely(tab, digit):
         function = next(each["id"] for each in config["dependencies"] if [upload, "upload"] in each["targets"])
 
         def send(user):
-            (path,) = client.post("/upload", files={"files": (f"{user}.png", digit[0])}).json()
-            file = {"path": path, "orig_name": f"{user}.png", "meta": {"_type": "gradio.FileData"}}
+            (path,) = client.post("/upload", files={"files": ("same.png", digit[0])}).json()
+            file = {"path": path, "orig_name": "same.png", "meta": {"_type": "gradio.FileData"}}
             session = f"user{user}"
             data = {"data": ["digits", file], "fn_index": function, "session_hash": session}
             joined = client.post("/queue/join", json=data)

@@ -20,6 +20,7 @@ from lambdanets.web.uploads import MAX_BYTES, read_upload
 
 QUEUE = 8  # events that wait; more are refused with a message
 STATE_SECONDS = 1800  # after which an answer is forgotten
+FILES = (60, 600)  # every 60 s, uploads and images older than 600 s are removed
 SESSIONS = 32  # whose answers are kept
 _SHAPE_LABELS = {
     "batch": "Images per batch",
@@ -38,7 +39,7 @@ Updates = dict[Any, Any]
 
 def build_page(models: Models) -> gr.Blocks:
     """Return the page for models by name; the first is shown at first."""
-    with gr.Blocks(title="lambdanets demo", analytics_enabled=False, delete_cache=(60, 600)) as page:
+    with gr.Blocks(title="lambdanets demo", analytics_enabled=False, delete_cache=FILES) as page:
         gr.HTML(texts.INTRODUCTION)
         with gr.Tab("Look at an image"):
             looking = _Looking(models)
@@ -114,8 +115,6 @@ class _Looking:
             return self._show(answer(self.models[model], image, Path(path).name))
         except InputError as error:
             return self._show_error(error)
-        finally:
-            Path(path).unlink(missing_ok=True)
 
     def answer_example(self, index: int, model: str) -> Updates:
         image, caption = self.examples[model][index]

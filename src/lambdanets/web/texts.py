@@ -160,7 +160,7 @@ def plan_html(plan: Plan) -> str:
         uses = [use for use, chosen in (("forward", plan.chosen), ("backward", plan.backward)) if chosen == name]
         classes.append("ln-chosen" if uses else "")
         if cost is None:
-            rows.append([name, "not on this machine" if name == "fused" else "not for this shape", "", "", "", ""])
+            rows.append([name, "only on GPUs" if name == "fused" else "not for this shape", "", "", "", ""])
             continue
         seconds = (cost.seconds, cost.backward_seconds)
         memory = f"{max(cost.workspaces) / 2**20:,.1f} MiB"
