@@ -29,11 +29,11 @@ demo: $(VENV)/demo-ready
 	else $(BIN)/lambdanets train digits --run runs/demo; fi
 
 test: $(VENV)/dev-ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 test-isa: $(VENV)/dev-ready
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 TRAINING_SEED=1 \
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 $(NUMERICS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(NUMERICS)
 
 tables: $(VENV)/dev-ready
 	$(BIN)/lambdanets tables --check

@@ -29,20 +29,35 @@ from noise_images import write_two_classes
 torch.zeros(1, requires_grad=True).sum().backward()
 
 # Fixtures whose tests all run in the same worker of pytest-xdist, so that each is created once.
-EXPENSIVE_FIXTURES = {
-    *("trained_detector", "interpreted", "uninterrupted", "trained"),
-    *("quick_run", "accumulated_run", "frozen_run", "exported_detector"),
-}
+EXPENSIVE_FIXTURES = (
+    *("exported_detector", "trained_detector", "quick_run", "interpreted"),
+    *("uninterrupted", "trained", "accumulated_run", "frozen_run"),
+)
+# Tests with these fixtures run first, then the tests of these files: a worker that started them last would run alone.
+SLOW_FILES = (
+    *("test_export.py", "test_exported_layers.py", "test_int8.py", "test_kernel_verification.py"),
+    *("test_compiled_operations.py", "test_compiled_layers.py", "test_adopted_networks.py"),
+    *("test_recipes.py", "test_detection_recipes.py"),
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    items.sort(key=_start)  # stable, and the same in all workers, as pytest-xdist requires
     for item in items:
-        for name in EXPENSIVE_FIXTURES.intersection(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group(name))
+        for name in EXPENSIVE_FIXTURES:
+            if name in item.fixturenames:
+                item.add_marker(pytest.mark.xdist_group(name))
         if item.get_closest_marker("forks"):
             item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="needs fork, as on Linux"))
             item.add_marker(pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not work after a fork"))
+
+
+def _start(item: pytest.Function) -> int:
+    """Return a number by which tests are sorted."""
+    fixtures = [index for index, name in enumerate(EXPENSIVE_FIXTURES) if name in item.fixturenames]
+    files = [len(EXPENSIVE_FIXTURES) + index for index, name in enumerate(SLOW_FILES) if name == item.path.name]
+    return min([*fixtures, *files, len(EXPENSIVE_FIXTURES) + len(SLOW_FILES)])
 
 
 @pytest.hookimpl(trylast=True)

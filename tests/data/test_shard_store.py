@@ -1,4 +1,5 @@
 import hashlib
+import http.client
 import os
 import pickle
 import random
@@ -9,6 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,7 +47,22 @@ class Server(NamedTuple):
     pid: int
 
     def requests(self) -> Counter[str]:
-        return Counter(re.findall(r'"GET /(\S+)', self.log.read_text()))
+        """Count the requests for each path.
+
+        nginx answers before it writes to its log. Its only worker process writes the lines in order, so all earlier
+        lines are there as soon as the line of one more request is.
+        """
+        sentinel = f"sentinel-{uuid.uuid4()}"
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
+        connection.request("GET", f"/{sentinel}")
+        connection.getresponse().read()
+        connection.close()
+        deadline = time.monotonic() + 60
+        while f'"GET /{sentinel} ' not in (text := self.log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        paths = re.findall(r'"GET /(\S+)', text)
+        return Counter(path for path in paths[: paths.index(sentinel)] if not path.startswith("sentinel-"))
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """A detector and its exported file, which several tests use because its export takes long."""
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import lambdanets as ln
+from deployment.shallow_resnet import shallow_lambda_resnet
 from lambdanets.deployment.export import Exported
 from training.detection.constructed_detector import write_constructed_detector
 
@@ -19,10 +22,23 @@ class ExportedDetector(NamedTuple):
     exported: Exported
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_onnx_functions() -> Iterator[None]:
+    """torch.onnx translates its functions of operators for each export, which takes a second. Do it once."""
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            from torch.onnx._internal.exporter._registration import onnxscript_apis
+
+            patch.setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))
+        except (ImportError, AttributeError):
+            pass  # another version of PyTorch, or onnxscript is not installed
+        yield
+
+
 @pytest.fixture(scope="session")
 def exported_detector(tmp_path_factory: pytest.TempPathFactory) -> ExportedDetector:
     folder = tmp_path_factory.mktemp("exported_detector")
-    write_constructed_detector(folder)
+    write_constructed_detector(folder, model=shallow_lambda_resnet.__name__)
     detector = ln.load(folder / "initial.safetensors", device="cpu")
     exported = ln.export(detector, folder / "m.onnx", dynamic=True)
     return ExportedDetector(detector, folder / "initial.safetensors", folder / "digits", exported)

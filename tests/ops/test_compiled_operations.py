@@ -26,8 +26,7 @@ def assert_equal_with_gradients(compiled, function, inputs):
 OPTIONS = {
     "global": {},
     "causal": {"causal": True},
-    "mask": {"mask": True},
-    "multi-head": {"multi_head": True},
+    "mask, multi-head": {"mask": True, "multi_head": True},
 }
 
 

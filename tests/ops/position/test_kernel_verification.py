@@ -6,9 +6,9 @@ verdicts and the warnings are as on a GPU.
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
-import subprocess
 import sys
 import threading
 import warnings
@@ -247,19 +247,18 @@ def test_concurrent_threads_run_one_self_test(self_test_runs):
     assert (chosen, self_test_runs()) == (["fused"] * 4, ["float32"])
 
 
-@pytest.mark.slow
-def test_concurrent_processes_run_one_self_test(self_test_runs, monkeypatch):
-    script = (
-        "import sys, torch\n"
-        "from lambdanets.ops.position.fused import self_test_process, verification\n"
-        "from lambdanets.ops.position.fused.device import kernel_device\n"
-        "self_test_process.SELF_TEST = tuple(sys.argv[1:])\n"
-        "verdicts = verification.get_verdicts(kernel_device('cpu'), torch.float32)\n"
-        "assert not any(verdict.reason for verdict in verdicts.values())\n"
-    )
-    command = [sys.executable, "-c", script, *self_test_process.SELF_TEST]
-    processes = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait() for process in processes] == [0, 0]
+@pytest.mark.forks
+def test_concurrent_processes_run_one_self_test(self_test_runs):
+    def verify():
+        verdicts = verification.get_verdicts(kernel_device("cpu"), torch.float32)
+        sys.exit(any(verdict.reason for verdict in verdicts.values()))
+
+    processes = [multiprocessing.get_context("fork").Process(target=verify) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0, 0]
     assert self_test_runs() == ["float32"]
 
 

@@ -36,8 +36,11 @@ from training.detection.tiny_detection import (
 MIN_SIDE = 6  # pixels; for smaller boxes, a small shift changes the IoU too much
 
 
-def write_constructed_detector(folder: Path) -> DetectionRecipe:
-    """Write images and annotations into digits/ and the detector into initial.safetensors; return a recipe for them."""
+def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
+    """Write images and annotations into digits/ and the detector into initial.safetensors; return a recipe for them.
+
+    changes: fields of the recipe.
+    """
     digits = folder / "digits"
     write_scattered_digits(digits, IMAGES, VALIDATION, seed=42)
     merge_into_two_categories(digits / "train.json")
@@ -52,6 +55,7 @@ def write_constructed_detector(folder: Path) -> DetectionRecipe:
         detections=20,
         learning_rate=1e-4,
         batch_norm_momentum=0.001,
+        **changes,
     )
     images = open_datasets(recipe)[1]
     pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
