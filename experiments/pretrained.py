@@ -1,10 +1,11 @@
 """The trained models that come with the package: packs the weights of a run, and writes the page of models.
 
-    python experiments/pretrained.py pack RUN NAME [--data DATA] [--tile-size N] [--stretch]    write NAME.safetensors
-    python experiments/pretrained.py page [--page docs/pretrained.md]                            write the page's table
+    python experiments/pretrained.py pack RUN NAME [--data DATA] [--card KEY=VALUE ...]    write NAME.safetensors
+    python experiments/pretrained.py page [--page docs/pretrained.md]                       write the page's table
 
 Matrices and convolutions are stored in float16, vectors (biases, scales, statistics of norms) in float32. The model
-card has no paths: --data is what evaluation opens by default, such as "digits" or "torch/cifar10".
+card has no paths: --data is what evaluation opens by default, such as "digits" or "torch/cifar10". --card changes
+entries of the card that the run does not determine, such as tile_size=256 stretch=true.
 """
 
 import argparse
@@ -33,18 +34,17 @@ def main() -> None:
     packing.add_argument("run", type=Path)
     packing.add_argument("name")
     packing.add_argument("--data", default="")
-    packing.add_argument("--tile-size", type=int)
-    packing.add_argument("--stretch", action="store_true")
+    packing.add_argument("--card", nargs="*", default=[])
     writing = actions.add_parser("page")
     writing.add_argument("--page", type=Path, default=ROOT / "docs/pretrained.md")
     options = parser.parse_args()
     if options.action == "pack":
-        pack(options.run, options.name, options.data, options.tile_size, options.stretch)
+        pack(options.run, options.name, options.data, dict(entry.split("=", 1) for entry in options.card))
     else:
         write_page(options.page)
 
 
-def pack(run: Path, name: str, data: str, tile_size: int | None, stretch: bool) -> None:
+def pack(run: Path, name: str, data: str, changes: dict[str, str]) -> None:
     """Write the weights of a run as float16, with a model card without paths, to the package."""
     tensors, metadata = read_weights(find_weights(run))
     card = json.loads(metadata["lambdanets"])
@@ -53,10 +53,9 @@ def pack(run: Path, name: str, data: str, tile_size: int | None, stretch: bool) 
             card["recipe"][path] = data if path == "data" else None
         if path in card:
             card[path] = data if path == "data" else None
-    if card["task"] == "detection":
-        card |= {"tile_size": tile_size, "stretch": stretch}
-    else:
+    if "source" in card:
         card["source"] |= {"data": data, "data_root": None}
+    card |= {key: json.loads(value) for key, value in changes.items()}
     packed = {key: x.half() if x.ndim > 1 and x.is_floating_point() else x for key, x in tensors.items()}
     assert all(torch.isfinite(x).all() for x in packed.values())
     file = FOLDER / f"{name}.safetensors"
