@@ -1,11 +1,14 @@
-"""The Python code of docs/detection.md runs."""
+"""The Python code of docs/detection.md runs, and tables of trained models are those of the committed results."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+
+from scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/detection.md"
@@ -32,3 +35,16 @@ def test_python_code_detects_objects_and_exports_to_onnx(trained_detector, tmp_p
     assert len(outputs) == len(maps) == 3
     for actual, expected in zip(outputs, maps.values(), strict=True):
         torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("script", "page", "arguments"),
+    [("nuclei_test_part", "detection.md", []), ("pretrained", "pretrained.md", ["page"])],
+)
+def test_tables_of_trained_models_are_those_of_the_results(script, page, arguments, tmp_path, monkeypatch):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (tmp_path / page).write_text(text.replace("| 0.9 MB |", "| - |").replace("| 41.1 |", "| - |"), encoding="utf-8")
+    module = load_script(f"experiments/{script}.py")
+    monkeypatch.setattr(sys, "argv", [script, *arguments, "--page", str(tmp_path / page)])
+    module.main()
+    assert (tmp_path / page).read_text(encoding="utf-8") == text
