@@ -42,19 +42,20 @@ CSS = """
 .ln-answer { font-size: 1.3em; }
 """
 INTRODUCTION = """<h1>See what a lambda network sees</h1>
-<p>A lambda layer lets every place of an image use every other place: because of <b>what it shows</b> (content) and
-because of <b>where it lies</b> (position). This page shows both. Images stay on the computer that runs this
-page.</p>"""
+<p>A lambda layer is a part of a neural network that combines information from distant parts of an image. It weights
+each part by <b>what it shows</b> (content) and by its <b>location relative to the part that is computed</b> (position).
+This page shows both. Images stay on the computer that runs this page.</p>"""
 CHOOSE = "<h2>1. Choose an image</h2>"
 LIMITS = f"""<p>PNG, JPEG, TIFF, GIF, BMP or WebP, up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 1_000_000} million
 pixels.</p>"""
-FOUND = "<h2>2. What the model finds</h2>"
+FOUND = """<h2>2. What the model finds</h2>
+<p>Models make mistakes, above all on images unlike those they were trained on: compare the result with the image.</p>"""
 WHERE = """<h2>3. Where it looks</h2>
-<p>Click a place in the image, or choose its row and column. The maps show which places the layer uses to compute its
-result <i>at the mark</i>. A network has several lambda layers, and each has several heads, which use different
-places.</p>"""
+<p>Click a place in the image, or choose its row and column, counted from 0. The maps show which places one layer uses
+to compute its output <i>at the mark</i>. That output is an intermediate value, not the class or the count. A network
+has several lambda layers, and each has several heads, which are parallel copies with other weights.</p>"""
 PLAN = """<h2>What a lambda layer costs</h2>
-<p>The position part of a lambda layer can be computed by several algorithms with the same result. Which one is fastest
+<p>For developers. The position part of a lambda layer can be computed by several algorithms with the same result. Which one is fastest
 depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer uses the
 fastest one whose memory is small enough.</p>"""
 PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training. Memory: needed in
@@ -111,16 +112,16 @@ def place_html(answer: Answer, place: Place) -> str:
     sides = f"{place.sides[0]} x {place.sides[1]}"
     panels = (
         (place.content, "Content", "Weight of each place because of what it shows.", signed),
-        (place.position, "Position", "Weight of each place because of where it lies, seen from the mark.", signed),
+        (place.position, "Position", "Weight of each place because of its location relative to the mark.", signed),
         (
-            *(place.share_map, "Share of position", "How much of the result at each place comes from position."),
-            _scale(figures.COLORS, "0% (only content)", "100%"),
+            *(place.share_map, "Share of position", "How much of the output at each place comes from position."),
+            _scale(figures.COLORS, "0% (only content)", "100% (only position)"),
         ),
         (
             *(
                 place.field,
                 "Receptive field",
-                "Pixels that change the result at the mark. Pixels outside of the box do not.",
+                "Pixels that change the output at the mark. Pixels outside of the red frame do not.",
             ),
             _scale(figures.COLORS, "hardly", "strongly"),
         ),
@@ -134,19 +135,22 @@ def place_html(answer: Answer, place: Place) -> str:
         f'<div class="ln-two"><div style="width: {100 * mean:.1f}%"></div></div></td></tr>'
         for layer, mean in answer.shares.items()
     )
-    return f"""<p class="ln-answer">At row {row}, column {column}, <b>{share}%</b> of the result comes from position and
+    return f"""<p class="ln-answer">At row {row}, column {column}, <b>{share}%</b> of the output comes from position and
 <b>{100 - share}%</b> from content.</p>
 <div class="ln-maps">{maps}</div>
 <h3>How to read the maps</h3>
 <ul>
-<li>This layer divides the image into {sides} places. Its result at the mark is a weighted sum over all places.</li>
-<li><b>Red</b> places are added and <b>blue</b> places are subtracted. Places without a tint are hardly used. Content
-and position have the same color scale, so you can compare them.</li>
+<li>This layer divides the image into {sides} places. Its output at the mark is a weighted sum over these places: by
+content over all of them, by position over those in a window around the mark.</li>
+<li><b>Red</b> places have a positive and <b>blue</b> places a negative weight, which does not mean for or against a
+class. Places without a tint are hardly used. Content and position have the same color scale, so you can compare
+them.</li>
 <li>The content map is often pale: its weights are small, but there are many of them. Here its largest weight is
 {place.largest_content:.2g}, and that of position is {place.largest_position:.2g}.</li>
-<li>The <b>share of position</b> is the size of the position sum, divided by the sizes of both sums, for all heads.</li>
-<li>The <b>receptive field</b> is measured: how much the result changes if a pixel changes. 90% of all change comes from
-{_percent(place.area)} of the pixels. Each color step of a quarter is a factor of 10.</li>
+<li>The <b>share of position</b> is the size of the position sum, divided by the sizes of both sums, over all heads: it
+does not depend on the chosen head. What is summed comes from the pixels in both cases.</li>
+<li>The <b>receptive field</b> is measured on the resized image: how much the output changes if a pixel changes. 90% of
+all change comes from {_percent(place.area)} of the pixels. Each quarter of the color bar is a factor of 10.</li>
 </ul>
 <h3>Share of position in each layer, averaged over the image</h3>
 <table class="ln-bars">{bars}</table>
@@ -177,8 +181,9 @@ def short_name(layer: str) -> str:
     return layer.removeprefix("backbone.network.")
 
 
-_DOWNLOADS = """<p>labels.png is for microscopy software: the pixels of object 1 have the value 1, and so on, so other
-programs show it as black. objects.csv has more columns. Areas and diameters are in pixels.</p>"""
+_DOWNLOADS = """<p>labels.png is for microscopy software such as Fiji: the pixels of object 1 have the value 1, and so on; in
+other programs it looks black. objects.csv has more columns. The score is the model's confidence, from 0 to 1; row and
+column are the center; the diameter is that of a circle of the same area. All lengths are in pixels.</p>"""
 _OVERLAY_SIDE = 800  # the file to download has the full size
 _MEDIA_TYPES = {"png": "image/png", "csv": "text/csv", "tif": "image/tiff"}
 
