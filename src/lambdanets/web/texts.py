@@ -49,14 +49,14 @@ CHOOSE = "<h2>1. Choose an image</h2>"
 LIMITS = f"""<p>PNG, JPEG, TIFF, GIF, BMP or WebP, up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 1_000_000} million
 pixels.</p>"""
 FOUND = """<h2>2. What the model finds</h2>
-<p>Models make mistakes, above all on images unlike those they were trained on: compare the result with the image.</p>"""
+<p>Models make mistakes, above all on images unlike their training images: compare the result with the image.</p>"""
 WHERE = """<h2>3. Where it looks</h2>
 <p>Click a place in the image, or choose its row and column, counted from 0. The maps show which places one layer uses
 to compute its output <i>at the mark</i>. That output is an intermediate value, not the class or the count. A network
 has several lambda layers, and each has several heads, which are parallel copies with other weights.</p>"""
 PLAN = """<h2>What a lambda layer costs</h2>
-<p>For developers. The position part of a lambda layer can be computed by several algorithms with the same result. Which one is fastest
-depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer uses the
+<p>For developers. The position part of a lambda layer can be computed by several algorithms with the same result. Which
+one is fastest depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer uses the
 fastest one whose memory is small enough.</p>"""
 PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training. Memory: needed in
 addition to the input and the result. The content part is not included: it costs the same with every algorithm.</p>"""
@@ -181,8 +181,8 @@ def short_name(layer: str) -> str:
     return layer.removeprefix("backbone.network.")
 
 
-_DOWNLOADS = """<p>labels.png is for microscopy software such as Fiji: the pixels of object 1 have the value 1, and so on; in
-other programs it looks black. objects.csv has more columns. The score is the model's confidence, from 0 to 1; row and
+_DOWNLOADS = """<p>labels.png is for microscopy software such as Fiji: the pixels of object 1 have the value 1, and so on;
+in other programs it looks black. objects.csv has more columns. The score is the model's confidence, from 0 to 1; row and
 column are the center; the diameter is that of a circle of the same area. All lengths are in pixels.</p>"""
 _OVERLAY_SIDE = 800  # the file to download has the full size
 _MEDIA_TYPES = {"png": "image/png", "csv": "text/csv", "tif": "image/tiff"}
