@@ -101,7 +101,7 @@ def test_content_and_position_have_one_scale(found):
     html = texts.place_html(found, place)
     assert html.count(f"-{place.limit:.2g}<") == html.count(f"+{place.limit:.2g}<") == 2
     share = round(100 * place.share)
-    assert f"<b>{share}%</b> of the result comes from position" in html
+    assert f"<b>{share}%</b> of the output comes from position" in html
 
 
 @pytest.mark.parametrize(

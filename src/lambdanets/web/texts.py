@@ -56,8 +56,8 @@ to compute its output <i>at the mark</i>. That output is an intermediate value, 
 has several lambda layers, and each has several heads, which are parallel copies with other weights.</p>"""
 PLAN = """<h2>What a lambda layer costs</h2>
 <p>For developers. The position part of a lambda layer can be computed by several algorithms with the same result. Which
-one is fastest depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer uses the
-fastest one whose memory is small enough.</p>"""
+one is fastest depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer
+uses the fastest one whose memory is small enough.</p>"""
 PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training. Memory: needed in
 addition to the input and the result. The content part is not included: it costs the same with every algorithm.</p>"""
 NO_LAYERS = "<p>This model has no lambda layer on maps, so there is nothing to show here.</p>"
@@ -181,9 +181,9 @@ def short_name(layer: str) -> str:
     return layer.removeprefix("backbone.network.")
 
 
-_DOWNLOADS = """<p>labels.png is for microscopy software such as Fiji: the pixels of object 1 have the value 1, and so on;
-in other programs it looks black. objects.csv has more columns. The score is the model's confidence, from 0 to 1; row and
-column are the center; the diameter is that of a circle of the same area. All lengths are in pixels.</p>"""
+_DOWNLOADS = """<p>labels.png is for microscopy software, as Fiji: the pixels of object 1 have the value 1, and so
+on; in other programs it looks black. objects.csv has more columns. The score is the model's confidence, from 0 to 1;
+row and column are the center; the diameter is that of a circle of the same area. All lengths are in pixels.</p>"""
 _OVERLAY_SIDE = 800  # the file to download has the full size
 _MEDIA_TYPES = {"png": "image/png", "csv": "text/csv", "tif": "image/tiff"}
 
