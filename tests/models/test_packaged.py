@@ -56,10 +56,12 @@ def test_other_architectures_and_unknown_names_are_refused():
         ln.load("digit")
 
 
-def test_an_existing_path_has_precedence(tmp_path, monkeypatch):
+def test_a_path_with_weights_has_precedence_and_other_folders_do_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").mkdir()
-    with pytest.raises(InputError, match="digits must be a run folder"):
+    (tmp_path / "digits").mkdir()  # as the output folder of a command
+    assert ln.load("digits").classes
+    (tmp_path / "digits/weights.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match="digits/weights.safetensors is not a readable safetensors file"):
         ln.load("digits")
 
 

@@ -9,6 +9,7 @@ from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
 
 FOLDER = Path(__file__).parents[1] / "pretrained"
+_WEIGHTS = ("weights.safetensors", "checkpoints/last.ckpt", "config.json")  # of run folders and of timm's hub layout
 
 
 def packaged_models() -> list[str]:
@@ -17,8 +18,13 @@ def packaged_models() -> list[str]:
 
 
 def packaged_weights(name: str | os.PathLike[str]) -> Path | None:
-    """Return the weight file of a name in `packaged_models`; None for other names, and for an existing path."""
-    if str(name) not in packaged_models() or Path(name).exists():
+    """Return the weight file of a name in `packaged_models`; None for other names, and for a path with weights.
+
+    Other folders of this name, such as the output folder of a command, do not hide the model.
+    """
+    path = Path(name)
+    has_weights = path.is_file() or any((path / file).is_file() for file in _WEIGHTS)
+    if str(name) not in packaged_models() or has_weights:
         return None
     return FOLDER / f"{name}.safetensors"
 
