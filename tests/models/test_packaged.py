@@ -61,7 +61,7 @@ def test_a_path_with_weights_has_precedence_and_other_folders_do_not(tmp_path, m
     (tmp_path / "digits").mkdir()  # as the output folder of a command
     assert ln.load("digits").classes
     (tmp_path / "digits/weights.safetensors").write_bytes(b"")
-    with pytest.raises(InputError, match="digits/weights.safetensors is not a readable safetensors file"):
+    with pytest.raises(InputError, match=r"digits/weights\.safetensors is not a readable safetensors file"):
         ln.load("digits")
 
 
