@@ -28,10 +28,10 @@ class Tab:
         self.page.locator("#upload input[type=file]").set_input_files(file)
 
     def click_place(self, x, y):
-        """Click the picture at a fraction of its width and height."""
-        picture = self.page.locator("#picture img")
-        box = picture.bounding_box()
-        picture.click(position={"x": x * box["width"], "y": y * box["height"]})
+        """Click the image at a fraction of its width and height."""
+        shown_image = self.page.locator("#shown_image img")
+        box = shown_image.bounding_box()
+        shown_image.click(position={"x": x * box["width"], "y": y * box["height"]})
 
     def source_of_map(self, title):
         return self.page.locator(f'#maps img[alt="{title} map"]').get_attribute("src")

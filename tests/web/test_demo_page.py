@@ -164,9 +164,9 @@ def test_many_uploads_at_once_are_answered_or_refused_politely(tab, digit):
             file = {"path": path, "orig_name": "same.png", "meta": {"_type": "gradio.FileData"}}
             session = f"user{user}"
             data = {"data": ["digits", file], "fn_index": function, "session_hash": session}
-            joined = client.post("/queue/join", json=data)
-            if joined.status_code == 503:
-                return joined.json()["detail"]
+            queued = client.post("/queue/join", json=data)
+            if queued.status_code == 503:
+                return queued.json()["detail"]
             with client.stream("GET", "/queue/data", params={"session_hash": session}) as events:
                 for line in events.iter_lines():
                     message = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}

@@ -85,8 +85,8 @@ class _Looking:
         gr.HTML(texts.WHERE)
         with gr.Row():
             with gr.Column(min_width=300, scale=2):
-                self.picture = gr.Image(
-                    show_label=False, interactive=False, buttons=[], format="png", type="pil", elem_id="picture"
+                self.shown_image = gr.Image(
+                    show_label=False, interactive=False, buttons=[], format="png", type="pil", elem_id="shown_image"
                 )
                 with gr.Row():
                     self.row = gr.Slider(0, 1, step=1, label="Row", buttons=[], min_width=130, elem_id="row")
@@ -96,16 +96,16 @@ class _Looking:
             with gr.Column(min_width=300, scale=3):
                 self.maps = gr.HTML(elem_id="maps")
         self.outputs = [
-            *(self.state, self.upload, self.result, self.picture, self.row, self.column, self.layer, self.head),
+            *(self.state, self.upload, self.result, self.shown_image, self.row, self.column, self.layer, self.head),
             self.maps,
         ]
         place = [self.state, self.layer, self.head, self.row, self.column]
         self.upload.upload(self.answer_upload, [self.model, self.upload], self.outputs, **_EVENT)
         self.gallery.select(self.select_example, self.model, self.outputs, **_EVENT)
         self.model.change(self.change_model, self.model, [self.gallery, *self.outputs], **_EVENT)
-        self.picture.select(self.click, place, [*place[2:], self.picture, self.maps], **_QUIET)
+        self.shown_image.select(self.click, place, [*place[2:], self.shown_image, self.maps], **_QUIET)
         for control in (self.row, self.column, self.layer, self.head):
-            control.input(self.look, place, [self.head, self.picture, self.maps], **_QUIET)
+            control.input(self.look, place, [self.head, self.shown_image, self.maps], **_QUIET)
 
     def answer_upload(self, model: str, path: str) -> Updates:
         try:
@@ -140,12 +140,12 @@ class _Looking:
         at = (int(row), int(column))
         count = heads(found, layer) if layer in found.layers else 1
         head = head if head < count else 0
-        picture = {self.picture: marked(found.image, at)}
+        shown_image = {self.shown_image: marked(found.image, at)}
         try:
             maps = texts.place_html(found, look(found, layer, head, at))
         except InputError as error:
-            return {**picture, self.maps: texts.error(error)}
-        return {**picture, self.head: gr.update(choices=list(range(count)), value=head), self.maps: maps}
+            return {**shown_image, self.maps: texts.error(error)}
+        return {**shown_image, self.head: gr.update(choices=list(range(count)), value=head), self.maps: maps}
 
     def _show(self, found: Answer) -> Updates:
         image = found.image
@@ -157,7 +157,7 @@ class _Looking:
             self.state: found,
             self.upload: None,
             self.result: texts.answer_html(found),
-            self.picture: marked(found.image, at if has_layers else None),
+            self.shown_image: marked(found.image, at if has_layers else None),
             self.row: gr.update(maximum=max(1, image.height - 1), value=at[0]),
             self.column: gr.update(maximum=max(1, image.width - 1), value=at[1]),
             self.layer: gr.update(choices=choices, value=layer),
@@ -166,7 +166,7 @@ class _Looking:
         return updates if layer is None else {**updates, **self.look(found, layer, 0, *at)}
 
     def _show_error(self, error: InputError) -> Updates:
-        nothing = dict.fromkeys((self.state, self.upload, self.picture), None)
+        nothing = dict.fromkeys((self.state, self.upload, self.shown_image), None)
         return {**nothing, self.result: texts.error(error), self.maps: ""}
 
 

@@ -100,8 +100,8 @@ def _objects_html(objects: FoundObjects) -> str:
     table = _table(columns, body) if count else ""
     reduced = objects.overlay.copy()
     reduced.thumbnail((_OVERLAY_SIDE, _OVERLAY_SIDE))
-    picture = _img(reduced, "the image with the outlines of all objects", "ln-overlay")
-    return f'{headline}{picture}<p class="ln-links">Download: {links}</p>{_DOWNLOADS}{table}'
+    shown_image = _img(reduced, "the image with the outlines of all objects", "ln-overlay")
+    return f'{headline}{shown_image}<p class="ln-links">Download: {links}</p>{_DOWNLOADS}{table}'
 
 
 def place_html(answer: Answer, place: Place) -> str:
