@@ -17,7 +17,7 @@ from web.uploads import TOO_LARGE, encode, readable_files, unreadable_files
 pytest.importorskip("gradio", reason="gradio is not installed")
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, a browser that pip does not install"),
     pytest.mark.xdist_group("demo_page"),
     pytest.mark.slow,
 ]
