@@ -43,13 +43,64 @@ def test_png_files_of_16_bits_are_stretched_too(channels, tmp_path):
     assert np.abs(np.asarray(image) - stretched(channels[0])).max() <= 1
 
 
-@pytest.mark.parametrize("photometric", ["rgb", "minisblack"])
-def test_three_channels_of_8_bits_are_rgb_and_one_may_be_chosen(photometric, tmp_path):
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_color_images_are_rgb_and_one_channel_may_be_chosen(dtype, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (11, 17, 3), dtype=np.uint8)
-    stored = pixels if photometric == "rgb" else np.moveaxis(pixels, 2, 0)
-    tifffile.imwrite(tmp_path / "a.tif", stored, photometric=photometric)
+    tifffile.imwrite(tmp_path / "a.tif", pixels.astype(dtype) * (257 if dtype == np.uint16 else 1), photometric="rgb")
     np.testing.assert_array_equal(np.asarray(read_microscopy_image(tmp_path / "a.tif")), pixels)
     np.testing.assert_array_equal(np.asarray(read_microscopy_image(tmp_path / "a.tif", 1)), pixels[..., 1])
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("axes", ["CYX", "ZYX", "YXS"])
+def test_channels_and_planes_of_8_bits_need_a_choice(count, axes, tmp_path):
+    planes = np.random.default_rng(0).integers(0, 256, (count, 11, 17), dtype=np.uint8)
+    stored = np.moveaxis(planes, 0, 2) if axes == "YXS" else planes
+    options = {"planarconfig": "contig"} if axes == "YXS" else {"metadata": {"axes": axes}}
+    tifffile.imwrite(tmp_path / "a.tif", stored, photometric="minisblack", **options)
+    with pytest.raises(UnreadableImage, match=f"{count} channels or planes; choose one"):
+        read_microscopy_image(tmp_path / "a.tif")
+    for channel, plane in enumerate(planes):
+        np.testing.assert_array_equal(np.asarray(read_microscopy_image(tmp_path / "a.tif", channel, True)), plane)
+
+
+def test_a_stack_of_planes_and_channels_is_numbered_in_order_of_the_file(tmp_path):
+    planes = np.random.default_rng(0).integers(0, 65536, (2, 3, 11, 17)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", planes, imagej=True, metadata={"axes": "ZCYX"})
+    image = read_microscopy_image(tmp_path / "a.tif", 4)
+    np.testing.assert_array_equal(np.asarray(image), np.rint(planes[1, 1] / 257).astype(np.uint8))
+
+
+def test_compressed_files_of_16_bits_are_read(channels, tmp_path):
+    pytest.importorskip("imagecodecs", reason="imagecodecs is not installed")
+    tifffile.imwrite(tmp_path / "a.tif", channels, compression="lzw", photometric="minisblack")
+    image = read_microscopy_image(tmp_path / "a.tif", 1, stretch=True)
+    assert np.abs(np.asarray(image) - stretched(channels[1])).max() <= 1
+
+
+@pytest.mark.parametrize("stretch", [False, True])
+def test_orientation_is_applied_to_all_depths(channels, stretch, tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    tifffile.imwrite(tmp_path / "a.tif", channels[0], extratags=[(274, "H", 1, 6, False)])
+    Image.fromarray(channels[0]).save(tmp_path / "a.png", exif=exif)
+    images = [np.asarray(read_microscopy_image(tmp_path / name, None, stretch)) for name in ("a.tif", "a.png")]
+    assert images[0].shape == (17, 11)
+    np.testing.assert_array_equal(*images)
+
+
+def test_large_offsets_keep_their_contrast(tmp_path):
+    plane = (3_000_000_000 + np.arange(100).reshape(10, 10)).astype(np.uint32)
+    tifffile.imwrite(tmp_path / "a.tif", plane)
+    assert len(np.unique(np.asarray(read_microscopy_image(tmp_path / "a.tif", None, stretch=True)))) > 95
+    with pytest.raises(UnreadableImage, match=r"must be in 0\.\.65535, got 3e\+09"):
+        read_microscopy_image(tmp_path / "a.tif")
+
+
+def test_files_with_another_suffix_than_their_format_are_read(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (11, 17), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.tif", "PNG")
+    np.testing.assert_array_equal(np.asarray(read_microscopy_image(tmp_path / "a.tif")), pixels)
 
 
 def test_8_bit_images_are_read_as_by_read_image(tmp_path):
@@ -76,8 +127,8 @@ def write_damaged(path):
             None,
             "floats, got complex64",
         ),
-        (lambda path: path.write_text("no image"), None, "not a TIFF file"),
-        (lambda path: path.write_bytes(b""), None, "a.tif"),
+        (lambda path: path.write_text("no image"), None, "not an image of a known format"),
+        (lambda path: path.write_bytes(b""), None, "the file is empty"),
         (write_damaged, 1, "a.tif"),
         (lambda path: None, None, "no such file"),
     ],

@@ -82,7 +82,7 @@ class Predict:
     tile_size: int | None = None
     """Side in pixels of overlapping tiles for images of more than two tiles; 0 for no tiles; by default the model's."""
     channel: int | None = None
-    """Channel of the images, from 0; needed for files with other than 1 or 3 channels."""
+    """Channel or plane of the images, from 0; needed for files with several, except color images."""
     stretch: Literal["on", "off"] | None = None
     """Stretch intensities of more than 8 bits, from their 0.1 to their 99.9 percentile; by default as the model."""
     batch_size: int = 1
