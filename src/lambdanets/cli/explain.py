@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     folder = WorkFolder(options.out)
     folder.is_started()
     source = load(options.checkpoint, device=options.device)
-    image = read_image(options.image)
+    image = read_image(options.image, stretch=source.card.stretch)
     explanation = explain(source, image)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at
     layer = explanation.layers[-1] if options.layer is None else options.layer

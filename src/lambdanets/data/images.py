@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import math
 import os
 import re
 import warnings
@@ -29,6 +30,8 @@ _IGNORED_WARNINGS = [
     ("ignore", None, UserWarning, re.compile(r"PIL\."), 0),
 ]
 _GRAY_MODES = {"1", "L", "LA", "La"}
+PERCENTILES = (0.1, 99.9)  # of intensities that are stretched
+_ROWS = 1024  # converted to 8 bits at a time, to save memory
 
 
 class UnreadableImage(InputError):  # noqa: N818 - it describes the image
@@ -50,6 +53,7 @@ def read_image(
     known_size: tuple[int, int] | None = None,
     max_pixels: int | None = None,
     formats: tuple[str, ...] | None = None,
+    stretch: bool = False,
 ) -> Image.Image:
     """Read the first frame of an image with 8 bits per channel: mode "L" if the source is gray, else "RGB".
 
@@ -58,6 +62,7 @@ def read_image(
     known_size: (width, height) in the annotations. If the stored pixels have this size, but the rotated ones do not,
         the EXIF orientation is ignored. Otherwise it is applied.
     max_pixels: limit that is checked before the pixels are decoded. formats: names of Pillow's formats to accept.
+    stretch: as in `to_8_bits`.
 
     `to_gray_or_rgb` converts images with transparency or with more than 8 bits. The pixels are loaded, so the file may
     be closed. Raises UnreadableImage for a file that is missing, damaged, empty, not a regular file (named pipes are
@@ -82,7 +87,7 @@ def read_image(
             transposed = image.getexif().get(ExifTags.Base.Orientation) in _TRANSPOSED
             if not (transposed and image.size == known_size != image.size[::-1]):
                 ImageOps.exif_transpose(image, in_place=True)
-            return to_gray_or_rgb(image)
+            return to_gray_or_rgb(image, stretch)
     except UnreadableImage:
         raise
     except Exception as error:  # Pillow's decoders raise exceptions of many types for damaged files
@@ -103,14 +108,13 @@ def read_file(path: Path, start: int = 0, length: int = -1) -> bytes:
         raise UnreadableImage(str(path), _describe_error(error, path)) from error
 
 
-def to_gray_or_rgb(image: Image.Image) -> Image.Image:
+def to_gray_or_rgb(image: Image.Image, stretch: bool = False) -> Image.Image:
     """Convert a Pillow image of any mode to "L" (if it is gray) or "RGB", with transparency composited on white.
 
-    Integers with more than 8 bits must be in [0, 65535] and floats in [0, 1], as in torchvision and scikit-image.
-    Raises ValueError for other values.
+    Intensities with more than 8 bits are converted by `to_8_bits`, which may raise ValueError.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _high_depth_to_gray(image)
+        return Image.fromarray(to_8_bits(np.asarray(image)[None], stretch)[0])
     if image.has_transparency_data:
         gray = image.mode in _GRAY_MODES
         rgba = image.convert("RGBA")
@@ -120,15 +124,43 @@ def to_gray_or_rgb(image: Image.Image) -> Image.Image:
     return image.copy() if converted is image else converted
 
 
-def _high_depth_to_gray(image: Image.Image) -> Image.Image:
-    values = np.asarray(image)
-    name, limit = ("floats", 1) if image.mode == "F" else ("integers", 65535)
-    low, high = values.min().item(), values.max().item()  # NaN if any value is NaN
+def to_8_bits(planes: np.ndarray, stretch: bool = False) -> np.ndarray:
+    """Convert intensities (n, H, W) of any number of bits to uint8, with a common scale.
+
+    stretch: map the 0.1 and the 99.9 percentile to 0 and 255. Otherwise integers must be in [0, 65535] and floats in
+        [0, 1], as in torchvision and scikit-image, and all of the range is mapped.
+
+    Raises ValueError for other values, and for NaN and infinity.
+    """
+    if planes.dtype == np.uint8:
+        return planes
+    if planes.dtype == bool:
+        return planes.astype(np.uint8) * 255
+    low, high = _intensity_limits(planes, stretch)
+    scale = 255 / max(high - low, 1e-30)
+    converted = np.empty(planes.shape, np.uint8)
+    for first in range(0, planes.shape[1], _ROWS):
+        rows = np.s_[:, first : first + _ROWS]
+        converted[rows] = np.rint(((planes[rows].astype(np.float64) - low) * scale).clip(0, 255))
+    return converted
+
+
+def _intensity_limits(planes: np.ndarray, stretch: bool) -> tuple[float, float]:
+    """Return the intensities that become 0 and 255."""
+    if planes.dtype.kind not in "uif":
+        raise ValueError(f"its intensities must be integers or floats, got {planes.dtype}")
+    low, high = planes.min().item(), planes.max().item()  # NaN if any value is NaN
+    if stretch:
+        if not math.isfinite(high - low):
+            raise ValueError("its intensities must be finite, got NaN or infinity")
+        first, last = np.percentile(planes, PERCENTILES).tolist()
+        return first, last
+    name, limit = ("floats", 1) if planes.dtype.kind == "f" else ("integers", 65535)
     if not 0 <= low <= high <= limit:
         raise ValueError(
             f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert the images of the set to 8 or 16 bits"
         )
-    return Image.fromarray(np.rint(values * np.float32(255 / limit)).astype(np.uint8))
+    return 0.0, float(limit)
 
 
 def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:

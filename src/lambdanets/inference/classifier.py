@@ -91,7 +91,7 @@ class Classifier:
         if device is not None:
             self.to(device)
         predictions: list[Prediction] = []
-        for batch in image_batches(images, batch_size):
+        for batch in image_batches(images, batch_size, self.card.stretch):
             predictions += self.predict_batch(batch)
         return predictions
 

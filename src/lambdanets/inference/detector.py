@@ -104,7 +104,7 @@ class Detector:
         if device is not None:
             self.to(device)
         detections: list[Detections] = []
-        for batch in image_batches(images, batch_size):
+        for batch in image_batches(images, batch_size, self.card.stretch):
             detections += [
                 Detections(**tensors | {"masks": tensors["masks"][:, 0]}, classes=self.classes)
                 for tensors in self.detect([image_to_tensor(image) for image in batch])

@@ -57,8 +57,8 @@ def overlay(
         for index in by_area:
             top, left, mask = masks(int(index)) if callable(masks) else CroppedMask(0, 0, _threshold(masks[index]))
             window = pixels[top * factor :, left * factor :]
-            opacity = 0.0 if names is None else _OPACITY
-            _paint_mask(window, mask.repeat(factor, 0).repeat(factor, 1), _color(int(index)), line_width, opacity)
+            opacity, width = (_OPACITY, line_width) if names else (0.0, min(line_width, max(1, min(mask.shape) // 10)))
+            _paint_mask(window, mask.repeat(factor, 0).repeat(factor, 1), _color(int(index)), width, opacity)
     drawn = Image.fromarray(pixels)
     if names is None:
         return drawn

@@ -19,7 +19,7 @@ _CLASSES = (str, os.PathLike, Image.Image, np.ndarray, Tensor)
 _EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
 
 
-def image_batches(images: ImageInputs, batch_size: int) -> Iterator[list[Image.Image]]:
+def image_batches(images: ImageInputs, batch_size: int, stretch: bool = False) -> Iterator[list[Image.Image]]:
     """Return an iterator of batches of 8-bit images of mode "L" or "RGB", in order, with EXIF orientation applied.
 
     images: one or several of
@@ -29,13 +29,15 @@ def image_batches(images: ImageInputs, batch_size: int) -> Iterator[list[Image.I
       - a tensor (1, H, W) or (3, H, W) of uint8, or of floating point in [0, 1], which is rounded to 8 bits;
         (N, C, H, W) are N images.
 
+    stretch: as in `to_8_bits`, for files and Pillow images with more than 8 bits.
+
     Files are decoded when their batch is requested. Raises InputError immediately for an invalid argument, and
     UnreadableImage during iteration.
     """
     check("batch_size", batch_size, int, Range(1))
     named_images = _named_images(images)
     return (
-        [_decode(image, name) for image, name in named_images[start : start + batch_size]]
+        [_decode(image, name, stretch) for image, name in named_images[start : start + batch_size]]
         for start in range(0, len(named_images), batch_size)
     )
 
@@ -92,9 +94,9 @@ def _check(image: object, name: str) -> None:
         raise InputError(f"{name} must be {_EXPECTED}, got {reprlib.repr(image)}")
 
 
-def _decode(image: ImageInput, name: str) -> Image.Image:
+def _decode(image: ImageInput, name: str, stretch: bool) -> Image.Image:
     if isinstance(image, str | os.PathLike):
-        return read_image(image)
+        return read_image(image, stretch=stretch)
     if isinstance(image, Tensor):
         pixels = (image.float() * 255).round() if image.is_floating_point() else image
         image = pixels.byte().permute(1, 2, 0).cpu().numpy()
@@ -103,6 +105,6 @@ def _decode(image: ImageInput, name: str) -> Image.Image:
     if not image.width or not image.height:
         raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
     try:
-        return to_gray_or_rgb(ImageOps.exif_transpose(image))
+        return to_gray_or_rgb(ImageOps.exif_transpose(image), stretch)
     except Exception as error:  # Pillow decodes files lazily
         raise UnreadableImage(name, one_line(error)) from error

@@ -30,13 +30,17 @@ class DataSource:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The name of a model of this package or timm, its options, and the class names."""
+    """The name of a model of this package or timm, its options, and the class names.
+
+    stretch: whether intensities with more than 8 bits are stretched (see `to_8_bits`), for a model trained on 8 bits.
+    """
 
     task: ClassVar[str]
 
     model: str
     classes: tuple[str, ...]
     model_options: ModelOptions = field(default_factory=dict)
+    stretch: bool = False
 
     def __post_init__(self) -> None:
         if not self.classes:
@@ -66,7 +70,6 @@ class DetectorCard(ModelCard):
 
     data: the annotation file of the training data, "digits" for the synthetic scattered digits, or "" if unknown.
     tile_size: side in pixels of the tiles into which larger images are divided; None for no tiles.
-    stretch: whether intensities with more than 8 bits are stretched from percentiles to 8 bits.
     """
 
     task: ClassVar[str] = "detection"
@@ -97,7 +100,6 @@ class DetectorCard(ModelCard):
     validation_data: str | None = None
     validation_images: str | None = None
     tile_size: int | None = None
-    stretch: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from lambdanets.inference.detector import Detector
 from lambdanets.inference.objects import Objects, crop_objects
 from lambdanets.progress import track
 
-_MAX_OVERLAP = 0.5  # of the smaller of two objects
+_MAX_OVERLAP = 0.5  # fraction of an object's pixels
 _TILED_FROM = 2  # images whose longer side exceeds this many tiles are divided
 
 
@@ -97,10 +97,14 @@ def _merge(found: list[_Found], size: tuple[int, int]) -> Objects:
         window = owner[top : top + mask.shape[0], left : left + mask.shape[1]]
         area = int(mask.sum())
         others, pixels = np.unique(window[mask], return_counts=True)
-        if any(
-            other >= 0 and accepted[other].tile != each.tile and count > _MAX_OVERLAP * min(area, areas[other])
+        elsewhere = {
+            other: count
             for other, count in zip(others.tolist(), pixels.tolist(), strict=True)
-        ):
+            if other >= 0 and accepted[other].tile != each.tile
+        }
+        if sum(elsewhere.values()) > _MAX_OVERLAP * area:
+            continue
+        if any(count > _MAX_OVERLAP * areas[other] for other, count in elsewhere.items()):
             continue
         window[mask & (window < 0)] = len(accepted)
         accepted.append(each)

@@ -201,7 +201,7 @@ def explain(
         shape = tuple(inputs[0].shape[2:])
         view = View(shape, (0.0,) * len(shape), tuple(map(float, shape))) if shape and inputs[0].ndim > 3 else None
     elif isinstance(source, Classifier | Detector):
-        batches = list(image_batches(image, 1))
+        batches = list(image_batches(image, 1, source.card.stretch))
         if len(batches) != 1:
             raise InputError(f"image must be one image, got {len(batches)}")
         (pillow,), network = batches[0], source.model

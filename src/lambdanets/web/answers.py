@@ -1,7 +1,7 @@
 """What a model finds in one image: classes with probabilities, or objects with files to download."""
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,12 @@ def answer(source: Classifier | Detector, image: Image.Image, name: str) -> Answ
 
     Raises InputError for an image with more than MAX_TILED_PIXELS if the model divides it into tiles.
     """
+    tile_size = source.card.tile_size if isinstance(source, Detector) else None
+    if is_tiled(image, tile_size) and image.width * image.height > MAX_TILED_PIXELS:
+        raise InputError(
+            f"the image must have at most {MAX_TILED_PIXELS:,} pixels for this model, got {image.width} x "
+            f"{image.height}; use lambdanets detect predict for larger ones"
+        )
     try:
         explanation = explain(source, image)
     except InputError:  # no lambda layer
@@ -75,19 +81,14 @@ def answer(source: Classifier | Detector, image: Image.Image, name: str) -> Answ
         return Answer(name, image, top, objects, None, {})
     on_maps = [layer for layer, call in explanation.calls.items() if len(call.sides) == 2]
     shares = {layer: float(explanation.position_share(layer).mean()) for layer in on_maps}
-    return Answer(name, image, top, objects, explanation if shares else None, shares)
+    kept = replace(explanation, output=None)  # the masks of a detector are large
+    return Answer(name, image, top, objects, kept if shares else None, shares)
 
 
 def _find_objects(detector: Detector, image: Image.Image, name: str, explanation: Explanation | None) -> FoundObjects:
     """Detect objects as `lambdanets detect predict` does. explanation: of the image, whose output is reused."""
     tile_size = detector.card.tile_size
     if tile_size is not None and is_tiled(image, tile_size):
-        if image.width * image.height > MAX_TILED_PIXELS:
-            size = f"{image.width} x {image.height}"
-            raise InputError(
-                f"the image must have at most {MAX_TILED_PIXELS:,} pixels for this model, got {size}; "
-                "use lambdanets detect predict for larger ones"
-            )
         found = detect_tiled(detector, image, tile_size)
     elif explanation is not None:
         found = crop_objects(explanation.output[0])

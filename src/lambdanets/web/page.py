@@ -111,8 +111,8 @@ class _Looking:
         try:
             with Path(path).open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
-            image = read_upload(content, Path(path).name)
-            return self._show(answer(self.models[model], image, Path(path).name))
+            source, name = self.models[model], Path(path).name
+            return self._show(answer(source, read_upload(content, name, stretch=source.card.stretch), name))
         except InputError as error:
             return self._show_error(error)
 

@@ -88,7 +88,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # the last two for names that are no host names
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
             f"host and port must be a free address of this machine, got {host}:{port} ({reason})"

@@ -17,10 +17,11 @@ _BLOCK = 4096  # bytes that a decoder gets at once
 _MAX_NAME = 60  # characters
 
 
-def read_upload(content: bytes, name: str, max_seconds: float = MAX_SECONDS) -> Image.Image:
+def read_upload(content: bytes, name: str, max_seconds: float = MAX_SECONDS, stretch: bool = False) -> Image.Image:
     """Read an uploaded image as `read_image` does: the first frame, with 8 bits per channel, mode "L" or "RGB".
 
-    name: file name, for errors. max_seconds: for decoding; checked at each block that the decoder reads.
+    name: file name, for errors. max_seconds: for decoding; checked at each block that the decoder reads. stretch: of
+    the model card.
 
     The number of bytes, the format and the number of pixels are checked before the pixels are decoded. Raises
     UnreadableImage with one sentence about the file.
@@ -29,7 +30,8 @@ def read_upload(content: bytes, name: str, max_seconds: float = MAX_SECONDS) -> 
     if len(content) > MAX_BYTES:
         size, limit = len(content) / 2**20, MAX_BYTES // 2**20
         raise UnreadableImage(name, f"it has {size:.1f} MB, more than {limit} MB; reduce its size")
-    return read_image(_TimedBytes(content, max_seconds), name, max_pixels=MAX_PIXELS, formats=FORMATS)
+    file = _TimedBytes(content, max_seconds)
+    return read_image(file, name, max_pixels=MAX_PIXELS, formats=FORMATS, stretch=stretch)
 
 
 class _TimedBytes(io.BytesIO):
