@@ -4,13 +4,18 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 import lambdanets as ln
 from lambdanets.errors import InputError
 from lambdanets.models.packaged import FOLDER, packaged_models, packaged_weights
+from lambdanets.web.answers import answer
+from lambdanets.web.examples import draw_nuclei
+from lambdanets.web.uploads import read_upload
 
 NAMES = packaged_models()
 
@@ -32,6 +37,18 @@ def test_model_is_loaded_by_name_and_its_card_has_no_paths(name):
 
 def test_digits_are_classified():
     assert ln.evaluate("digits").top1 >= 0.97
+
+
+def test_nuclei_are_found_in_images_of_12_bits_in_every_form(tmp_path):
+    image, _ = draw_nuclei(8, seed=0)
+    values = (np.asarray(image).astype(np.uint16)) * 8
+    Image.fromarray(values).save(tmp_path / "a.png")
+    detector = ln.load("nuclei", device="cpu")
+    inputs = (tmp_path / "a.png", Image.fromarray(values))
+    counts = [len(detector.predict(each)[0].above(0.5)) for each in inputs]
+    upload = read_upload((tmp_path / "a.png").read_bytes(), "a.png", stretch=detector.card.stretch)
+    counts.append(len(answer(detector, upload, "a.png").objects.rows))
+    assert counts[0] == counts[1] == counts[2] >= 6
 
 
 def test_create_model_has_the_classes_and_channels_of_the_trained_model():
