@@ -8,8 +8,11 @@ import sys
 def console() -> None:
     """Run the command line and exit. Signals during import or shutdown end the process without a traceback."""
     exit_quietly_on_signals()
-    from lambdanets.cli import main  # imported after the handlers are set, because this takes tenths of a second
+    # imported after the handlers are set, because this takes tenths of a second
+    from lambdanets.allocator import keep_freed_memory
+    from lambdanets.cli import main
 
+    keep_freed_memory()
     sys.exit(main())
 
 

@@ -1,0 +1,135 @@
+"""Training steps and predictions on the CPU with and without keep_freed_memory, in alternating new processes.
+
+    python experiments/allocator.py --out allocator.json [--rounds 5] [--page docs/training.md]
+
+Each process reports its median time per image, page faults per step and peak memory. Losses and detections must be
+equal in all processes.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lambdanets.allocator import keep_freed_memory
+from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
+
+BEGIN, END = "<!-- written by experiments/allocator.py -->\n", "<!-- end of allocator -->\n"
+# Label -> model, keyword arguments, batch size, image size.
+TRAINING: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "small LambdaResNet, training, 32x32": ("lambda_resnet20_small", {"num_classes": 10}, 128, 32),
+    "ResNet-50, training, 224x224": ("resnet50", {}, 8, 224),
+    "LambdaResNet-50 CCLL, training, 224x224": ("resnet50_mixer", {"pattern": "CCLL"}, 8, 224),
+    "LambdaResNet-50 LLLL, training, 224x224": ("resnet50_mixer", {"pattern": "LLLL"}, 8, 224),
+}
+DETECTION = "nuclei detector, prediction, 448x448"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        label, kept = options.child
+        print(json.dumps(measure(label, kept == "kept")))
+        return
+    results: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for _ in range(options.rounds):
+        for label in (*TRAINING, DETECTION):
+            for setting in ("default", "kept"):
+                command = [sys.executable, __file__, "--out", "-", "--child", label, setting]
+                child = subprocess.run(command, check=True, capture_output=True, text=True)
+                results.setdefault(label, {}).setdefault(setting, []).append(json.loads(child.stdout))
+    for label, settings in results.items():
+        checks = {result["check"] for results in settings.values() for result in results}
+        assert len(checks) == 1, f"{label}: results differ: {checks}"
+    record = {"commit": commit(), "versions": versions(), "hardware": hardware(), "results": results}
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if options.page:
+        before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
+        options.page.write_text(before + BEGIN + write_table(results) + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def measure(label: str, kept: bool) -> dict[str, float]:
+    """Return milliseconds per image, page faults per step, peak memory in GiB and a number that must not change."""
+    if kept:
+        assert keep_freed_memory()
+    import torch
+
+    import lambdanets as ln
+
+    torch.manual_seed(0)
+    if label == DETECTION:
+        images = torch.rand(4, 3, 448, 448)
+        detector = ln.load("nuclei")
+        batch, steps = len(images), 4
+
+        def step() -> float:
+            return float(sum(result.scores.sum() for result in detector.predict(images)))
+
+    else:
+        name, arguments, batch, size = TRAINING[label]
+        model = ln.create_model(name, **arguments).to(memory_format=torch.channels_last)
+        images = torch.rand(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
+        targets = torch.zeros(batch, dtype=torch.long)
+        steps = 20 if size < 100 else 5
+
+        def step() -> float:
+            model.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(images), targets)
+            loss.backward()
+            return loss.item()
+
+    for _ in range(2):
+        check = step()
+    faults, times = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, []
+    for _ in range(steps):
+        start = time.perf_counter()
+        check = step()
+        times.append(1e3 * (time.perf_counter() - start) / batch)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "ms_per_image": statistics.median(times),
+        "faults_per_step": (usage.ru_minflt - faults) / steps,
+        "peak_gib": usage.ru_maxrss / 2**20,
+        "check": check,
+    }
+
+
+def write_table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    """Return medians over processes and the range of the ratio, as a table."""
+    rows = []
+    for label, settings in results.items():
+        default, kept = (
+            {key: statistics.median(result[key] for result in settings[name]) for key in settings[name][0]}
+            for name in ("default", "kept")
+        )
+        ratios = [
+            first["ms_per_image"] / second["ms_per_image"]
+            for first, second in zip(settings["default"], settings["kept"], strict=True)
+        ]
+        rows.append(
+            (
+                label,
+                f"{default['ms_per_image']:.2f}",
+                f"{kept['ms_per_image']:.2f}",
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                f"{default['faults_per_step']:,.0f} / {kept['faults_per_step']:,.0f}",
+                f"{default['peak_gib']:.2f} / {kept['peak_gib']:.2f}",
+            )
+        )
+    header = ("", "default, ms per image", "kept", "speedup", "page faults per step", "peak GiB")
+    return markdown_table(header, *rows) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Freed memory that the process keeps (glibc)."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+
+# Allocates and frees 64 MiB 20 times after the first time, and prints the page faults that this takes.
+COUNT_FAULTS = """
+import resource
+x = bytearray(2**26); del x
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    x = bytearray(2**26); del x
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+COMMAND_LINE = """
+import sys
+from lambdanets.__main__ import console
+sys.argv = ["lambdanets", "--version"]
+try:
+    console()
+except SystemExit:
+    pass
+"""
+
+
+def run(code: str, **environment: str) -> list[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=inherited | environment, check=True, capture_output=True, text=True
+    ).stdout.split()
+
+
+def test_freed_memory_is_allocated_again_without_page_faults() -> None:
+    kept, faults = run(f"import lambdanets.allocator as a; print(a.keep_freed_memory()){COUNT_FAULTS}")
+    assert kept == "True"
+    assert int(faults) < 1000  # one allocation has 16,384 pages of 4 KiB
+
+
+def test_the_command_line_keeps_freed_memory() -> None:
+    assert int(run(COMMAND_LINE + COUNT_FAULTS)[-1]) < 1000
+
+
+def test_settings_of_the_environment_are_not_changed() -> None:
+    code = "import lambdanets.allocator as a; print(a.keep_freed_memory())"
+    assert run(code, MALLOC_MMAP_THRESHOLD_="65536") == ["False"]
+    assert run(code, GLIBC_TUNABLES="glibc.malloc.mmap_threshold=65536") == ["False"]
