@@ -207,7 +207,7 @@ def test_rejects_selecting_into_a_folder_in_use(tmp_path):
         select(tmp_path / "in", tmp_path / "out")
 
 
-def test_interrupted_selection_resumes_to_the_same_bytes(tmp_path, monkeypatch):
+def test_interrupted_selection_resumes_byte_identically(tmp_path, monkeypatch):
     labels = random_labels(300)
     write_labels(tmp_path / "in", [labels[i::20] for i in range(20)])
     select(tmp_path / "in", tmp_path / "uninterrupted", per_class=50)

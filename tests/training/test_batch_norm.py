@@ -62,7 +62,7 @@ def frozen_run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", [5, 7])
-def test_a_run_with_frozen_batch_norms_resumes_to_the_same_bits(quick, frozen_run, step, tmp_path, monkeypatch):
+def test_a_run_with_frozen_batch_norms_resumes_bit_identically(quick, frozen_run, step, tmp_path, monkeypatch):
     recipe = replace(quick, **FROZEN, ema_decay=0.9)
     run.resume(interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step))
     assert_same_result(frozen_run, tmp_path / "interrupted")

@@ -7,7 +7,7 @@ from lambdanets.training import run
 from training.runs import assert_same_result, interrupted_run
 
 
-def test_compiled_training_resumes_to_the_same_bits_and_tensor_names(quick, tmp_path, monkeypatch):
+def test_compiled_run_resumes_bit_identically_with_the_same_tensor_names(quick, tmp_path, monkeypatch):
     compiled_modules = []
     compile_module = nn.Module.compile
 

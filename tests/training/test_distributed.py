@@ -208,7 +208,7 @@ def launch_and_stop(arguments: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_two_ranks_resume_to_the_same_bits_after_sigterm(uninterrupted, tmp_path, capfd):
+def test_two_ranks_resume_bit_identically_after_sigterm(uninterrupted, tmp_path, capfd):
     folder = tmp_path / "stopped"
     arguments = ["train", "digits", *command_line_options(FIELDS), "--workers", "1", "--run", str(folder)]
     launcher = multiprocessing.get_context("fork").Process(target=launch_and_stop, args=(arguments,))

@@ -60,7 +60,7 @@ def assert_same_best_ckpt(*folders):
 
 
 @pytest.mark.parametrize("step", [4, 7])
-def test_early_stopping_resumes_to_the_same_bits(early_peak, step, tmp_path, monkeypatch):
+def test_early_stopping_resumes_bit_identically(early_peak, step, tmp_path, monkeypatch):
     recipe = replace(early_peak, patience=2)
     result = run.start(recipe, tmp_path / "uninterrupted")
     assert result["epochs"] == 4

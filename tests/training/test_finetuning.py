@@ -127,7 +127,7 @@ def test_other_class_names_reinitialize_the_classifier(finetune, weights):
         assert torch.equal(after["layer1.0.conv1.weight"], before["layer1.0.conv1.weight"])
 
 
-def test_interrupted_finetuning_resumes_to_the_same_bits(finetune, tmp_path, monkeypatch):
+def test_interrupted_finetuning_resumes_bit_identically(finetune, tmp_path, monkeypatch):
     run.start(finetune, tmp_path / "uninterrupted")
     folder = interrupted_run(finetune, tmp_path / "interrupted", monkeypatch, 3)
     run.start(finetune, folder)

@@ -95,7 +95,7 @@ def test_run_stopped_by_a_full_disk_resumes_when_space_is_free(options, tmp_path
     assert_same_result(tmp_path / "uninterrupted", tmp_path / "finished")
 
 
-def test_run_stopped_by_a_file_size_limit_resumes_to_the_same_bits(options, tmp_path, monkeypatch, capsys):
+def test_run_stopped_by_a_file_size_limit_resumes_bit_identically(options, tmp_path, monkeypatch, capsys):
     # the limit applies from step 3; without Python's handling of SIGXFSZ, exceeding it would kill the process
     old_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     command = ["train", *options, "--run", str(tmp_path / "run")]

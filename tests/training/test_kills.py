@@ -44,7 +44,7 @@ def blocked_phases(script, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.forks
 @pytest.mark.usefixtures("blocked_phases")
-def test_killed_run_resumes_to_the_same_bits_in_every_phase(script, tmp_path):
+def test_killed_run_resumes_bit_identically_in_every_phase(script, tmp_path):
     recipe = replace(script.make_recipe(script.write_images(tmp_path / "images")), epochs=2)
     script.run_child(recipe, tmp_path / "uninterrupted")
     folder = tmp_path / "run"

@@ -65,7 +65,7 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
     )
 
 
-def test_the_same_seed_gives_the_same_bits(quick, quick_run, tmp_path):
+def test_runs_with_the_same_seed_are_bit_identical(quick, quick_run, tmp_path):
     for name, seed in (("same", quick.seed), ("other", quick.seed + 1)):
         run.start(replace(quick, seed=seed), tmp_path / name)
     assert_same_result(quick_run, tmp_path / "same")
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_bits(quick, quick_run, tmp_path):
 
 
 @pytest.mark.parametrize("step", [2, 3, 5, 8])
-def test_interrupted_run_resumes_to_the_same_bits(quick, quick_run, step, tmp_path, monkeypatch):
+def test_interrupted_run_resumes_bit_identically(quick, quick_run, step, tmp_path, monkeypatch):
     # checkpoints every 2 steps, 3 steps per epoch: interrupted in mid-epoch and before and after the end of an epoch
     with monkeypatch.context() as patch:
         at_step(patch, step, crash)
@@ -83,7 +83,7 @@ def test_interrupted_run_resumes_to_the_same_bits(quick, quick_run, step, tmp_pa
     assert_same_result(quick_run, tmp_path / "interrupted")
 
 
-def test_interrupted_run_on_shards_resumes_to_the_same_bits(quick, shards, tmp_path, monkeypatch):
+def test_interrupted_run_on_shards_resumes_bit_identically(quick, shards, tmp_path, monkeypatch):
     recipe = replace(quick, data=str(shards), workers=1)
     run.start(recipe, tmp_path / "uninterrupted")
     with monkeypatch.context() as patch:
@@ -107,7 +107,7 @@ def test_rejects_resuming_on_changed_shards(quick, shards, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("step", "signal_number"), [(0, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGINT)])
-def test_run_stopped_by_a_signal_resumes_to_the_same_bits(quick, quick_run, step, signal_number, tmp_path, monkeypatch):
+def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, step, signal_number, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         at_step(patch, step, lambda: os.kill(os.getpid(), signal_number))
         with pytest.raises(Interrupted):
@@ -118,7 +118,7 @@ def test_run_stopped_by_a_signal_resumes_to_the_same_bits(quick, quick_run, step
     assert_same_result(quick_run, tmp_path / "stopped")
 
 
-def test_run_stopped_in_validation_resumes_to_the_same_bits(quick, quick_run, tmp_path, monkeypatch):
+def test_run_stopped_in_validation_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
     original = Classification.validation_step
 
     def validation_step(self, batch, batch_idx):
@@ -430,7 +430,7 @@ def accumulated_run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", [4, 8])
-def test_a_run_with_micro_batches_and_ema_resumes_to_the_same_bits(quick, accumulated_run, step, tmp_path, monkeypatch):
+def test_a_run_with_micro_batches_and_ema_resumes_bit_identically(quick, accumulated_run, step, tmp_path, monkeypatch):
     interrupted_run(replace(quick, **ACCUMULATED), tmp_path / "interrupted", monkeypatch, step)
     run.resume(tmp_path / "interrupted")
     assert_same_result(accumulated_run, tmp_path / "interrupted")

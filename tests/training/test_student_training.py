@@ -53,7 +53,7 @@ def recipe(data):
     ("step", "fields"),
     [(5, {"pseudo_targets": "hard"}), (8, {"micro_batch": 5, "ema_decay": 0.9})],
 )
-def test_interrupted_student_training_resumes_to_the_same_bits(recipe, step, fields, tmp_path, monkeypatch):
+def test_interrupted_student_training_resumes_bit_identically(recipe, step, fields, tmp_path, monkeypatch):
     recipe = replace(recipe, **fields)
     run.start(recipe, tmp_path / "uninterrupted")
     run.resume(interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step))

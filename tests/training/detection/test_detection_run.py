@@ -108,7 +108,7 @@ def single_batch(trained_detector):
 
 
 @pytest.mark.parametrize(("fixture", "step"), [("single_batch", 2), ("accumulated", 1)])
-def test_interrupted_detection_run_resumes_to_the_same_bits(fixture, step, request, tmp_path, monkeypatch):
+def test_interrupted_detection_run_resumes_bit_identically(fixture, step, request, tmp_path, monkeypatch):
     # 2 steps per epoch and a checkpoint after each step; interrupted in mid-epoch and after the first epoch
     recipe, uninterrupted = request.getfixturevalue(fixture)
     assert_nontrivial_scores(uninterrupted)

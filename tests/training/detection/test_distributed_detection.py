@@ -134,7 +134,7 @@ def resume_on_rank(rank: int, folder: Path) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.forks
-def test_two_killed_detection_ranks_resume_to_the_same_bits(trained_detector, tmp_path):
+def test_two_killed_detection_ranks_resume_bit_identically(trained_detector, tmp_path):
     recipe = read_recipe(trained_detector / "run/recipe.json")
     assert train_on_ranks(recipe, tmp_path / "uninterrupted", 2) == [0, 0]
     assert -signal.SIGKILL in train_on_ranks(recipe, tmp_path / "killed", 2, kill_at=3)
