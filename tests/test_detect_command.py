@@ -364,7 +364,7 @@ def test_detect_typo_errors_suggest_the_nearest(tmp_path, capsys):
     assert error.endswith("; the nearest is digits")
     error = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
     assert "no model named 'lamda_resnet50'" in error
-    assert "detections must be an integer, at least 1, got 0" in fails(capsys, "train", "--detections", "0")
+    assert "max_detections must be an integer, at least 1, got 0" in fails(capsys, "train", "--max-detections", "0")
 
 
 def test_detection_recipe_without_data_requires_data(tmp_path, capsys):

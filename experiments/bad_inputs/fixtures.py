@@ -15,7 +15,7 @@ from .server import Server, closed_url
 SMALL_RECIPE = "--channels 3 --image-size 8 --epochs 1 --batch-size 8 --learning-rate 0.03"
 SMALL_DETECTION_RECIPE = (
     "--image-size 32 --levels 2 3 --pyramid-channels 8 --box-layers 1 16 --mask-layers 1 --proposals 10 "
-    "--sampled-regions 8 --detections 5 --epochs 1 --batch-size 2 --warmup-epochs 0.5"
+    "--sampled-regions 8 --max-detections 5 --epochs 1 --batch-size 2 --warmup-epochs 0.5"
 )
 DATA_OPTIONS = "--images {coco}/train --validation-data {coco}/val.json --validation-images {coco}/val"
 # Commands that create a fixture; {out} is its path, other names in braces are the fixtures that it needs.

@@ -63,7 +63,7 @@ INVALID_DETECTION_FIELDS = {
     "aspect-ratios": ["=0", "=-1"],
     "proposals": ["=0"],
     "sampled-regions": ["=0"],
-    "detections": ["=0"],
+    "max_detections": ["=0"],
     "compile": ["=True"],
 }
 

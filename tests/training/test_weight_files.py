@@ -154,7 +154,8 @@ BEFORE_CARDS = {
 DETECTOR_BEFORE_CARDS = {
     "recipe": {
         "task": "detection", "model": "lambda_resnet20_small", "image_size": 64, "levels": [2, 3], "data": "a.json",
-        "pyramid_channels": 8, "box_layers": [0, 32], "proposals": 20, "images": "a", "validation_data": "b.json",
+        "pyramid_channels": 8, "box_layers": [0, 32], "proposals": 20, "detections": 7, "images": "a",
+        "validation_data": "b.json",
     },
     "classes": ["cup", "fork"],
     "category_ids": [3, 7],
@@ -166,7 +167,7 @@ def save_with_metadata(path, model, description):
     return path
 
 
-def test_classifiers_saved_before_model_cards_load(tmp_path):
+def test_loads_classifiers_saved_before_model_cards(tmp_path):
     model = create_model("lambda_resnet20_small", num_classes=2, in_chans=3, scope=7)
     loaded = load_classifier(save_with_metadata(tmp_path / "weights.safetensors", model, BEFORE_CARDS))
     assert loaded.classes == ("dark", "light")
@@ -176,12 +177,13 @@ def test_classifiers_saved_before_model_cards_load(tmp_path):
     assert torch.equal(loaded.model.state_dict()["conv1.weight"].cpu(), model.state_dict()["conv1.weight"])
 
 
-def test_detectors_saved_before_model_cards_load(tmp_path):
+def test_loads_detectors_saved_before_model_cards(tmp_path):
     fields = {**DETECTOR_BEFORE_CARDS["recipe"], "classes": ("cup", "fork"), "category_ids": (3, 7)}
     model = build_detector(make_card(DetectorCard, fields, "a test"))
     loaded = load_detector(save_with_metadata(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_CARDS))
     assert [(category.id, category.name) for category in loaded.categories] == [(3, "cup"), (7, "fork")]
-    assert (loaded.card.image_size, loaded.card.levels, loaded.card.validation_data) == (64, (2, 3), "b.json")
+    card = loaded.card
+    assert (card.image_size, card.levels, card.max_detections, card.validation_data) == (64, (2, 3), 7, "b.json")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ RECIPE_GROUPS: Groups = {
     "augmentation": ("scale", "ratio", "crop_padding", "jitter", "flip", "rand_augment"),
     "Mask R-CNN": (
         *("levels", "pyramid_channels", "anchor_scale", "aspect_ratios", "proposals", "sampled_regions", "max_objects"),
-        *("box_layers", "mask_layers", "detections", "hide_padding"),
+        *("box_layers", "mask_layers", "max_detections", "hide_padding"),
     ),
     "batch norm": ("batch_norm_momentum", "freeze_batch_norm", "sync_batch_norm"),
     "pseudo-label": ("pseudo_labels", "pseudo_images", "pseudo_ratio", "pseudo_targets"),

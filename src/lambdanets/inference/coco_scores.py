@@ -75,19 +75,19 @@ def _iou_index(iou: float) -> int:
     return int(matches[0])
 
 
-def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, detections: int = 100) -> Scores:
+def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detections: int = 100) -> Scores:
     """Compute the precision of COCO results.
 
     truth: images, annotations and categories of a COCO instances file. Crowd regions are not objects, and detections
         in them are ignored.
     results: from `coco_results`. Detections with equal scores in an image are ranked in this order.
-    detections: maximum number of detections per image and category. Those with the highest scores are used.
+    max_detections: maximum number of detections per image and category. Those with the highest scores are used.
 
     The size of a detection is the area of its box for box AP, and the area of its mask for mask AP. Raises InputError
     for invalid results, unknown images or categories, and masks that do not have the size of their image.
     """
-    if detections < 1:
-        raise InputError(f"detections must be at least 1, got {detections}")
+    if max_detections < 1:
+        raise InputError(f"max_detections must be at least 1, got {max_detections}")
     images = {
         image["id"]: {"id": number, "height": image["height"], "width": image["width"]}
         for number, image in enumerate(sorted(truth["images"], key=lambda image: image["id"]), 1)
@@ -106,7 +106,7 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, detections:
             category["name"] if names[category["name"]] == 1 else f"{category['name']} ({category['id']})"
             for category in categories
         ),
-        {iou_type: _precision(base, objects, detected, iou_type, detections) for iou_type in IOU_TYPES},
+        {iou_type: _precision(base, objects, detected, iou_type, max_detections) for iou_type in IOU_TYPES},
     )
 
 
@@ -145,14 +145,18 @@ def _validate_mask(segmentation: dict[str, Any], size: list[int], name: str) -> 
 
 
 def _precision(
-    base: dict[str, Any], objects: Sequence[dict[str, Any]], detected: Sequence[Result], iou_type: str, detections: int
+    base: dict[str, Any],
+    objects: Sequence[dict[str, Any]],
+    detected: Sequence[Result],
+    iou_type: str,
+    max_detections: int,
 ) -> np.ndarray:
     # copies, because faster-coco-eval modifies its input
     truth = COCO(base | {"annotations": [each.copy() for each in objects]})
     predicted = COCO(base | {"annotations": [each | {"area": each[f"{iou_type}_area"]} for each in detected]})
     evaluation = COCOeval_faster(truth, predicted, iou_type)
     evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
-    evaluation.params.maxDets = [detections]
+    evaluation.params.maxDets = [max_detections]
     evaluation.evaluate()
     evaluation.accumulate()
     return np.asarray(evaluation.eval["precision"])[..., -1]

@@ -77,7 +77,7 @@ def evaluate_detector(
                 readable.append(index)
     if not readable:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
-    scores = evaluate(images.annotations.to_coco(readable), results, detections=detector.card.detections)
+    scores = evaluate(images.annotations.to_coco(readable), results, max_detections=detector.card.max_detections)
     return DetectionEvaluation(results, scores, readable, unreadable)
 
 

@@ -146,7 +146,7 @@ def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: An
         backbone_options=options,
         rpn_pre_nms_top_n_test=2 * card.proposals,
         rpn_post_nms_top_n_test=card.proposals,
-        box_detections_per_img=card.detections,
+        box_detections_per_img=card.max_detections,
         **training,
     )
 

@@ -77,10 +77,11 @@ class DetectorCard(ModelCard):
     RANGES: ClassVar[dict[str, Range]] = {
         "image_size": Range(4, 10_000),
         "mask_layers": Range(0),
-        **dict.fromkeys(("pyramid_channels", "proposals", "detections"), Range(1)),
+        **dict.fromkeys(("pyramid_channels", "proposals", "max_detections"), Range(1)),
         "tile_size": Range(16),
         **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
     }
+    ALIASES: ClassVar[dict[str, str]] = {"detections": "max_detections"}
 
     category_ids: tuple[int, ...] = ()
     image_size: int = 128
@@ -93,7 +94,7 @@ class DetectorCard(ModelCard):
     anchor_scale: float = 4.0
     aspect_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
     proposals: int = 500
-    detections: int = 100
+    max_detections: int = 100
     hide_padding: bool = True
     data: str = "digits"
     images: str | None = None

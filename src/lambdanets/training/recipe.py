@@ -44,6 +44,7 @@ class TrainingRecipe:
         "crop_ratio": "ratio",
         "eval_crop": "crop_pct",
         "average_decay": "ema_decay",
+        "detections": "max_detections",
     }
     RANGES: ClassVar[dict[str, Range]] = {
         "batch_norm_momentum": Range(above=0, maximum=1),

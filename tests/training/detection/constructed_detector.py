@@ -52,7 +52,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
         anchor_scale=6.0,
         proposals=50,
         sampled_regions=64,
-        detections=20,
+        max_detections=20,
         learning_rate=1e-4,
         batch_norm_momentum=0.001,
         **changes,

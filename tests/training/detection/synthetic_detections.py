@@ -117,7 +117,7 @@ def call_without_output(function):
         return function()
 
 
-def pycocotools_scores(truth, results, detections=100):
+def pycocotools_scores(truth, results, max_detections=100):
     """Return the first six statistics of pycocotools for "bbox" and "segm", with None for -1.
 
     For "segm", the size of a detection is the area of its mask.
@@ -131,13 +131,13 @@ def pycocotools_scores(truth, results, detections=100):
         unused_field = "segmentation" if kind == "bbox" else "bbox"
         kept = [{name: value for name, value in result.items() if name != unused_field} for result in results]
         evaluation = COCOeval(coco, call_without_output(lambda coco=coco, kept=kept: coco.loadRes(kept)), kind)
-        evaluation.params.maxDets = [1, 10, detections]
+        evaluation.params.maxDets = [1, 10, max_detections]
         call_without_output(lambda evaluation=evaluation: (evaluation.evaluate(), evaluation.accumulate()))
         precision = evaluation.eval["precision"][..., -1]
         slices = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0]]
         slices += [precision[..., size] for size in (1, 2, 3)]
         values = [array[array > -1].mean() if (array > -1).any() else None for array in slices]
-        if detections == 100:
+        if max_detections == 100:
             call_without_output(evaluation.summarize)
             assert [-1 if value is None else value for value in values] == list(evaluation.stats[:6])
         scores[kind] = dict(zip(NAMES, values, strict=True))

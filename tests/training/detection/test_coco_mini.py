@@ -44,7 +44,7 @@ def test_trains_and_scores_on_coco_images(coco, tmp_path, capsys):
         mask_layers=1,
         proposals=50,
         sampled_regions=32,
-        detections=10,
+        max_detections=10,
         training_images=8,
         batch_size=4,
         epochs=1,

@@ -37,17 +37,17 @@ def test_scores_equal_pycocotools_and_torchmetrics(seed):
     assert all(0.1 < value < 0.95 for value in values), "scores near 0 or 1 prove little"
 
 
-@pytest.mark.parametrize("detections", [1, 3])
-def test_detections_limits_detections_per_image_and_category(detections):
+@pytest.mark.parametrize("max_detections", [1, 3])
+def test_max_detections_limits_detections_per_image_and_category(max_detections):
     truth = synthetic_annotations(3)
     results = perturb_annotations(truth, 3)
-    summary = evaluate(truth, results, detections=detections).summary()
+    summary = evaluate(truth, results, max_detections=max_detections).summary()
     assert summary["bbox"]["AP"] < evaluate(truth, results).summary()["bbox"]["AP"]
     # pycocotools always allows 10 detections, so it gets only the detections with the highest scores
     kept = []
     for result in sorted(results, key=lambda result: -result["score"]):
         same = [other for other in kept if all(other[key] == result[key] for key in ("image_id", "category_id"))]
-        kept += [result] if len(same) < detections else []
+        kept += [result] if len(same) < max_detections else []
     assert_scores_equal(summary, pycocotools_scores(truth, kept))
 
 
@@ -212,5 +212,5 @@ def test_rejects_results_that_cannot_be_scored(two_cats, change, message):
 def test_rejects_an_unknown_iou_and_zero_detections(two_cats):
     with pytest.raises(InputError, match=r"iou must be one of 0.5, 0.55, ..., 0.95, got 0.4"):
         evaluate(two_cats, []).curve("bbox", 0.4)
-    with pytest.raises(InputError, match="detections must be at least 1, got 0"):
-        evaluate(two_cats, [], detections=0)
+    with pytest.raises(InputError, match="max_detections must be at least 1, got 0"):
+        evaluate(two_cats, [], max_detections=0)

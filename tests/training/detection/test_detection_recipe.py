@@ -22,7 +22,7 @@ INVALID = [
     ("mask_layers", -1),
     ("proposals", 0),
     ("sampled_regions", 0),
-    ("detections", 0),
+    ("max_detections", 0),
     ("anchor_scale", 0.0),
     ("flip", 1.5),
     ("drop_path", -0.1),

@@ -15,7 +15,7 @@ from training.detection.tiny_detection import tiny_recipe
 @pytest.fixture(scope="module")
 def recipe_and_images(tmp_path_factory):
     """A recipe that keeps all detections, and its training set."""
-    recipe = tiny_recipe(tmp_path_factory.mktemp("validation"), detections=100, batch_size=3)
+    recipe = tiny_recipe(tmp_path_factory.mktemp("validation"), max_detections=100, batch_size=3)
     return recipe, open_datasets(recipe)[0]
 
 

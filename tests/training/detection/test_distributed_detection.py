@@ -114,7 +114,7 @@ def validate(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str
 
 def test_two_ranks_score_all_validation_images(tmp_path):
     write_scattered_digits(tmp_path / "digits", 1, 3, 0)
-    recipe = tiny_recipe(tmp_path / "digits", detections=100)
+    recipe = tiny_recipe(tmp_path / "digits", max_detections=100)
     expected = validate(recipe, BatchSlice())
     assert expected[0].keys() == VALIDATION_METRICS.keys()
     assert all(0.1 < score < 0.9 for score in expected[0].values())

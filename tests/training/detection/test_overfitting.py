@@ -42,8 +42,8 @@ def test_overfits_one_image(tmp_path):
     annotations = {name: str(tmp_path / "train.json") for name in ("data", "validation_data")}
     images = {name: str(tmp_path / "images") for name in ("images", "validation_images")}
     no_augmentation = {"jitter": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0, "batch_size": 1}
-    heads = {"pyramid_channels": 16, "box_layers": (1, 32), "proposals": 20, "sampled_regions": 16, "detections": 10}
-    recipe = tiny_recipe(tmp_path, **annotations, **images, **no_augmentation, **heads)
+    heads = {"pyramid_channels": 16, "box_layers": (1, 32), "proposals": 20, "sampled_regions": 16}
+    recipe = tiny_recipe(tmp_path, **annotations, **images, **no_augmentation, **heads, max_detections=10)
     training, validation = open_datasets(recipe)[:2]
     torch.manual_seed(SEED)
     model = build_model(recipe, len(TWO_CATEGORIES))

@@ -35,7 +35,7 @@ def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
         "mask_layers": 1,
         "proposals": 10,
         "sampled_regions": 8,
-        "detections": 5,
+        "max_detections": 5,
         "drop_path": 0.1,
         "epochs": 2,
         "batch_size": 2,

@@ -114,7 +114,7 @@ class Detection(TrainingModule):
         if not indices:
             return {}
         ground_truth = self._validation.annotations.to_coco(sorted(indices))
-        summary = evaluate(ground_truth, results, detections=self.recipe.detections).summary()
+        summary = evaluate(ground_truth, results, max_detections=self.recipe.max_detections).summary()
         # None if no readable image has objects
         values = {name: summary[kind][score] for name, (kind, score) in VALIDATION_METRICS.items()}
         return {name: float("nan") if value is None else value for name, value in values.items()}

@@ -32,7 +32,7 @@ def quicktest_recipe(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
         mask_layers=min(recipe.mask_layers, 1),
         proposals=40,
         sampled_regions=16,
-        detections=10,
+        max_detections=10,
     )
     if recipe.data == "digits":
         return replace(recipe, training_images=TRAINING_IMAGES)

@@ -20,7 +20,7 @@ class DetectionRecipe(TrainingRecipe):
     RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
         "image_size": Range(4, 10_000),
         **dict.fromkeys(("training_images", "max_objects", "pyramid_channels"), Range(1)),
-        **dict.fromkeys(("proposals", "sampled_regions", "detections"), Range(1)),
+        **dict.fromkeys(("proposals", "sampled_regions", "max_detections"), Range(1)),
         "mask_layers": Range(0),
         **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
         **dict.fromkeys(("flip", "drop_path"), Range(0, 1)),
@@ -76,7 +76,7 @@ class DetectionRecipe(TrainingRecipe):
     """Proposals per image that the region proposal network keeps after non-maximum suppression."""
     sampled_regions: int = 512
     """Proposals per image that the heads are trained on. At most a quarter of them are positive."""
-    detections: int = 100
+    max_detections: int = 100
     """Maximum number of detections per image."""
     drop_path: float = 0.0
     """Stochastic depth rate of the last block of the backbone. The rate increases linearly over the blocks."""
