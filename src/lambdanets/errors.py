@@ -79,7 +79,7 @@ def explain_missing_extras(extra: str | None = None) -> Iterator[None]:
         raise InputError(f"{package} is not installed; install it with: {command}") from error
 
 
-def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
+def nearest_hint(name: str, known: Iterable[str], count: int = 1) -> str:
     """Return '; the nearest is ...' for a message about an unknown name, or "" if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     if not close:

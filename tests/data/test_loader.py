@@ -184,7 +184,7 @@ def test_a_last_batch_with_two_images_is_kept() -> None:
 
 
 def test_rejects_training_but_not_validation_on_one_image() -> None:
-    with pytest.raises(InputError, match="training images must be at least 2, got 1"):
+    with pytest.raises(InputError, match="number of training images must be at least 2, got 1"):
         loader(images(1))
     assert len(list(loader(images(1), training=False))) == 1
 

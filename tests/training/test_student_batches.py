@@ -237,7 +237,7 @@ def test_unreadable_pseudo_labeled_images_are_skipped_and_listed():
 @pytest.mark.parametrize(("count", "world_size"), [(0, 1), (1, 2), (2, 3)])
 def test_rejects_fewer_pseudo_labeled_images_than_ranks(count, world_size):
     with pytest.raises(
-        InputError, match=f"pseudo-labeled images must be at least {world_size}, one per rank, got {count}$"
+        InputError, match=f"number of pseudo-labeled images must be at least {world_size}, one per rank, got {count}$"
     ):
         make_loader(
             count=12,

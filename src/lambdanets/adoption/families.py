@@ -62,20 +62,20 @@ class Lucidrains(Family):
     def layout(self, shapes: Shapes, heads: int) -> Layout:
         position = next(name for name in ("pos_conv.weight", "rel_pos_emb", "pos_emb") if name in shapes)
         local, dense = position == "pos_conv.weight", position == "pos_emb"
-        depth, intra = shapes[position][:2] if local else shapes[position][-2:]
+        depth, intra_depth = shapes[position][:2] if local else shapes[position][-2:]
         dimensions = len(shapes[_weight("to_q", shapes)]) - 2
         grid = None
         if not local:
             grid = _square(shapes[position][0]) if dense else _grid_of_table(shapes[position], dimensions)
         return Layout(
             queries=_rows("to_q", shapes),
-            keys=_rows("to_k", shapes, intra),
-            values=_rows("to_v", shapes, intra),
+            keys=_rows("to_k", shapes, intra_depth),
+            values=_rows("to_v", shapes, intra_depth),
             norms=("norm_q", "norm_v"),
             table=convolution_table(position) if local else stored_table(position),
             query_depth=depth,
             heads=heads,
-            intra_depth=intra,
+            intra_depth=intra_depth,
             position_bias=_bias("pos_conv", shapes),
             dimensions=dimensions,
             grid=grid,
@@ -97,7 +97,7 @@ class Holocron(Family):
 
     def layout(self, shapes: Shapes, heads: int) -> Layout:
         local = "R" in shapes  # (k, u, 1, r, r), or pos_emb (n, n, k, u)
-        depth, intra = shapes["R"][:2] if local else shapes["pos_emb"][2:]
+        depth, intra_depth = shapes["R"][:2] if local else shapes["pos_emb"][2:]
         return Layout(
             queries=_rows("to_q", shapes),
             keys=_rows("to_k", shapes),
@@ -106,7 +106,7 @@ class Holocron(Family):
             table=convolution_table("R") if local else stored_table("pos_emb"),
             query_depth=depth,
             heads=heads,
-            intra_depth=intra,
+            intra_depth=intra_depth,
             grid=None if local else _square(shapes["pos_emb"][0]),
             dense=not local,
         )
@@ -125,21 +125,21 @@ class DLi14(Family):
         return getattr(layer, "avgpool", None)
 
     def layout(self, shapes: Shapes, heads: int) -> Layout:
-        intra = shapes["lambda_conv.weight"][1]
-        return self._layout(shapes, heads, query_order=1, key_order=intra, value_order=intra)
+        intra_depth = shapes["lambda_conv.weight"][1]
+        return self._layout(shapes, heads, query_outer=1, key_outer=intra_depth, value_outer=intra_depth)
 
-    def _layout(self, shapes: Shapes, heads: int, query_order: int, key_order: int, value_order: int) -> Layout:
-        depth, intra = shapes["lambda_conv.weight"][:2]
-        first = (heads + intra) * depth
+    def _layout(self, shapes: Shapes, heads: int, query_outer: int, key_outer: int, value_outer: int) -> Layout:
+        depth, intra_depth = shapes["lambda_conv.weight"][:2]
+        values_start = (heads + intra_depth) * depth
         return Layout(
-            queries=Rows("conv_qkv", 0, heads * depth, query_order),
-            keys=Rows("conv_qkv", heads * depth, intra * depth, key_order),
-            values=Rows("conv_qkv", first, shapes["conv_qkv.weight"][0] - first, value_order),
+            queries=Rows("conv_qkv", 0, heads * depth, query_outer),
+            keys=Rows("conv_qkv", heads * depth, intra_depth * depth, key_outer),
+            values=Rows("conv_qkv", values_start, shapes["conv_qkv.weight"][0] - values_start, value_outer),
             norms=("norm_q", "norm_v"),
             table=convolution_table("lambda_conv.weight"),
             query_depth=depth,
             heads=heads,
-            intra_depth=intra,
+            intra_depth=intra_depth,
             position_bias=_bias("lambda_conv", shapes),
         )
 
@@ -163,8 +163,8 @@ class JHLew(DLi14):
         return int(layer.heads)
 
     def layout(self, shapes: Shapes, heads: int) -> Layout:
-        depth, intra = shapes["lambda_conv.weight"][:2]
-        return self._layout(shapes, heads, query_order=depth, key_order=intra, value_order=1)
+        depth, intra_depth = shapes["lambda_conv.weight"][:2]
+        return self._layout(shapes, heads, query_outer=depth, key_outer=intra_depth, value_outer=1)
 
 
 class Leaderj1001(Family):
@@ -191,7 +191,7 @@ class Leaderj1001(Family):
         return getattr(layer, "avgpool", None)
 
     def layout(self, shapes: Shapes, heads: int) -> Layout:
-        depth, intra = shapes["embedding"][:2]
+        depth, intra_depth = shapes["embedding"][:2]
         dimensions = len(shapes[_weight("queries", shapes)]) - 2
         table = convolution_table("embedding")
         if len(shapes["embedding"]) == 2:  # a position is its own context
@@ -204,7 +204,7 @@ class Leaderj1001(Family):
             table=table,
             query_depth=depth,
             heads=heads,
-            intra_depth=intra,
+            intra_depth=intra_depth,
             dimensions=dimensions,
         )
 

@@ -17,7 +17,7 @@ from lambdanets.errors import (
     explain_missing_extras,
     is_out_of_memory,
     is_user_fixable,
-    nearest,
+    nearest_hint,
 )
 from lambdanets.terminal import echo
 
@@ -89,7 +89,7 @@ def _dispatch(arguments: list[str]) -> int:
     command = arguments[0]
     if command not in COMMANDS:
         known = [*COMMANDS, "--help", "--version"]
-        raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest(command, known)}")
+        raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
     for argument in arguments:
         if "\0" in argument:  # as passed by a program, not by a shell
             raise InputError(f"an argument must not contain a null byte, got {argument!r}")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import tyro
 
 from lambdanets.cli.option_groups import RULES
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 
 Options = TypeVar("Options")
 
@@ -36,7 +36,7 @@ def parse(options: type[Options], arguments: list[str], *, description: str, pro
             raise InputError(f"{command} has no argument {unknown[0]!r}; {command} --help lists its arguments")
         flag = unknown[0].partition("=")[0]
         flags = [f"--{name.replace('_', '-')}" for name in _field_names(parsed)]
-        raise InputError(f"{command} has no option {flag}{nearest(flag, flags)}")
+        raise InputError(f"{command} has no option {flag}{nearest_hint(flag, flags)}")
     return parsed
 
 
@@ -73,7 +73,7 @@ def _error_message(event: Any) -> str:
         count = event.argument.lowered.nargs
         return f"{_display_name(event.argument)} must have {'a value' if count == 1 else f'{count} values'}"
     if kind == "InvalidChoice":
-        close = nearest(event.value, event.choices)
+        close = nearest_hint(event.value, event.choices)
         return f"{_display_name(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}{close}"
     if kind == "InstantiationFailure" and event.argument is None:
         return str(event.message)  # from the checks of a recipe

@@ -1,7 +1,7 @@
 """`lambdanets benchmark`."""
 
 from lambdanets.cli.arguments import parse
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.terminal import echo
 
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         return 0
     kind = arguments[0]
     if kind not in KINDS:
-        raise InputError(f"benchmark must be one of {', '.join(KINDS)}, got {kind!r}{nearest(kind, KINDS)}")
+        raise InputError(f"benchmark must be one of {', '.join(KINDS)}, got {kind!r}{nearest_hint(kind, KINDS)}")
     description = f"{KINDS[kind].__doc__}\n\nOutputs and gradients are verified against float64 before timing."
     options = parse(KINDS[kind], arguments[1:], prog=f"lambdanets benchmark {kind}", description=description)
     from lambdanets.evidence.benchmark.run import run

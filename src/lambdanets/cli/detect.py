@@ -14,7 +14,7 @@ from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import images_journal, report_unreadable
 from lambdanets.cli.training import parse_with_recipe, train
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.progress import track
 from lambdanets.signals import deferred
 from lambdanets.terminal import echo
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if arguments[0] not in ACTIONS:
         raise InputError(
-            f"action must be one of {', '.join(ACTIONS)}, got {arguments[0]!r}{nearest(arguments[0], ACTIONS)}"
+            f"action must be one of {', '.join(ACTIONS)}, got {arguments[0]!r}{nearest_hint(arguments[0], ACTIONS)}"
         )
     return ACTIONS[arguments[0]](arguments[1:])
 

@@ -110,10 +110,10 @@ class Batches(Generic[BatchT]):
         min_images = min_batch_size(self._slice, self._pseudo_batch_size, min_micro_batch) if training else 1
         if len(images) < min_images:
             split = "training" if training else "validation"
-            raise InputError(f"{split} images must be at least {min_images}, got {len(images)}")
+            raise InputError(f"number of {split} images must be at least {min_images}, got {len(images)}")
         if pseudo_images is not None and len(pseudo_images) < self._slice.world_size:
             at_least = f"at least {self._slice.world_size}, one per rank"
-            raise InputError(f"pseudo-labeled images must be {at_least}, got {len(pseudo_images)}")
+            raise InputError(f"number of pseudo-labeled images must be {at_least}, got {len(pseudo_images)}")
         if training and batch_size < min_images:
             raise InputError(
                 f"images of a step must be at least {min_micro_batch} per micro-batch ({self._slice.world_size} ranks, "

@@ -17,7 +17,7 @@ from torch import nn
 from lambdanets.deployment.graphs import Graph, Shape, describe, make_graph, zero_scales
 from lambdanets.deployment.quantization import MAX_DROP, Quantization
 from lambdanets.deployment.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
-from lambdanets.errors import InputError, explain_missing_extras, nearest, one_line
+from lambdanets.errors import InputError, explain_missing_extras, nearest_hint, one_line
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
@@ -185,7 +185,7 @@ def _quantize(runtime: Runtime, files: list[Path], validation: "Validation") -> 
 
 def _runtime(to: str) -> Runtime:
     if to not in RUNTIMES:
-        raise InputError(f"to must be one of {', '.join(RUNTIMES)}, got {to!r}{nearest(str(to), RUNTIMES)}")
+        raise InputError(f"to must be one of {', '.join(RUNTIMES)}, got {to!r}{nearest_hint(str(to), RUNTIMES)}")
     return RUNTIMES[to]
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.files import atomic_write, file_sha256
 from lambdanets.inference.hub_folder import HUB_WEIGHTS, hub_weights, is_hub_folder, local_path, read_hub_folder
 from lambdanets.inference.model_card import Card, read_card, read_description
@@ -40,7 +40,7 @@ def find_weights(path: Path) -> Path:
         names = packaged_models()
         raise InputError(
             f"{path} must be a run folder, a weight file or one of {', '.join(names)}, which come with the package; "
-            f"there is no such file{nearest(str(path), names)}"
+            f"there is no such file{nearest_hint(str(path), names)}"
         )
     if not path.is_dir():
         return path

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lambdanets.data.coco.loader import image_to_tensor
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import ImageInput, image_batches
@@ -146,7 +146,7 @@ class Explanation:
         name = self._call(None)[0] if module is None else module
         modules = {path or type(part).__name__: part for path, part in self.model.named_modules()}
         if name not in modules:
-            raise InputError(f"module must be the name of a module, got {name!r}{nearest(name, modules)}")
+            raise InputError(f"module must be the name of a module, got {name!r}{nearest_hint(name, modules)}")
         is_detector = isinstance(self.inputs[0], list)
         variable = (self.inputs[0][0] if is_detector else self.inputs[0]).detach().clone().requires_grad_()
         inputs = ([variable],) if is_detector else (variable, *self.inputs[1:])
@@ -163,7 +163,7 @@ class Explanation:
         name = self.layers[-1] if layer is None else layer
         if name not in self.calls:
             known = ", ".join(self.layers)
-            raise InputError(f"layer must be one of {known}, got {name!r}{nearest(str(name), self.layers)}")
+            raise InputError(f"layer must be one of {known}, got {name!r}{nearest_hint(str(name), self.layers)}")
         return name, self.calls[name]
 
     def _position(self, at: tuple[int, ...] | int | None, sides: tuple[int, ...]) -> tuple[int, ...]:

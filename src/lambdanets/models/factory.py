@@ -13,7 +13,7 @@ from timm.models.resnet import ResNet
 from torch import nn
 
 from lambdanets.adoption import adopt, has_foreign_layers
-from lambdanets.errors import InputError, did_you_mean, nearest, one_line
+from lambdanets.errors import InputError, did_you_mean, nearest_hint, one_line
 from lambdanets.layers.module import SYNONYMS
 from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, plain_resnetrs
 from lambdanets.models.packaged import packaged_arguments, packaged_models, packaged_weights
@@ -118,5 +118,5 @@ def _check_has_weights(name: str) -> None:
 def unknown_model_message(name: str) -> str:
     """Return an error message that suggests similar models, of this package first, else of timm."""
     ours = list_models()
-    similar = nearest(name, ours, 3) or nearest(name, timm.list_models(), 3)
+    similar = nearest_hint(name, ours, 3) or nearest_hint(name, timm.list_models(), 3)
     return f"there is no model named {name!r}{similar or '; this package has ' + ', '.join(ours)}"

@@ -7,7 +7,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.resnet import ResNet
 from torch import nn
 
-from lambdanets.errors import InputError, did_you_mean, nearest
+from lambdanets.errors import InputError, did_you_mean, nearest_hint
 from lambdanets.layers.baselines import MIXERS, option_names
 from lambdanets.layers.baselines.channel_attention import squeeze_excitation
 from lambdanets.layers.module import SYNONYMS
@@ -124,7 +124,7 @@ def _build(
 ) -> nn.Module:
     mixer = overrides.pop("mixer", DEFAULT_MIXER)
     if mixer not in MIXERS:
-        similar = nearest(mixer, MIXERS) if isinstance(mixer, str) else ""
+        similar = nearest_hint(mixer, MIXERS) if isinstance(mixer, str) else ""
         raise InputError(f"mixer must be one of {', '.join(MIXERS)}; got {mixer!r}{similar}")
     options = overrides.pop("mixer_options", None) or {}
     if not isinstance(options, dict):

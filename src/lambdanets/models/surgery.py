@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.layers import LambdaBase
 from lambdanets.models.replacement_check import check_replacement
 from lambdanets.ops.checks import check_flags
@@ -80,7 +80,7 @@ def _select(where: Any, convolutions: dict[str, nn.Conv2d], model: nn.Module) ->
                 raise InputError(f"where must contain names, got {_describe(pattern)}")
             matches = [pattern] if pattern in convolutions else fnmatch.filter(convolutions, pattern)
             if not matches:
-                similar = nearest(pattern, convolutions, 3)
+                similar = nearest_hint(pattern, convolutions, 3)
                 raise InputError(f"where must name Conv2d modules of {type(model).__name__}, got {pattern!r}{similar}")
             selected.update(matches)
     if not selected:

@@ -28,7 +28,7 @@ def load_weights(model: nn.Module, path: str | Path, skip: str = "") -> None:
 
 
 def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Load named tensors into a model; all names and shapes must match.
+    """Load a state dict into a model; all names and shapes must match.
 
     Tensors with NaN or inf raise an error, unless the current tensor of the model is non-finite too, such as a mask
     with -inf.
@@ -80,7 +80,7 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from error
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not any(isinstance(value, Tensor) for value in state.values()):
-        raise InputError(f"{path} contains no named tensors; expected a checkpoint")
+        raise InputError(f"{path} contains no state dict; expected a checkpoint with state_dict or a dict of tensors")
     metadata = {str(name): value for name, value in content.items() if name != "state_dict"}
     weights = {str(name).removeprefix("model."): value for name, value in state.items() if isinstance(value, Tensor)}
     return weights, metadata

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, overload
 
-from lambdanets.errors import InputError, nearest, one_line
+from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.training.recipe import Recipe, TrainingRecipe
 from lambdanets.training.tasks import TASKS
 
@@ -43,14 +43,14 @@ def find_recipe(name: str, recipe_class: type[TrainingRecipe] = Recipe) -> Train
             reason = one_line(error)
             unknown_field = re.search(r"unexpected keyword argument '(\w+)'", reason)
             known_fields = [field.name for field in dataclasses.fields(recipe_class)]
-            advice = nearest(unknown_field[1], known_fields) if unknown_field else ""
+            advice = nearest_hint(unknown_field[1], known_fields) if unknown_field else ""
             raise InputError(f"{name} cannot be run: {type(error).__name__}: {reason}{advice}") from error
     else:
         modules = _modules(recipe_class)
         variants = {variant: module for module in modules for variant in list_variants(module, recipe_class)}
         if name not in modules and name not in variants:
             known = [*modules, *variants]
-            raise InputError(f"recipe must be one of {', '.join(modules)}, got {name!r}{nearest(name, known)}")
+            raise InputError(f"recipe must be one of {', '.join(modules)}, got {name!r}{nearest_hint(name, known)}")
         module = modules[variants.get(name, name)]
         recipe = module.recipe if name in modules else module.recipes[name.removeprefix(f"{variants[name]}_")]
     if isinstance(recipe, TrainingRecipe) and not isinstance(recipe, recipe_class):

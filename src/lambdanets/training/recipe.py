@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from lambdanets.bounds import VALIDATION_SHARE_RANGE, WORKERS_RANGE, Range, convert, field_types
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import parse_json, reraise_as_input_error
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class TrainingRecipe:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
-                raise InputError(f"{source} has the unknown field {name!r}{nearest(name, known)}")
+                raise InputError(f"{source} has the unknown field {name!r}{nearest_hint(name, known)}")
         for name in ("data", "model"):
             if name not in fields:
                 raise InputError(f"{source} must have the field {name!r}, got none")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 
 Pass = Literal["inference", "training"]
 
@@ -160,7 +160,7 @@ def check_candidates(options: CommonOptions, known: list[str]) -> None:
     """Raise InputError for a name that is not a candidate of this benchmark."""
     for name in options.candidates or ():
         if name not in known:
-            raise InputError(f"--candidates must be among {', '.join(known)}, got {name!r}{nearest(name, known)}")
+            raise InputError(f"--candidates must be among {', '.join(known)}, got {name!r}{nearest_hint(name, known)}")
 
 
 def parse_shape(shape: str) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.training.recipe import ModelOptions
 
 
@@ -116,5 +116,5 @@ def variant_labels(studies: Sequence[str]) -> list[str]:
     """Labels of the studies' variants. Raises InputError for an unknown study."""
     for study in studies:
         if study not in STUDIES:
-            raise InputError(f"studies must be among {', '.join(STUDIES)}, got {study!r}{nearest(study, STUDIES)}")
+            raise InputError(f"studies must be among {', '.join(STUDIES)}, got {study!r}{nearest_hint(study, STUDIES)}")
     return list(dict.fromkeys(label for study in studies for label in STUDIES[study].variants))

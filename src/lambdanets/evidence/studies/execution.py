@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.evidence.studies.catalog import STUDIES, Variant, variant_labels
 from lambdanets.folders import WorkFolder
 from lambdanets.locks import LOCK, InUseError, locked
@@ -69,7 +69,7 @@ def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[i
     known = variant_labels(studies)
     for label in variants:
         if label not in known:
-            raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest(label, known)}")
+            raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest_hint(label, known)}")
     for name, values in (("studies", studies), ("variants", variants), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise InputError(f"{name} must differ from each other, got {', '.join(map(str, values))}")

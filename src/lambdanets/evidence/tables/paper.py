@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from lambdanets.errors import InputError, nearest
+from lambdanets.errors import InputError, nearest_hint
 
 # Columns that can be counted, since the architecture determines them.
 COUNTABLE = ("params", "FLOPs", "memory")
@@ -62,7 +62,7 @@ def select_numbers(names: Sequence[str]) -> list[PaperNumber]:
     for name in names:
         if name not in known:
             raise InputError(
-                f"tables must be among {', '.join(known)}, got {name!r}{nearest(name, known)} "
+                f"tables must be among {', '.join(known)}, got {name!r}{nearest_hint(name, known)} "
                 "(Table 1 of the paper has no numbers)"
             )
     return [number for number in paper_numbers() if not names or number.table in names]
