@@ -56,7 +56,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
     original, images = make(), torch.randn(batch, 3, side, side)
     for module in original.modules():
         if isinstance(module, nn.BatchNorm2d) and not module.weight.any():
-            nn.init.constant_(module.weight, 0.2)  # timm's last norm of a block, for outputs that depend on the block
+            nn.init.constant_(module.weight, 0.2)  # not 0 (zero_init_last), so that the outputs depend on the block
     set_batch_norm_statistics(original, images)
     adopted = copy.deepcopy(original)
     layers = list(adopt(adopted))

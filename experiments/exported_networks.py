@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lambdanets import create_model, export
-from lambdanets.deployment.graphs import INITIAL_SCALE, zero_scales
+from lambdanets.deployment.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
 from lambdanets.deployment.runtimes import RUNTIMES
 from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
@@ -47,8 +47,8 @@ def make_network(name: str) -> tuple[torch.nn.Module, int]:
     model, options, side = NETWORKS[name]
     torch.manual_seed(0)
     network = create_model(model, **options).eval()
-    for scale in zero_scales(network):  # so that the outputs depend on all layers
-        torch.nn.init.constant_(scale, INITIAL_SCALE)
+    for weight in zero_norm_weights(network):  # so that the outputs depend on all layers
+        torch.nn.init.constant_(weight, INITIAL_NORM_WEIGHT)
     set_batch_norm_statistics(network, torch.randn(4, 3, side, side))
     return network, side
 

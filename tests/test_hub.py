@@ -1,4 +1,4 @@
-"""Folders in timm's hub layout: saved, loaded here and by timm, uploaded and downloaded."""
+"""Folders in timm's hub format: saved, loaded here and by timm, uploaded and downloaded."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def test_readme_has_data_scores_recipe_and_figures_of_a_run(quick_run, tmp_path)
     assert (folder / "curves.png").read_bytes() == (quick_run / "curves.png").read_bytes()
 
 
-def test_adopted_weights_are_saved_in_the_layout_of_timm(foreign, tmp_path):
+def test_adopted_weights_are_saved_with_the_keys_of_timm(foreign, tmp_path):
     adopted = timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
     adopted.load_state_dict(foreign.state_dict())
     ln.adopt(adopted)
@@ -142,7 +142,7 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path):
     assert lines[0].endswith(f"the model is in {tmp_path / 'model'}")
 
 
-def test_rejects_models_that_the_layout_cannot_describe(tmp_path):
+def test_rejects_models_that_the_hub_format_does_not_support(tmp_path):
     for model in (torch.nn.Linear(2, 2), "nowhere"):
         with pytest.raises(ValueError, match=r"model must be a run folder|nowhere"):
             ln.save_pretrained(model, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""The lambda layers of other packages, written from their formulas, with their attributes and tensor layouts.
+"""The lambda layers of other packages, written from their formulas, with their attributes and state-dict keys.
 
 Letters: b batch, h heads, k query depth, u intra-depth, v value depth, n and m positions, r side of the scope.
 """

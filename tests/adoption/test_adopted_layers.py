@@ -104,7 +104,7 @@ def test_adopted_layer_equals_the_original(name, training, dtype):
     bound = _BOUNDS[dtype]
     assert relative(*reversed(outputs)) < bound
     assert relative(*reversed(gradients)) < bound
-    # gradients of ours in the original's layout
+    # gradients of ours with the original's state-dict keys
     for parameter in ours.parameters():
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     converted, original = foreign_state_dict(ours), dict(theirs[0].named_parameters())

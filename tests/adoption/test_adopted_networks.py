@@ -53,13 +53,18 @@ def norms_of(network):
 
 
 def randomize_norms(network):
-    for norm in norms_of(network):  # timm's last norm of a block is 0 at first
+    # timm zero-initializes the weight of the last norm in each block (zero_init_last)
+    for norm in norms_of(network):
         nn.init.uniform_(norm.weight, 0.5, 1.5)
         nn.init.normal_(norm.bias, 0, 0.1)
 
 
 def update_statistics(network, x):
-    """Set running statistics to those of a batch: with others, outputs of a deep random network overflow."""
+    """Set the running statistics to the statistics of one batch.
+
+    With the default ones (mean 0, variance 1), the outputs of a deep, randomly initialized network overflow in eval
+    mode.
+    """
     for norm in norms_of(network):
         norm.momentum = 1.0
     with torch.no_grad():
@@ -90,7 +95,7 @@ def test_adopted_network_equals_the_original(name, training):
 @pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
 def test_weights_convert_back_after_a_training_step(name):
     torch.manual_seed(0)
-    theirs = timm.create_model(name)  # residual branches are 0 at first, so that rounding is not magnified
+    theirs = timm.create_model(name)  # zero_init_last: residual branches do not magnify rounding
     ours = copy.deepcopy(theirs)
     adopt(ours)
     x = images((64, 96)).float()

@@ -12,7 +12,7 @@ from torch._inductor import aoti_load_package
 import lambdanets as ln
 from deployment.shallow_resnet import shallow_lambda_resnet
 from lambdanets.cli import main
-from lambdanets.deployment.graphs import zero_scales
+from lambdanets.deployment.graphs import zero_norm_weights
 from lambdanets.deployment.runtimes import RUNTIMES, Onnx, Pt2
 from lambdanets.errors import InputError
 from training.teachers import RECIPE, write_teacher
@@ -71,7 +71,7 @@ def test_exported_network_and_its_metadata_equal_those_of_pytorch(to, dynamic, n
 def test_exported_feature_maps_of_a_lambda_resnet_accept_any_size(tmp_path):
     torch.manual_seed(0)
     network = shallow_lambda_resnet(features_only=True, out_indices=(1, 4), zero_init_last=False).eval()
-    assert not zero_scales(network)
+    assert not zero_norm_weights(network)
     exported = ln.export(network, tmp_path / "m.xml", to="openvino", image_size=32, dynamic=True)
     assert max(exported.errors.values()) < 1e-4
     assert any(side % 2 for shape in exported.errors for side in shape[2:])
@@ -93,10 +93,10 @@ def test_onnx_file_of_a_classifier_has_classes_and_preprocessing(tmp_path):
     assert metadata["images"] == session.get_inputs()[0].shape
 
 
-def test_warns_if_zero_scales_hide_layers_from_the_comparison(tmp_path):
+def test_warns_if_zero_initialized_norms_hide_layers(tmp_path):
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     nn.init.zeros_(network[1].weight)
-    with pytest.warns(UserWarning, match="normalization layers have a scale of 0"):
+    with pytest.warns(UserWarning, match="norms are zero-initialized"):
         exported = ln.export(network, tmp_path / "m.pt2", to="pt2", image_size=16)
     assert exported.path.exists()
 

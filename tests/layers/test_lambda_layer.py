@@ -98,7 +98,7 @@ def make_layer(dtype=torch.float64, dim=8, dimensions=2, **options):
     torch.manual_seed(0)
     layer = LAYERS[dimensions](dim, **({"query_depth": 4, "heads": 2, "scope": 5, "dtype": dtype} | options))
     if layer.position_bias is not None:
-        torch.nn.init.normal_(layer.position_bias)  # 0 at first
+        torch.nn.init.normal_(layer.position_bias)  # zero-initialized by default
     return layer
 
 

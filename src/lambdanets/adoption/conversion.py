@@ -60,7 +60,7 @@ def convert(layer: nn.Module, family: Family) -> GridLambdaLayer:
 
 
 def convert_back(layer: GridLambdaLayer, family: Family) -> dict[str, Tensor]:
-    """The tensors of a converted layer in the layout of the third-party layer. Raises CannotConvert with the reason."""
+    """The state dict of a converted layer with the third-party keys and shapes. Raises CannotConvert with a reason."""
     origin = layer.origin
     assert isinstance(origin, Origin)
     layout, shapes = family.layout(origin.shapes, origin.heads), origin.shapes

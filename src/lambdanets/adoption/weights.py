@@ -1,4 +1,4 @@
-"""Weights of an adopted network in the layout of the original network."""
+"""The state dict of an adopted network, with the keys and shapes of the original network."""
 
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ def is_adopted(model: nn.Module) -> bool:
 
 
 def foreign_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a network that `adopt` changed, with the names and shapes of the original network.
+    """The state dict of a network that `adopt` changed, with the keys and shapes of the original network.
 
     Loads with strict=True into the original network, which then computes the same, also after training. Tensors of
     adopted layers are new, the others are those of `model.state_dict()`.

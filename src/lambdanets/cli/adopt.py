@@ -28,9 +28,9 @@ class Adopt:
     }
 
     source: tyro.conf.Positional[str]
-    """Model of timm, such as lambda_resnet26t, hf-hub:USER/NAME, a folder in timm's hub layout, or a weight file."""
+    """Model of timm, such as lambda_resnet26t, hf-hub:USER/NAME, a folder in timm's hub format, or a weight file."""
     out: Path
-    """Folder for config.json, model.safetensors and README.md, in timm's hub layout."""
+    """Folder for config.json, model.safetensors and README.md, in timm's hub format."""
     model: str | None = None
     """For a weight file: name of the model of timm."""
     pretrained: bool = True

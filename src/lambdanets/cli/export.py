@@ -104,15 +104,15 @@ def _is_path(source: str) -> bool:
 
 
 def _make_random_model(name: str) -> "nn.Module":
-    """Create a model with random weights, none of which is multiplied by 0, so that all layers are compared."""
+    """Create a model with random weights and no zero-initialized norm, so that all layers are compared."""
     from torch import nn
 
-    from lambdanets.deployment.graphs import INITIAL_SCALE, zero_scales
+    from lambdanets.deployment.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
     from lambdanets.models import create_model
 
     model = create_model(name)
-    for scale in zero_scales(model):
-        nn.init.constant_(scale, INITIAL_SCALE)
+    for weight in zero_norm_weights(model):
+        nn.init.constant_(weight, INITIAL_NORM_WEIGHT)
     return model
 
 

@@ -93,7 +93,7 @@ def _to_image(planes: np.ndarray) -> Image.Image:
 
 
 def _rotate(image: Image.Image, orientation: int) -> Image.Image:
-    """Apply an orientation of EXIF, which TIFF shares."""
+    """Apply an EXIF orientation. TIFF's Orientation tag has the same values."""
     if orientation == 1:
         return image
     image.getexif()[ExifTags.Base.Orientation] = orientation
@@ -102,7 +102,10 @@ def _rotate(image: Image.Image, orientation: int) -> Image.Image:
 
 @contextlib.contextmanager
 def _quiet(logger: str) -> Iterator[None]:
-    """Silence a logger within the block: damaged metadata are no errors."""
+    """Disable a logger within the block.
+
+    tifffile logs errors for damaged metadata, although it can still read the pixels.
+    """
     log = logging.getLogger(logger)
     previous, log.disabled = log.disabled, True
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lambdanets.deployment.graphs import Graph, Shape, describe, make_graph, zero_scales
+from lambdanets.deployment.graphs import Graph, Shape, describe, make_graph, zero_norm_weights
 from lambdanets.deployment.quantization import MAX_DROP, Quantization
 from lambdanets.deployment.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
 from lambdanets.errors import InputError, explain_missing_extras, nearest_hint, one_line
@@ -247,10 +247,10 @@ def _compare(graph: Graph, runtime: Runtime, path: Path, dynamic: bool) -> dict[
         objects += len(expected[0])
     if "boxes" in graph.outputs and not objects:
         warnings.warn("the detector finds no objects in the test images, so no objects were compared", stacklevel=3)
-    if zeros := zero_scales(graph.network):
+    if zeros := zero_norm_weights(graph.network):
         warnings.warn(
-            f"{len(zeros)} normalization layers have a scale of 0, so the layers before them were not compared; "
-            "export trained weights, or initialize the scales with another value",
+            f"{len(zeros)} norms are zero-initialized (zero_init_last), so the layers before them were not compared; "
+            "export trained weights, or pass zero_init_last=False",
             stacklevel=3,
         )
     return errors

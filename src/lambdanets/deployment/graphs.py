@@ -23,7 +23,8 @@ Outputs = Sequence[Tensor]
 
 _MAX_ERROR = 1e-4  # relative norm: deep networks in float32 differ by up to 1e-5, layers by less than 1e-6
 _MAX_MISSING = 0.02  # fraction of objects: the order of two equal scores may decide which box suppresses the other
-INITIAL_SCALE = 0.2  # for `zero_scales` of random networks: with 1, they amplify rounding errors up to 200 times
+# for `zero_norm_weights` of random networks: with 1, the networks amplify rounding errors up to 200 times
+INITIAL_NORM_WEIGHT = 0.2
 _MIN_IOU, _MAX_SCORE_ERROR = 0.99, 1e-3
 
 
@@ -99,10 +100,10 @@ class _WithTensors(nn.Module):
         return tuple(outputs.values() if isinstance(outputs, Mapping) else outputs)
 
 
-def zero_scales(network: nn.Module) -> list[Tensor]:
-    """Return the scales of normalization layers that are zero everywhere, the initial ones of residual branches.
+def zero_norm_weights(network: nn.Module) -> list[Tensor]:
+    """Return the weights of norms that are zero-initialized, as in residual branches (zero_init_last).
 
-    What precedes them has no effect on the outputs, so a comparison of outputs does not test it.
+    The layers before such a norm have no effect on the outputs, so a comparison of outputs does not test them.
     """
     weights = [getattr(m, "weight", None) for m in network.modules() if "Norm" in type(m).__name__]
     return [weight for weight in weights if isinstance(weight, Tensor) and not weight.any()]

@@ -57,7 +57,7 @@ def _outputs(network: nn.Module, layers: list[str], images: Tensor) -> list[Tens
 def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:
     """Load a timm classifier and adopt a copy of it, both in evaluation mode.
 
-    source: name of a model of timm; "hf-hub:USER/NAME"; a folder in timm's hub layout; or a weight file (.safetensors,
+    source: name of a model of timm; "hf-hub:USER/NAME"; a folder in timm's hub format; or a weight file (.safetensors,
         .pth, .ckpt; read without running code from it).
     model: for a weight file, the name of the model of timm.
     pretrained: for a name, download the published weights; otherwise initialize randomly.
@@ -68,7 +68,7 @@ def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = 
     if is_hub_folder(path):
         network, card = load_network(path)
     elif path.is_dir():
-        raise InputError(f"{source} must be a folder with config.json in timm's hub layout, got one without")
+        raise InputError(f"{source} must be a folder with config.json in timm's hub format, got one without")
     elif path.is_file():
         network, card = _load_file(path, model)
     else:

@@ -1,4 +1,4 @@
-"""Model folders in timm's hub layout: config.json, model.safetensors and README.md.
+"""Model folders in timm's hub format: config.json, model.safetensors and README.md.
 
 timm and this package load them as "local-dir:FOLDER" and, after an upload, as "hf-hub:USER/NAME".
 """
@@ -29,18 +29,18 @@ def save_pretrained(
     *,
     license: str | None = None,
 ) -> Path:
-    """Write a classifier to a folder in timm's hub layout, and return the path of the folder.
+    """Write a classifier to a folder in timm's hub format, and return the path of the folder.
 
     model: a run folder or weight file, a `Classifier`, or a network from `create_model`, whether adopted or not.
     folder: created if missing. config.json, model.safetensors and README.md in it are replaced.
     license: identifier of the license of the weights for README.md, such as "apache-2.0".
 
-    Weights of adopted layers are written in the layout of the original, so that timm loads the folder without this
-    package. For models of this package, `import lambdanets` before timm.create_model("local-dir:FOLDER",
-    pretrained=True). README.md says how to load the model; for a run folder also data, recipe, scores and versions
-    from result.json and recipe.json, with the figures.
+    Layers replaced by `adopt` are saved with the state-dict keys and shapes of the original layers, so that timm loads
+    the folder without this package. For models of this package, `import lambdanets` before
+    timm.create_model("local-dir:FOLDER", pretrained=True). README.md says how to load the model; for a run folder also
+    data, recipe, scores and versions from result.json and recipe.json, with the figures.
 
-    Raises InputError for models that timm's layout cannot describe, such as detectors.
+    Raises InputError for models that timm's hub format does not support, such as detectors.
     """
     run = Path(model) if isinstance(model, str | os.PathLike) else None
     source = model if run is None else load_classifier(run, device="cpu")
@@ -48,7 +48,7 @@ def save_pretrained(
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
         raise InputError(
             "model must be a run folder, a weight file, a Classifier or a network from create_model, "
-            f"got {type(source).__name__}; timm's hub layout is for classifiers"
+            f"got {type(source).__name__}; timm's hub format is for classifiers"
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Reads model folders in timm's hub layout, on disk or on the Hugging Face hub."""
+"""Reads model folders in timm's hub format, on disk or on the Hugging Face hub."""
 
 import json
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def is_hub_folder(folder: Path) -> bool:
-    """Whether a folder has a config.json, as in timm's hub layout; run folders have none."""
+    """Whether a folder has a config.json, as in timm's hub format; run folders have none."""
     return (folder / CONFIG).is_file()
 
 
 def hub_weights(folder: Path) -> Path:
-    """The weight file of a folder in timm's hub layout."""
+    """The weight file of a folder in timm's hub format."""
     for name in HUB_WEIGHTS:
         if (folder / name).is_file():
             return folder / name
@@ -48,7 +48,7 @@ def local_path(path: Path) -> Path:
 
 
 def read_hub_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors in the layout of this package, and metadata as of a weight file, of a folder in timm's hub layout.
+    """State dict of this package's layers, and metadata as in a weight file, of a folder in timm's hub format.
 
     A network of timm with lambda layers is named "timm/NAME", and its tensors are those after `adopt`.
     """
@@ -60,7 +60,7 @@ def read_hub_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of a folder in timm's hub layout, as timm builds it, with its weights; and its model card."""
+    """The network of a folder in timm's hub format, as timm builds it, with its weights; and its model card."""
     tensors, metadata = read_weights(hub_weights(folder))
     try:
         config, name, options = load_model_config_from_path(folder)

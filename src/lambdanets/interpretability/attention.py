@@ -5,7 +5,8 @@
 
 follow from Eqs. 1 and 2 of the paper by multiplying queries with keys and embeddings first. A forward pass never does
 this: it would cost n m products per head. One row n costs m (k + v) h. With intra-depth u, weights and values have an
-axis u, and the sum is over m and u. The output of a strided layer is a mean of rows, and so are its weights.
+extra axis of size u, and the sum is over m and u. A strided layer average-pools its outputs, so its weights are the
+average of the weights of the pooled positions.
 """
 
 import math

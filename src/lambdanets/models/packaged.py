@@ -9,7 +9,7 @@ from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
 
 FOLDER = Path(__file__).parents[1] / "pretrained"
-_WEIGHTS = ("weights.safetensors", "checkpoints/last.ckpt", "config.json")  # of run folders and of timm's hub layout
+_WEIGHTS = ("weights.safetensors", "checkpoints/last.ckpt", "config.json")  # of run folders and of timm's hub format
 
 
 def packaged_models() -> list[str]:
