@@ -8,7 +8,7 @@ import pytest
 
 from data.label_tables import ORIGIN, Label, write_labels
 from lambdanets.data.pseudo_labels.tables import (
-    SCHEMA,
+    LABEL_SCHEMA,
     Origin,
     open_labels,
     read_batches,
@@ -34,7 +34,7 @@ def test_table_round_trip(tmp_path):
     write_table(tmp_path / "t.parquet", ORIGIN, **make_columns())
     table, origin = read_table(tmp_path / "t.parquet")
     assert origin == ORIGIN
-    assert table.schema.equals(SCHEMA)
+    assert table.schema.equals(LABEL_SCHEMA)
     assert table.to_pylist() == [
         {"key": "a", "position": 0, "class": 3, "confidence": 0.75, "classes": [3, 0], "probabilities": [0.75, 0.25]},
         {"key": "b", "position": 2, "class": 1, "confidence": 0.5, "classes": [1, 2], "probabilities": [0.5, 0.125]},

@@ -73,7 +73,7 @@ def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path
 def test_top_is_limited_to_the_number_of_classes(teacher, shards, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=100)
     table, origin = read_table(tmp_path / "out/train-00000.parquet")
-    assert origin.top == 4
+    assert origin.top_k == 4
     np.testing.assert_allclose([sum(row) for row in table["probabilities"].to_pylist()], 1, rtol=1e-6)
 
 

@@ -118,7 +118,7 @@ def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -
 
 def _identity(origin: Origin) -> dict[str, Any]:
     """Return everything that the labels depend on: classes, top, and the teacher's model, weights and images."""
-    return {"classes": origin.classes, "top": origin.top} | origin.teacher
+    return {"classes": origin.classes, "top": origin.top_k} | origin.teacher
 
 
 def _read_identity(out: Path) -> dict[str, Any] | None:
@@ -145,11 +145,11 @@ def _label_shard(
             unreadable += batch.unreadable
             check_unreadable(unreadable, max_unreadable)
             if len(batch.labels):
-                top = classifier.probabilities(batch.images).topk(origin.top)
+                top = classifier.probabilities(batch.images).topk(origin.top_k)
                 positions.append(batch.indices.numpy())
                 classes.append(top.indices.numpy())
                 probabilities.append(top.values.numpy())
-    empty = np.empty((0, origin.top))
+    empty = np.empty((0, origin.top_k))
     rows = np.concatenate(positions or [np.empty(0)]).astype(np.int64)
     write_table(
         table,

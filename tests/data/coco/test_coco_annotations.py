@@ -122,12 +122,12 @@ def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, problem: s
 @pytest.mark.parametrize("short", [[], [5], [2, 3, 8, 3], [2, 3, 8, 3, 8]])
 def test_only_polygons_with_fewer_than_three_points_are_dropped(tmp_path: Path, short: list[float]) -> None:
     parsed = read(tmp_path, annotation(1), annotation(44, segmentation=[short, SQUARE]))
-    assert parsed.findings.counts() == {"shortened_polygon": 1}
+    assert parsed.findings.counts() == {"dropped_polygons": 1}
     assert parsed.findings.lines() == [
-        "1 segmentations shortened: polygons of fewer than 3 points were dropped (id 44)"
+        "1 segmentations repaired: polygons with fewer than 3 points were dropped (id 44)"
     ]
-    complete, shortened = parsed.images[0].objects
-    assert shortened.segmentation == complete.segmentation
+    complete, repaired = parsed.images[0].objects
+    assert repaired.segmentation == complete.segmentation
     assert [each["segmentation"] for each in parsed.to_coco()["annotations"]] == [[SQUARE], [SQUARE]]
 
 

@@ -198,7 +198,7 @@ class _ObjectReader:
             if not area:
                 raise AnnotationError("no_mask")
         if isinstance(segmentation, tuple) and len(segmentation) < len(entry["segmentation"]):
-            self.findings["shortened_polygon"].append(annotation_id)
+            self.findings["dropped_polygons"].append(annotation_id)
         if max(-x, -y, x + box_width - width, y + box_height - height) > 1:
             self.findings["clipped"].append(annotation_id)
         return Object(annotation_id, category, box, float(area), bool(entry.get("iscrowd")), segmentation)

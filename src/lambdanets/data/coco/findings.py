@@ -15,7 +15,7 @@ _DESCRIPTIONS = {
     "damaged_polygon": "annotations dropped: polygons with fewer than 3 points, an odd number of coordinates, "
     "values that are not numbers, or points far outside the image",
     "damaged_rle": "annotations dropped: an RLE that is damaged or not of the image's size",
-    "shortened_polygon": "segmentations shortened: polygons of fewer than 3 points were dropped",
+    "dropped_polygons": "segmentations repaired: polygons with fewer than 3 points were dropped",
     "clipped": "boxes clipped: they extend beyond the image by more than 1 pixel",
     "missing_file": "images dropped: their files are missing",
     "of_missing_file": "annotations dropped: the files of their images are missing",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from lambdanets.data.pseudo_labels.tables import SCHEMA, Labels, read_batches
+from lambdanets.data.pseudo_labels.tables import LABEL_SCHEMA, Labels, read_batches
 from lambdanets.errors import InputError
 from lambdanets.signals import deferred
 
@@ -135,7 +135,7 @@ class Ranking:
                 self.read_error = error
                 raise
 
-        schema = pa.schema([SCHEMA.field(name) for name in columns])
+        schema = pa.schema([LABEL_SCHEMA.field(name) for name in columns])
         try:
             return self._execute(query, pa.RecordBatchReader.from_batches(schema, batches()))
         except Exception as error:

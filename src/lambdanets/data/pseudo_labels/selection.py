@@ -18,8 +18,8 @@ import pyarrow as pa
 from lambdanets.data.pseudo_labels.ranking import THREADS, Criteria, Ranking, open_ranking
 from lambdanets.data.pseudo_labels.tables import (
     BATCH_ROWS,
-    SCHEMA,
-    SELECTED,
+    LABEL_SCHEMA,
+    SELECTION_SCHEMA,
     Labels,
     open_labels,
     open_table_writer,
@@ -131,19 +131,19 @@ def _select_shard(ranking: Ranking, source: Path, target: Path) -> dict[str, Any
         return json.loads(read_metadata(target)[_COUNTS])
     origin = ranking.labels.origin
     counts: dict[str, Any] = {"name": source.stem, "rows": 0, "kept": 0, "images": 0}
-    with open_table_writer(target, SELECTED, origin) as file:
-        pending = SELECTED.empty_table()
-        for batch in read_batches(source, SCHEMA.names, origin):
+    with open_table_writer(target, SELECTION_SCHEMA, origin) as file:
+        pending = SELECTION_SCHEMA.empty_table()
+        for batch in read_batches(source, LABEL_SCHEMA.names, origin):
             copies = ranking.copies(batch)
             kept = np.flatnonzero(copies)
             columns = [*batch.take(pa.array(kept)).columns, pa.array(copies[kept])]
-            pending = pa.concat_tables([pending, pa.table(columns, schema=SELECTED)])
+            pending = pa.concat_tables([pending, pa.table(columns, schema=SELECTION_SCHEMA)])
             counts["rows"] += len(batch)
             counts["kept"] += len(kept)
             counts["images"] += int(copies.sum(dtype=np.int64))
             if len(pending) >= BATCH_ROWS:  # small row groups are slow to read
                 file.write_table(pending)
-                pending = SELECTED.empty_table()
+                pending = SELECTION_SCHEMA.empty_table()
         if len(pending):
             file.write_table(pending)
         metadata = {_CRITERIA: json.dumps(asdict(ranking.criteria)), _COUNTS: json.dumps(counts)}

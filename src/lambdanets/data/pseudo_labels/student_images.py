@@ -129,8 +129,8 @@ class _Table:
     def __init__(self, path: Path) -> None:
         table, origin = read_table(path)
         self.keys: list[str] = table["key"].to_pylist()
-        self.classes = _matrix(table["classes"], origin.top)
-        self.probabilities = _matrix(table["probabilities"], origin.top)
+        self.classes = _matrix(table["classes"], origin.top_k)
+        self.probabilities = _matrix(table["probabilities"], origin.top_k)
         self.rows = np.repeat(np.arange(len(self.keys)), table["copies"].to_numpy())
         self.positions: dict[str, int] | None = None
 

@@ -2,7 +2,7 @@
 
 A table has one row per image with the columns `key` (name of the image in the shard, unique in the dataset),
 `position` (index of the image in the shard), `class` and `confidence` (the most probable class and its probability),
-`classes` and `probabilities` (the `top` most probable classes, in descending order of probability). Tables of a
+`classes` and `probabilities` (the `top_k` most probable classes, in descending order of probability). Tables of a
 selection also have the column `copies`: how often the image is in the selection.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,32 +36,38 @@ _COLUMNS = {
     "classes": pa.list_(pa.field("element", pa.int32(), nullable=False)),
     "probabilities": pa.list_(pa.field("element", pa.float32(), nullable=False)),
 }
-SCHEMA = pa.schema([pa.field(name, column_type, nullable=False) for name, column_type in _COLUMNS.items()])
-SELECTED = SCHEMA.append(pa.field("copies", pa.int32(), nullable=False))
+LABEL_SCHEMA = pa.schema([pa.field(name, column_type, nullable=False) for name, column_type in _COLUMNS.items()])
+SELECTION_SCHEMA = LABEL_SCHEMA.append(pa.field("copies", pa.int32(), nullable=False))
 
 
 @dataclass(frozen=True)
 class Origin:
     """Provenance of labels. Files of different origins are never mixed.
 
-    classes: all class names. teacher: description of the teacher. top: number of classes stored per image. Raises
-    InputError for invalid values.
+    classes: all class names. teacher: description of the teacher. top_k: number of classes stored per image; "top" in
+    files and options. Raises InputError for invalid values.
     """
+
+    ALIASES: ClassVar[dict[str, str]] = {"top": "top_k"}
 
     classes: tuple[str, ...]
     teacher: dict[str, Any]
-    top: int
+    top_k: int
 
     def __post_init__(self) -> None:
         if not self.classes or len(set(self.classes)) < len(self.classes):
             count, different = len(self.classes), len(set(self.classes))
             raise InputError(f"classes must be one or more unique names, got {count} names, {different} different")
-        if not 1 <= self.top <= len(self.classes):
-            raise InputError(f"top must be in [1, {len(self.classes)}], the number of classes, got {self.top}")
+        if not 1 <= self.top_k <= len(self.classes):
+            raise InputError(f"top must be in [1, {len(self.classes)}], the number of classes, got {self.top_k}")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields under their names in files."""
+        return {"classes": self.classes, "teacher": self.teacher, "top": self.top_k}
 
     def to_json(self) -> bytes:
         """Return the origin as JSON. Equal origins have identical bytes."""
-        return encode_utf8(json.dumps(vars(self), sort_keys=True, ensure_ascii=False))
+        return encode_utf8(json.dumps(self.fields(), sort_keys=True, ensure_ascii=False))
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class _Description(Origin):
 
 def write_description(folder: Path, origin: Origin, shards: Sequence[str] = ()) -> None:
     """Write pseudo-labels.json atomically. shards: names of all tables that the folder will have when finished."""
-    write_json(folder / DESCRIPTION, vars(origin) | ({"shards": sorted(shards)} if shards else {}), None)
+    write_json(folder / DESCRIPTION, origin.fields() | ({"shards": sorted(shards)} if shards else {}), None)
 
 
 def read_description(folder: Path) -> tuple[Origin, set[str]]:
@@ -83,7 +89,7 @@ def read_description(folder: Path) -> tuple[Origin, set[str]]:
     if not path.is_file():
         raise InputError(f"{folder} must be a folder of pseudo-labels, got one without {DESCRIPTION}")
     description = read_json(path, _Description, "label the images again")
-    return Origin(description.classes, description.teacher, description.top), set(description.shards)
+    return Origin(description.classes, description.teacher, description.top_k), set(description.shards)
 
 
 class Labels(NamedTuple):
@@ -125,10 +131,10 @@ def write_table(
 ) -> None:
     """Write the labels of a shard's images atomically.
 
-    keys, positions: (n,), each unique. classes, probabilities: (n, top), in descending order of probability. Raises
+    keys, positions: (n,), each unique. classes, probabilities: (n, top_k), in descending order of probability. Raises
     InputError for invalid values.
     """
-    rows, shape = len(keys), (len(keys), origin.top)
+    rows, shape = len(keys), (len(keys), origin.top_k)
     if positions.shape != (rows,) or classes.shape != shape or probabilities.shape != shape:
         raise InputError(
             f"positions, classes and probabilities must have shapes {(rows,)}, {shape} and {shape}, "
@@ -146,11 +152,11 @@ def write_table(
     probabilities = probabilities.astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
     if not ((probabilities >= 0) & (probabilities <= 1)).all() or (np.diff(probabilities) > 0).any():
         raise InputError("probabilities must be in [0, 1], in descending order within a row")
-    lists = [pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), origin.top) for x in (classes, probabilities)]
+    lists = [pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), origin.top_k) for x in (classes, probabilities)]
     columns = [keys, positions, classes[:, 0], probabilities[:, 0], *lists]
-    arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    with open_table_writer(path, SCHEMA, origin) as file:
-        file.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), row_group_size=BATCH_ROWS)
+    arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, LABEL_SCHEMA, strict=True)]
+    with open_table_writer(path, LABEL_SCHEMA, origin) as file:
+        file.write_table(pa.Table.from_arrays(arrays, schema=LABEL_SCHEMA), row_group_size=BATCH_ROWS)
 
 
 @contextmanager
@@ -198,9 +204,9 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
     advice = f"remove {path.name} and run the command that wrote it again"
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, buffer_size=_READ_BYTES) as parquet:
-            expected = SELECTED if "copies" in parquet.schema_arrow.names else SCHEMA
+            expected = SELECTION_SCHEMA if "copies" in parquet.schema_arrow.names else LABEL_SCHEMA
             if not parquet.schema_arrow.equals(expected) or _ORIGIN not in (parquet.metadata.metadata or {}):
-                columns = ", ".join(SCHEMA.names)
+                columns = ", ".join(LABEL_SCHEMA.names)
                 got = ", ".join(parquet.schema_arrow.names)
                 raise InputError(f"{path} must be a table of pseudo-labels with columns {columns}, got {got}; {advice}")
             yield parquet
