@@ -69,7 +69,8 @@ def test_packing_pads_with_zeros(case):
         pack_outputs(torch.ones(BATCH, HEADS, positions, V), tiling)[..., :1],
     ):
         assert packed.sum().item() == BATCH * HEADS * positions
-        assert packed.numel() == BATCH * HEADS * case[0][0] * tiling.positions * math.prod(tiling.counts)
+        tile_rows = BATCH * HEADS * case[0][0] * math.prod(tiling.num_tiles)
+        assert packed.numel() == tile_rows * tiling.positions_per_tile_row
 
 
 @depths
@@ -78,7 +79,7 @@ def test_windows_contain_the_values_around_their_tile(case, u):
     tiling = make_tiling(*case, u=u)
     grid = case[0]
     values = random(BATCH, math.prod(grid), V, u)
-    packed = pack_values(values, tiling).view(*tiling.counts, BATCH, grid[0], *tiling.window[1:], u, V)
+    packed = pack_values(values, tiling).view(*tiling.num_tiles, BATCH, grid[0], *tiling.window[1:], u, V)
     maps = values.unflatten(1, grid)
     expected = torch.zeros_like(packed)
     for index in torch.cartesian_prod(*(torch.arange(side) for side in expected.shape[:-2])).tolist():

@@ -250,7 +250,7 @@ def _best_tiling(plane: Problem, rates: Rates) -> Tiling:
 
 def _chunk_bytes(tiling: Tiling, problem: Problem, examples: int) -> int:
     """Return the size of L^ for one tile."""
-    rows = tiling.tile[0] * tiling.positions
+    rows = math.prod(tiling.tile)
     return 8 * frequencies(problem) * problem.query_depth * rows * examples * problem.value_depth
 
 
@@ -271,7 +271,7 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     operations = 0.0
     forward = backward = 0.0
     for start, stop, window_start, window_stop, _ in tiling.rows():
-        rows = (stop - start) * tiling.positions
+        rows = (stop - start) * tiling.positions_per_tile_row
         window = (window_stop - window_start) * tiling.columns
         banded = rates.matmul_seconds(f, 2 * k * rows, window, maps)
         inverse = 2 * rates.matmul_seconds(1, halves, f, k * rows * maps)
@@ -284,7 +284,7 @@ def _cost(tiling: Tiling, problem: Problem, rates: Rates) -> Cost:
     operations += 4.0 * f * p.grid[-1] * lines * p.intra_depth * maps
     spectra = 2 * f * lines * p.intra_depth * maps
     packed = 2 * heads * batch * p.positions * (2 * k + v)
-    block = 4 * f * k * p.intra_depth * tiling.tile[0] * tiling.positions * tiling.window[0] * tiling.columns
+    block = 4 * f * k * p.intra_depth * math.prod(tiling.tile) * tiling.window[0] * tiling.columns
     forward += transform + rates.copy_seconds(4 * (packed + spectra)) + rates.call_overhead(25)
     backward += 2 * transform + rates.copy_seconds(4 * (2 * packed + 2 * spectra)) + rates.call_overhead(60)
     # The block is cached, so a training step prepares it once.

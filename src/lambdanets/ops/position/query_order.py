@@ -77,7 +77,7 @@ class BoundQueryOrder(BoundPositionAlgorithm):
         queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         outputs = []
         for start, stop, window_start, window_stop, columns in tiling.rows():
-            rows = (stop - start) * tiling.positions
+            rows = (stop - start) * tiling.positions_per_tile_row
             logits = _logits(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
             logits = logits.view(rows * self.problem.heads, values.shape[0], -1).transpose(0, 1)
             output = torch.bmm(logits, values[:, window_start:window_stop].flatten(1, 2))
@@ -95,10 +95,10 @@ class BoundQueryOrder(BoundPositionAlgorithm):
         grad_queries = torch.empty_like(queries) if needs_grad.queries else None
         grad_block = _Accumulator(block) if needs_grad.table else None
         # With several tiles, `unpack_values` adds the windows in a new tensor.
-        grad_values = _Accumulator(values, in_scratch=math.prod(tiling.counts) > 1) if needs_grad.values else None
+        grad_values = _Accumulator(values, in_scratch=math.prod(tiling.num_tiles) > 1) if needs_grad.values else None
         items = values.shape[0]
         for start, stop, window_start, window_stop, columns in tiling.rows():
-            rows = (stop - start) * tiling.positions
+            rows = (stop - start) * tiling.positions_per_tile_row
             block_tile = block[:rows, :, columns]
             query_tile = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
             grad_tile = grad_output[:, start:stop].flatten(1, 2)  # ((J, b), (positions, h), v)
@@ -198,11 +198,11 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
     k, v, heads = p.query_depth, p.value_depth, p.heads
     batch = _limit_logits_bytes(p, tiling).batch
     passes = -(-p.batch // batch)
-    items = math.prod(tiling.counts) * batch
+    items = math.prod(tiling.num_tiles) * batch
     logits = forward = backward = 0.0
     blocks = list(tiling.rows())
     for start, stop, window_start, window_stop, _ in blocks:
-        positions = (stop - start) * tiling.positions
+        positions = (stop - start) * tiling.positions_per_tile_row
         window = (window_stop - window_start) * tiling.columns
         logits += positions * heads * items * window
         logits_product = rates.matmul_seconds(positions, heads * items, k, window)
@@ -213,7 +213,7 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
         backward += rates.matmul_seconds(positions, k, heads * items, window)
         if positions * heads * window * v < _MIN_UNBATCHED:
             backward += rates.copy_seconds(4 * positions * heads * items * window)
-    block = tiling.tile[0] * tiling.positions * k * tiling.window[0] * tiling.columns
+    block = math.prod(tiling.tile) * k * tiling.window[0] * tiling.columns
     windows = items * p.grid[0] * tiling.columns * v
     packed = heads * batch * p.positions * (k + v) + windows
     forward += rates.copy_seconds(4 * packed) + rates.call_overhead(6 * len(blocks) + 12)

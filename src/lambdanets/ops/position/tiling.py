@@ -63,8 +63,8 @@ class Tiling:
         )
 
     @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """Number of tiles along each axis except the first."""
+    def num_tiles(self) -> tuple[int, ...]:
+        """Number of tiles along axes 2..D."""
         return tuple(-(-side // tile) for side, tile in zip(self.problem.grid[1:], self.tile[1:], strict=True))
 
     @cached_property
@@ -73,7 +73,7 @@ class Tiling:
         befores = [
             0 if covers else before for covers, before in zip(self.covers_axis, self.problem.before, strict=True)
         ]
-        sizes = zip(self.counts, self.tile[1:], self.window[1:], befores[1:], self.problem.grid[1:], strict=True)
+        sizes = zip(self.num_tiles, self.tile[1:], self.window[1:], befores[1:], self.problem.grid[1:], strict=True)
         return [(before, (count - 1) * tile + window - before - side) for count, tile, window, before, side in sizes]
 
     @cached_property
@@ -82,8 +82,8 @@ class Tiling:
         return [Axis(*sides) for sides in zip(self.tile, self.window, firsts, strict=True)]
 
     @cached_property
-    def positions(self) -> int:
-        """Number of positions in one row of a tile, over all axes except the first."""
+    def positions_per_tile_row(self) -> int:
+        """Number of positions in one row of a tile, without the first axis."""
         return math.prod(self.tile[1:])
 
     @cached_property
@@ -112,14 +112,14 @@ class Tiling:
     def logits_bytes(self, examples: int) -> int:
         """Return the size of the logits of one row of tiles."""
         p = self.problem
-        queries = self.tile[0] * self.positions * p.heads * math.prod(self.counts) * examples
+        queries = self.tile[0] * self.positions_per_tile_row * p.heads * math.prod(self.num_tiles) * examples
         return max(4, p.dtype.itemsize) * queries * min(self.window[0], p.grid[0]) * self.columns
 
     def split(self, x: Tensor) -> Tensor:
         """Reshape (b, S_1..S_D, ...) to (b, S_1, J_2, T_2, .., J_D, T_D, ...), zero-padded to multiples of the tile."""
-        sides = [count * tile for count, tile in zip(self.counts, self.tile[1:], strict=True)]
+        sides = [count * tile for count, tile in zip(self.num_tiles, self.tile[1:], strict=True)]
         x = _pad(x, [(0, padded - side) for padded, side in zip(sides, self.problem.grid[1:], strict=True)])
-        for i, (count, tile) in enumerate(zip(self.counts, self.tile[1:], strict=True)):
+        for i, (count, tile) in enumerate(zip(self.num_tiles, self.tile[1:], strict=True)):
             x = x.unflatten(2 + 2 * i, (count, tile))
         return x
 
@@ -150,13 +150,13 @@ def pack_queries(queries: Tensor, tiling: Tiling) -> Tensor:
     order = tiling.tiles_first
     d = len(tiling.tile)
     x = x.permute(order[d], *order[d + 1 :], x.ndim - 2, *order[:d], x.ndim - 1)
-    return contiguous("queries", x).view(x.shape[0], tiling.positions, -1, x.shape[-1])
+    return contiguous("queries", x).view(x.shape[0], tiling.positions_per_tile_row, -1, x.shape[-1])
 
 
 def unpack_queries(grad_queries: Tensor, tiling: Tiling) -> Tensor:
     """Apply the inverse of `pack_queries` to the gradient of the packed queries."""
     p, d = tiling.problem, len(tiling.tile)
-    x = grad_queries.view(p.grid[0], *tiling.tile[1:], p.heads, *tiling.counts, -1, p.query_depth)
+    x = grad_queries.view(p.grid[0], *tiling.tile[1:], p.heads, *tiling.num_tiles, -1, p.query_depth)
     # (S_1, T_2.., h, J_2.., b, k) to (b, S_1, J_2, T_2, .., h, k)
     pairs = [dim for i in range(1, d) for dim in (d + i, i)]
     x = x.permute(2 * d, 0, *pairs, d, 2 * d + 1)
@@ -180,7 +180,7 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
 def unpack_values(grad_values: Tensor, tiling: Tiling) -> Tensor:
     """The adjoint of `pack_values`: adds overlapping windows."""
     p, d = tiling.problem, len(tiling.tile)
-    x = grad_values.view(*tiling.counts, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
+    x = grad_values.view(*tiling.num_tiles, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
     for tile, side, (before, after) in zip(tiling.tile[1:], p.grid[1:], tiling.window_padding, strict=True):
         # Each iteration removes J_i and replaces w_i by S_i. Without J_i, w_i is always axis d of
         # (J_{i+1}, .., J_D, b, S_1, .., S_{i-1}, w_i, .., w_D, u, v).
@@ -198,13 +198,13 @@ def pack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:
     p = tiling.problem
     x = tiling.split(outputs.transpose(1, 2).unflatten(1, p.grid))
     x = x.permute(*tiling.tiles_first, x.ndim - 2, x.ndim - 1)
-    return contiguous("outputs", x).view(-1, p.grid[0], tiling.positions * p.heads, p.value_depth)
+    return contiguous("outputs", x).view(-1, p.grid[0], tiling.positions_per_tile_row * p.heads, p.value_depth)
 
 
 def unpack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:
     """The inverse of `pack_outputs`; the result is contiguous as (b, n, h, v)."""
     p, d = tiling.problem, len(tiling.tile)
-    x = outputs.view(*tiling.counts, -1, p.grid[0], *tiling.tile[1:], p.heads, p.value_depth)
+    x = outputs.view(*tiling.num_tiles, -1, p.grid[0], *tiling.tile[1:], p.heads, p.value_depth)
     pairs = [dim for i in range(d - 1) for dim in (i, d + 1 + i)]
     x = tiling.join(x.permute(d - 1, d, *pairs, x.ndim - 2, x.ndim - 1))
     return x.flatten(1, d).transpose(1, 2)
