@@ -84,7 +84,7 @@ def format_table(rows: list[dict[str, Any]]) -> str:
         columns = f"{predicted:>11.1f}{measured / predicted:>7.2f}" if predicted else ""
         lines.append(f"{row['part']:<10}{row['name'][:63]:<64}{measured:>10.1f}{columns}")
     checks = [row for row in rows if "correct" in row]
-    failed = [row for row in checks if not (row["correct"] and row.get("bit_equal", True))]
+    failed = [row for row in checks if not (row["correct"] and row.get("bit_identical", True))]
     lines.append(f"{len(checks) - len(failed)} of {len(checks)} checks are correct and bit-identical")
     lines += [f"WRONG {row['part']} {row['name']}: {json.dumps(row)[:MAX_LENGTH]}" for row in failed]
     lines += [f"FAILED {row['part']} {row['name']}: {row['failure'][:MAX_LENGTH]}" for row in rows if "failure" in row]

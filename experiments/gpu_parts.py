@@ -208,9 +208,11 @@ def check(part: Part) -> None:
             for kernel in kernels_for_dtype(dtype):
                 name = f"{kernel} {dtype} {case}"
                 with part.record_errors(name):
-                    verdict = check_kernel(kernel, [example])
-                    bit_equal = is_bit_identical(kernel, example, 2 if part.dry_run else 20)
-                    part.write_row(name, correct=not verdict["reason"], error=verdict["error"], bit_equal=bit_equal)
+                    result = check_kernel(kernel, [example])
+                    bit_identical = is_bit_identical(kernel, example, 2 if part.dry_run else 20)
+                    part.write_row(
+                        name, correct=not result["reason"], error=result["error"], bit_identical=bit_identical
+                    )
 
 
 def is_bit_identical(kernel: str, example: Any, repeats: int) -> bool:
@@ -275,7 +277,7 @@ def kernel_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
 
     orders = ("query", "lambda") if problem.dtype.itemsize == 2 else ("query",)
     calls = {f"forward_{order}_order": partial(forward, order) for order in orders}
-    kernels = ("queries_gradient", "table_parts", "values_gradient")
+    kernels = ("grad_queries", "grad_table_partial", "grad_values")
     return calls | {kernel: partial(gradient, index) for index, kernel in enumerate(kernels)}
 
 
@@ -285,10 +287,8 @@ def self_test(part: Part) -> None:
     assert device is not None
     for dtype in DTYPES:
         if not part.dry_run and not part.out_of_time(f"{dtype}"):
-            for name, verdict in retest(device, dtype).items():
-                part.write_row(
-                    f"{name} {dtype}", correct=not verdict.reason, error=verdict.error, reason=verdict.reason
-                )
+            for name, result in retest(device, dtype).items():
+                part.write_row(f"{name} {dtype}", correct=not result.reason, error=result.error, reason=result.reason)
 
 
 def layers(part: Part) -> None:

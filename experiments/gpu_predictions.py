@@ -66,7 +66,7 @@ def arithmetic_intensities(device: str) -> list[dict[str, Any]]:
             tiles = choose_tiles(kernel, CAPABILITIES[device], 2, BATCH, HEADS, side * side, v)
             reach = layer_problem(side, v).before
             rows_per_step = choose_table_step((side, side), reach, tiles.positions, tiles.step)[0]
-            step = step_work(kernel, tiles, HEADS, rows_per_step if kernel == "table_parts" else 1)
+            step = step_work(kernel, tiles, HEADS, rows_per_step if kernel == "grad_table_partial" else 1)
             # each block of value channels recomputes the other factor, which is not useful work
             blocks = -(-v // tiles.values)
             useful = 2 * step.multiply_adds

@@ -105,7 +105,8 @@ def compile_kernel(configuration: Configuration) -> Any:
 def _is_float32(configuration: Configuration, pointer: str) -> bool:
     """Whether a pointer is to float32. Scale pointers are to float32 only for float16, else they alias an operand."""
     scaled = configuration.dtype == "float16"
-    return (configuration.kernel, pointer) == ("table_parts", "o_ptr") or (scaled and pointer in ("y_ptr", "scale_ptr"))
+    is_partial = (configuration.kernel, pointer) == ("grad_table_partial", "o_ptr")
+    return is_partial or (scaled and pointer in ("y_ptr", "scale_ptr"))
 
 
 def examine(configuration: Configuration) -> dict[str, Any]:

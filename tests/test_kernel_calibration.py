@@ -59,7 +59,7 @@ def test_calibration_verifies_and_times_all_kernels(gpu):
     for dtype in verification.DTYPES:
         name = str(dtype).removeprefix("torch.")
         passed = {line.split()[0] for line in lines if f" {name} " in line and line.endswith("passed")}
-        assert passed == set(verification.kernels_for_dtype(dtype)) == verification.read_verdicts(gpu, dtype).keys()
+        assert passed == set(verification.kernels_for_dtype(dtype)) == verification.read_results(gpu, dtype).keys()
         rows = [line.split() for line in lines if line.startswith("7x7") and f" {name} " in line]
         assert [row[5] for row in rows] == ["forward", "backward"]
         assert all(float(row[6]) > 0 and float(row[7]) > 0 and row[8] != "fused" for row in rows)
@@ -90,7 +90,7 @@ def test_kernel_with_wrong_results_at_a_larger_shape_is_not_used(gpu, monkeypatc
     assert any(line.startswith("forward_query_order is wrong") and "at 7x7 b=2" in line for line in lines)
     assert corrections["fused", "float32"][0] == 1.0  # not timed
     verification.clear()
-    assert "is wrong" in verification.read_verdicts(gpu, torch.float32)["forward_query_order"].reason
+    assert "is wrong" in verification.read_results(gpu, torch.float32)["forward_query_order"].reason
     assert make_plan(PROBLEM).chosen != "fused"
     assert make_plan(PROBLEM).backward == "fused"
 
@@ -101,9 +101,9 @@ def test_kernel_that_raises_at_a_larger_shape_is_not_timed(gpu, monkeypatch):
 
     monkeypatch.setattr(fused, "gradients", raises)
     lines, corrections = calibrate()
-    assert any(line.startswith("queries_gradient raises RuntimeError: out of resource") for line in lines)
+    assert any(line.startswith("grad_queries raises RuntimeError: out of resource") for line in lines)
     assert corrections["fused", "bfloat16"][1] == 1.0
-    assert not any(verdict.reason for verdict in verification.read_verdicts(gpu, torch.bfloat16).values())
+    assert not any(result.reason for result in verification.read_results(gpu, torch.bfloat16).values())
 
 
 def test_kernels_that_fail_their_self_test_are_reported_and_not_timed(gpu, monkeypatch):

@@ -12,7 +12,7 @@ from lambdanets.ops.position.execution import run_backward, run_forward
 from lambdanets.ops.position.fused import verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test import Example, check_kernel
-from lambdanets.ops.position.fused.self_test_process import Verdict, dtype_name
+from lambdanets.ops.position.fused.self_test_process import SelfTestResult, dtype_name
 from lambdanets.ops.position.plan import WORKSPACE_LIMIT_BYTES, predicted_costs
 from lambdanets.ops.position.problem import Factors, NeedsGrad, Problem, make_problem
 from lambdanets.ops.position.rates import Corrections, Rates
@@ -40,7 +40,7 @@ class Timing:
 
 
 def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) -> Corrections:
-    """Test all fused kernels on a device, cache the verdicts, and benchmark the algorithms that may be fastest.
+    """Test all fused kernels on a device, cache the results, and benchmark the algorithms that may be fastest.
 
     report: called with lines of text.
 
@@ -51,10 +51,10 @@ def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) 
     if supported is None:
         report("no fused kernels: they need Triton and a GPU of compute capability 8.0 or newer")
     else:
-        report(f"{'kernel':<22}{'dtype':<10}{'test s':>8}{'error':>10}{'allowed':>10}  verdict")
+        report(f"{'kernel':<22}{'dtype':<10}{'test s':>8}{'error':>10}{'allowed':>10}  result")
         for dtype in verification.DTYPES:
-            for name, verdict in verification.retest(supported, dtype).items():
-                _report_verdict(name, dtype, verdict, report)
+            for name, result in verification.retest(supported, dtype).items():
+                _report_result(name, dtype, result, report)
     timings = []
     report(f"\n{'problem':<44}{'pass':<10}{'fused ms':>10}{'PyTorch ms':>12}  fastest PyTorch algorithm")
     for dtype in verification.DTYPES:
@@ -117,20 +117,20 @@ def _gradients(
 def _verify(device: KernelDevice, direction: str, example: Example, report: Callable[[str], None]) -> bool:
     """Whether the kernels of a pass passed their self-test and are correct for this example. Stores wrong results."""
     dtype = example.problem.dtype
-    verdicts = verification.get_verdicts(device, dtype)
-    names = [name for name in _KERNELS[direction] if name in verdicts]
-    passed = not any(verdicts[name].reason for name in names)
+    results = verification.get_results(device, dtype)
+    names = [name for name in _KERNELS[direction] if name in results]
+    passed = not any(results[name].reason for name in names)
     for name in names if passed else ():
         try:
-            result = check_kernel(name, [example])
+            outcome = check_kernel(name, [example])
         except torch.OutOfMemoryError:
-            result = {"reason": "is out of memory", "error": None}
-        if result["reason"]:
+            outcome = {"reason": "is out of memory", "error": None}
+        if outcome["reason"]:
             passed = False
-            reason = f"{result['reason']} at {_describe(example.problem)}"
+            reason = f"{outcome['reason']} at {_describe(example.problem)}"
             report(f"{name} {reason}")
-            if result["error"] is not None:  # wrong results; an exception may be specific to this problem
-                verification.store(device, dtype, {name: Verdict(reason, result["error"], result["allowed"])})
+            if outcome["error"] is not None:  # wrong results; an exception may be specific to this problem
+                verification.store(device, dtype, {name: SelfTestResult(reason, outcome["error"], outcome["allowed"])})
     return passed
 
 
@@ -162,10 +162,10 @@ def _describe(problem: Problem) -> str:
     return f"{grid} b={problem.batch} h={problem.heads} v={problem.value_depth} {dtype_name(problem.dtype)}"
 
 
-def _report_verdict(name: str, dtype: torch.dtype, verdict: Verdict, report: Callable[[str], None]) -> None:
-    numbers = [verdict.seconds, verdict.error, verdict.allowed]
+def _report_result(name: str, dtype: torch.dtype, result: SelfTestResult, report: Callable[[str], None]) -> None:
+    numbers = [result.seconds, result.error, result.allowed]
     seconds, error, allowed = ("-" if number is None else f"{number:.2g}" for number in numbers)
-    report(f"{name:<22}{dtype_name(dtype):<10}{seconds:>8}{error:>10}{allowed:>10}  {verdict.reason or 'passed'}")
+    report(f"{name:<22}{dtype_name(dtype):<10}{seconds:>8}{error:>10}{allowed:>10}  {result.reason or 'passed'}")
 
 
 def _report_timings(timings: Sequence[Timing], report: Callable[[str], None]) -> None:

@@ -8,8 +8,8 @@ from scripts import ROOT, load_script
 
 ROWS = [
     {"part": "kernels", "name": "forward", "graph_us": 30.0, "predicted_us": 20.0},
-    {"part": "check", "name": "a kernel", "correct": True, "bit_equal": True},
-    {"part": "check", "name": "another", "correct": True, "bit_equal": False},
+    {"part": "check", "name": "a kernel", "correct": True, "bit_identical": True},
+    {"part": "check", "name": "another", "correct": True, "bit_identical": False},
     {"part": "smoke", "name": "whole part", "failure": "CUDA error: an illegal memory access"},
 ]
 

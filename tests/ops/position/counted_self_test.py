@@ -11,5 +11,5 @@ if __name__ == "__main__":
     print(json.dumps({"event": "ready"}))
     for kernel in kernels:
         print(json.dumps({"event": "start", "kernel": kernel}))
-        verdict = {"reason": "", "error": 1e-7, "allowed": 1e-5, "seconds": 0.1}
-        print(json.dumps({"event": "verdict", "kernel": kernel, **verdict}), flush=True)
+        result = {"reason": "", "error": 1e-7, "allowed": 1e-5, "seconds": 0.1}
+        print(json.dumps({"event": "result", "kernel": kernel, **result}), flush=True)

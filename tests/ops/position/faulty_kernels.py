@@ -83,5 +83,5 @@ if __name__ == "__main__":
     if forward:
         forward_kernels.forward_query_order = FaultyKernel(forward_kernels.forward_query_order, forward)
     if backward:
-        gradient_kernels.queries_gradient = FaultyKernel(gradient_kernels.queries_gradient, backward)
+        gradient_kernels.grad_queries = FaultyKernel(gradient_kernels.grad_queries, backward)
     sys.exit(self_test.main(arguments))

@@ -177,4 +177,4 @@ def test_small_batches_and_maps_use_fewer_examples_per_program():
     assert examples(2, 56 * 56) == 2
     assert examples(1, 56 * 56) == 2  # with fewer, some threads would have nothing to load
     assert examples(128, 7 * 7) == 4
-    assert examples(1, 7 * 7, "table_parts") == 4  # at least 16 rows of examples and heads
+    assert examples(1, 7 * 7, "grad_table_partial") == 4  # at least 16 rows of examples and heads

@@ -1,7 +1,7 @@
 """Tests that fused kernels are chosen only after they pass the self-test, and that all of its failures are handled.
 
 Triton's interpreter on the CPU replaces a GPU; the plan, the subprocess of the self-test, its time limit, the file of
-verdicts and the warnings are as on a GPU.
+results and the warnings are as on a GPU.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ def test_kernels_are_chosen_after_passing_the_self_test(with_fault, cache, monke
     assert (kernel_plan.chosen, kernel_plan.backward, kernel_plan.excluded) == ("fused", "fused", {})
     (stored,) = json.loads((cache / "kernels.json").read_text()).values()
     assert stored["bfloat16"].keys() == {*verification.FORWARD, *verification.BACKWARD}
-    assert all(0 < verdict["error"] <= verdict["allowed"] for verdict in stored["bfloat16"].values())
+    assert all(0 < result["error"] <= result["allowed"] for result in stored["bfloat16"].values())
     with another_process(monkeypatch):
         assert plan_for(torch.bfloat16).chosen == "fused"
 
@@ -122,10 +122,10 @@ def test_raising_kernel_is_replaced_with_one_warning(with_fault, monkeypatch):
 def test_kernels_wrong_in_one_dtype_are_used_in_others(with_fault):
     with_fault("wrong_in_bfloat16")
     wrong_element = r"forward_query_order is wrong: max relative error 0\.\d+, tolerance 0\.06"
-    unwritten_element = "queries_gradient is wrong: max relative error nan"
+    unwritten_element = "grad_queries is wrong: max relative error nan"
     with pytest.warns(KernelWarning, match=f"for bfloat16: .*{wrong_element}.*{unwritten_element}"):
-        verdicts = verification.get_verdicts(kernel_device("cpu"), torch.bfloat16)
-    assert {name for name, verdict in verdicts.items() if verdict.reason} == {"forward_query_order", "queries_gradient"}
+        results = verification.get_results(kernel_device("cpu"), torch.bfloat16)
+    assert {name for name, result in results.items() if result.reason} == {"forward_query_order", "grad_queries"}
     assert plan_for(torch.float32).chosen == "fused"
 
 
@@ -151,12 +151,12 @@ def test_hanging_kernel_is_killed_at_the_time_limit(self_test_runs, with_fault, 
 @pytest.mark.slow
 def test_crash_of_the_self_test_disables_only_the_current_kernel(with_fault):
     with_fault("crashes")
-    with pytest.warns(KernelWarning, match="queries_gradient ended the self-test's process, exit code -11"):
+    with pytest.warns(KernelWarning, match="grad_queries ended the self-test's process, exit code -11"):
         kernel_plan = plan_for()
     assert kernel_plan.chosen == "fused"
     assert kernel_plan.backward != "fused"
-    verdicts = verification.get_verdicts(kernel_device("cpu"), torch.float32)
-    assert [name for name, verdict in verdicts.items() if verdict.reason] == ["queries_gradient"]
+    results = verification.get_results(kernel_device("cpu"), torch.float32)
+    assert [name for name, result in results.items() if result.reason] == ["grad_queries"]
 
 
 def test_untested_kernels_are_tested_by_the_next_process(self_test_runs, cache, monkeypatch):
@@ -173,14 +173,14 @@ def test_untested_kernels_are_tested_by_the_next_process(self_test_runs, cache, 
 
 
 @pytest.mark.slow
-def test_self_test_on_another_device_gives_no_verdict(monkeypatch):
+def test_self_test_on_another_device_gives_no_result(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     gpu = KernelDevice("cuda:0", "a GPU that nobody has", (9, 0))
-    tested, untested = self_test_process.run_self_test(gpu, torch.float32, ["queries_gradient"])
+    tested, untested = self_test_process.run_self_test(gpu, torch.float32, ["grad_queries"])
     assert tested == {}
     assert re.search(
         "could not be tested: .*cuda:0 must be a GPU that nobody has",
-        untested["queries_gradient"].reason,
+        untested["grad_queries"].reason,
     )
 
 
@@ -190,18 +190,18 @@ def test_fused_is_not_chosen_if_the_self_test_cannot_start(cache, monkeypatch):
         assert plan_for().chosen != "fused"
 
 
-CORRUPT_FILES = ["", "{", "[]", '{"%s": 3}', '{"%s": {"float32": []}}', '{"%s": {"float32": {"queries_gradient": {}}}}']
-CORRUPT_FILES += ['{"%s": {"float32": {"queries_gradient": {"reason": 1}, "values_gradient": 2}}}', "\udc80"]
+CORRUPT_FILES = ["", "{", "[]", '{"%s": 3}', '{"%s": {"float32": []}}', '{"%s": {"float32": {"grad_queries": {}}}}']
+CORRUPT_FILES += ['{"%s": {"float32": {"grad_queries": {"reason": 1}, "grad_values": 2}}}', "\udc80"]
 
 
 @pytest.mark.parametrize("text", CORRUPT_FILES)
-def test_corrupt_verdict_file_triggers_a_new_self_test(text, self_test_runs, cache):
+def test_corrupt_result_file_triggers_a_new_self_test(text, self_test_runs, cache):
     cache.mkdir()
     key = verification.describe(kernel_device("cpu"))
     (cache / "kernels.json").write_bytes(text.replace("%s", key).encode("utf-8", "surrogateescape"))
     assert plan_for().chosen == "fused"
     assert self_test_runs() == ["float32"]
-    assert json.loads((cache / "kernels.json").read_text())[key]["float32"].keys() >= {"queries_gradient"}
+    assert json.loads((cache / "kernels.json").read_text())[key]["float32"].keys() >= {"grad_queries"}
     verification.clear()
     assert plan_for().chosen == "fused"
     assert self_test_runs() == ["float32"]
@@ -218,14 +218,14 @@ def test_new_version_triggers_a_new_self_test(changed, self_test_runs, cache, mo
     assert len(json.loads((cache / "kernels.json").read_text())) == 2
 
 
-def test_verdicts_are_used_in_process_if_the_cache_is_not_writable(self_test_runs, monkeypatch):
+def test_results_are_used_in_process_if_the_cache_is_not_writable(self_test_runs, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_CACHE", os.devnull)
     for _ in range(2):
         assert plan_for().chosen == "fused"
     assert self_test_runs() == ["float32"]
 
 
-def test_verdicts_are_used_in_process_without_a_home_folder(self_test_runs, monkeypatch):
+def test_results_are_used_in_process_without_a_home_folder(self_test_runs, monkeypatch):
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
@@ -250,8 +250,8 @@ def test_concurrent_threads_run_one_self_test(self_test_runs):
 @pytest.mark.forks
 def test_concurrent_processes_run_one_self_test(self_test_runs):
     def verify():
-        verdicts = verification.get_verdicts(kernel_device("cpu"), torch.float32)
-        sys.exit(any(verdict.reason for verdict in verdicts.values()))
+        results = verification.get_results(kernel_device("cpu"), torch.float32)
+        sys.exit(any(result.reason for result in results.values()))
 
     processes = [multiprocessing.get_context("fork").Process(target=verify) for _ in range(2)]
     for process in processes:
@@ -294,7 +294,7 @@ def failing_launches(self_test_runs, monkeypatch):
 
             return fails
 
-        for name in ("forward", "queries_gradient", "values_gradient", "table_gradient"):
+        for name in ("forward", "grad_queries", "grad_values", "grad_table"):
             monkeypatch.setattr(launches, name, launch(name))
         return names
 
@@ -309,7 +309,7 @@ def test_failed_launch_falls_back_for_that_problem_only(failing_launches):
         results = run(inputs, GRID)
     assert len(warned) == 2  # forward and backward
     assert_all_close(results, expected, 1e-5)
-    assert names == ["forward", "queries_gradient"]
+    assert names == ["forward", "grad_queries"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_all_close(run(inputs, GRID), expected, 1e-5)

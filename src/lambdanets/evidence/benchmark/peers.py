@@ -28,7 +28,7 @@ class Peer:
     axis: int
     """Index of the singleton axis."""
 
-    def table_gradient(self, layer: nn.Module) -> Tensor:
+    def grad_table(self, layer: nn.Module) -> Tensor:
         """Return the gradient of the embeddings in the layout of our table, (r, r, k)."""
         gradient = layer.get_parameter(self.weights).grad
         assert gradient is not None

@@ -30,7 +30,7 @@ from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
 
 MAX_HEADS = 16
-_GRADIENT_KERNELS = ("queries_gradient", "values_gradient", "table_parts")
+_GRADIENT_KERNELS = ("grad_queries", "grad_values", "grad_table_partial")
 MAX_TILE = 64
 _MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 
@@ -84,7 +84,7 @@ class Fused(Algorithm):
             + rates.copy_seconds(copied_backward / 2)
             + rates.call_overhead(12 * num_launches + scaling_calls_backward),
             backward_workspace_bytes=table * itemsize
-            + launches.table_parts_bytes(launch_problem, device)
+            + launches.grad_table_partial_bytes(launch_problem, device)
             + 2 * padding
             + accumulated * (h * k + v)
             + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
@@ -101,9 +101,9 @@ class Fused(Algorithm):
         device = kernel_device(problem.device)
         if device is None:
             return Exclusions()
-        verdicts = verification.get_verdicts(device, problem.dtype)
-        forward = _failure_reason(verdicts, [f"forward_{_best_order(problem, device)}_order"], problem)
-        backward = _failure_reason(verdicts, verification.BACKWARD, problem)
+        results = verification.get_results(device, problem.dtype)
+        forward = _failure_reason(results, [f"forward_{_best_order(problem, device)}_order"], problem)
+        backward = _failure_reason(results, verification.BACKWARD, problem)
         if _EXCLUDED:
             forward = _EXCLUDED.get((problem, "forward"), forward)
             backward = _EXCLUDED.get((problem, "backward"), backward)
@@ -150,8 +150,8 @@ class BoundFused(BoundAlgorithm):
         return grad_queries, None if grad_table is None else (grad_table,), grad_values
 
 
-def _failure_reason(verdicts: verification.Verdicts, kernels: Sequence[str], problem: Problem) -> str:
-    failed = [f"{name} {verdicts[name].reason}" for name in kernels if verdicts[name].reason]
+def _failure_reason(results: verification.SelfTestResults, kernels: Sequence[str], problem: Problem) -> str:
+    failed = [f"{name} {results[name].reason}" for name in kernels if results[name].reason]
     return f"{dtype_name(problem.dtype)} self-test: {'; '.join(failed)}" if failed else ""
 
 
@@ -227,14 +227,14 @@ def gradients(
             if needs_grad.queries:
                 r = scaled.table_for_grad_queries[..., depths, u]
                 c = scaled.content[:, depths, channels] if scaled.content is not None and u == 0 else None
-                part = launches.queries_gradient(g, r, v, c, problem, dtype, scaled.grad_queries_scales)
+                part = launches.grad_queries(g, r, v, c, problem, dtype, scaled.grad_queries_scales)
                 grad_queries.add((..., depths), part)
             if needs_grad.table:
-                part = launches.table_gradient(g, q, v, problem, scaled.grad_table_scale)
+                part = launches.grad_table(g, q, v, problem, scaled.grad_table_scale)
                 grad_table.add((..., depths, u), part)
             if needs_grad.values:
                 r = scaled.table_for_logits[..., depths, u]
-                part = launches.values_gradient(g, q, r, problem, dtype, scaled.grad_values_scale)
+                part = launches.grad_values(g, q, r, problem, dtype, scaled.grad_values_scale)
                 grad_values.add((..., channels, u), part)
     return (
         grad_queries.total() if needs_grad.queries else None,

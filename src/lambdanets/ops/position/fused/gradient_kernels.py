@@ -32,7 +32,7 @@ def batched_dot(a, b, total):
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
-def queries_gradient(
+def grad_queries(
     g_ptr,  # (b, h, n, v), aligned rows
     table_ptr,
     v_ptr,  # (b, n, v), aligned rows
@@ -146,7 +146,7 @@ def queries_gradient(
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
-def values_gradient(
+def grad_values(
     g_ptr,  # (b, h, n, v), aligned rows
     q_ptr,  # (b, h, n, k), aligned rows
     table_ptr,

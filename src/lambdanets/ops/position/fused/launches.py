@@ -70,7 +70,7 @@ def forward(
     return output
 
 
-def queries_gradient(
+def grad_queries(
     grad_output: Tensor,
     table: Tensor,
     values: Tensor,
@@ -80,16 +80,16 @@ def queries_gradient(
     scales: Tensor | None,
 ) -> Tensor:
     """Compute grad_queries (b, h, n, k) in the given dtype."""
-    from lambdanets.ops.position.fused.gradient_kernels import queries_gradient as kernel
+    from lambdanets.ops.position.fused.gradient_kernels import grad_queries as kernel
 
-    tiles = _choose_tiles("queries_gradient", values, problem)
+    tiles = _choose_tiles("grad_queries", values, problem)
     shape = choose_tile_shape(grid_2d(problem), reach_2d(problem), tiles.positions, tiles.step)
     output = _empty_aligned(values, problem.batch, problem.positions, problem.heads, table.shape[-1], dtype=dtype)
     output = output.transpose(1, 2)
     grad_output, values, unit = _align_rows(grad_output), _align_rows(values), _elements_per_unit(values)
     has_content = content is not None
     content = values[:, 0, None] if content is None else _align_content(content)  # the dummy is not read
-    constants = kernel_constants("queries_gradient", tiles, problem.heads, values.dtype)
+    constants = kernel_constants("grad_queries", tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_count_programs(problem, shape, tiles),)](
         grad_output,
@@ -109,18 +109,18 @@ def queries_gradient(
     return output
 
 
-def values_gradient(
+def grad_values(
     grad_output: Tensor, queries: Tensor, table: Tensor, problem: Problem, dtype: torch.dtype, scales: Tensor | None
 ) -> Tensor:
     """Compute grad_values (b, n, v) in the given dtype."""
-    from lambdanets.ops.position.fused.gradient_kernels import values_gradient as kernel
+    from lambdanets.ops.position.fused.gradient_kernels import grad_values as kernel
 
-    tiles = _choose_tiles("values_gradient", grad_output, problem)
+    tiles = _choose_tiles("grad_values", grad_output, problem)
     shape = choose_tile_shape(grid_2d(problem), reach_2d(problem), tiles.positions, tiles.step)
     channels = grad_output.shape[3]
     output = _empty_aligned(grad_output, problem.batch, problem.positions, channels, dtype=dtype)
     grad_output, queries, unit = _align_rows(grad_output), _align_rows(queries), _elements_per_unit(grad_output)
-    constants = kernel_constants("values_gradient", tiles, problem.heads, grad_output.dtype)
+    constants = kernel_constants("grad_values", tiles, problem.heads, grad_output.dtype)
     constants |= {"SCALED": scales is not None}
     kernel[(_count_programs(problem, shape, tiles) * -(-channels // tiles.values),)](
         grad_output,
@@ -138,13 +138,11 @@ def values_gradient(
     return output
 
 
-def table_gradient(
-    grad_output: Tensor, queries: Tensor, values: Tensor, problem: Problem, scales: Tensor | None
-) -> Tensor:
+def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Problem, scales: Tensor | None) -> Tensor:
     """Compute grad_table (r_1..r_D, k), in float32 because it is a sum over all examples and positions."""
-    from lambdanets.ops.position.fused.table_kernels import sum_table_parts, table_parts
+    from lambdanets.ops.position.fused.table_kernels import grad_table_partial, reduce_grad_table
 
-    tiles = _choose_tiles("table_parts", values, problem)
+    tiles = _choose_tiles("grad_table_partial", values, problem)
     depth = queries.shape[3]
     grad_output, queries, values, unit = (
         _align_rows(grad_output),
@@ -152,39 +150,39 @@ def table_gradient(
         _align_rows(values),
         _elements_per_unit(values),
     )
-    division = divide_table(problem, tiles)
-    parts = values.new_empty(division.programs, tiles.positions, tiles.step, K, dtype=torch.float32)
-    table_parts[(division.programs,)](
+    launch_grid = choose_table_grid(problem, tiles)
+    partial = values.new_empty(launch_grid.programs, tiles.positions, tiles.step, K, dtype=torch.float32)
+    grad_table_partial[(launch_grid.programs,)](
         grad_output,
         queries,
         values,
-        parts,
+        partial,
         *strides_in_units(grad_output, unit),
         *strides_in_units(queries, unit),
         *strides_in_units(values, unit),
         *_size_arguments(problem, values.shape[2], depth, unit),
-        *division.step,
-        division.row_groups,
-        division.chunks,
-        division.split_groups * tiles.examples,
-        **kernel_constants("table_parts", tiles, problem.heads, values.dtype),
+        *launch_grid.step,
+        launch_grid.row_groups,
+        launch_grid.chunks,
+        launch_grid.split_groups * tiles.examples,
+        **kernel_constants("grad_table_partial", tiles, problem.heads, values.dtype),
     )
     output = values.new_empty(*problem.scope, depth, dtype=torch.float32)
-    sum_table_parts[(output[..., 0].numel(),)](
-        parts,
+    reduce_grad_table[(output[..., 0].numel(),)](
+        partial,
         output,
-        parts if scales is None else scales,
+        partial if scales is None else scales,
         depth,
         grid_2d(problem)[1],
         *reach_2d(problem),
-        *division.step,
-        division.row_groups,
-        division.chunks,
-        division.splits,
+        *launch_grid.step,
+        launch_grid.row_groups,
+        launch_grid.chunks,
+        launch_grid.splits,
         TILE=tiles.positions,
         STEP=tiles.step,
         K=K,
-        PARTS_PER_LOAD=8,
+        PARTIALS_PER_LOAD=8,
         SCALED=scales is not None,
         num_warps=4,
         enable_fp_fusion=True,
@@ -192,8 +190,8 @@ def table_gradient(
     return output
 
 
-class TableDivision(NamedTuple):
-    """Division of a problem among the programs of `table_parts`.
+class TableGrid(NamedTuple):
+    """Launch grid of `grad_table_partial`.
 
     step: row offsets and context columns per program. row_groups, chunks: number of steps that cover all row offsets,
     and all context columns. split_groups: groups of examples per split of the batch. splits: number of splits.
@@ -209,8 +207,11 @@ class TableDivision(NamedTuple):
     rows: int
 
 
-def divide_table(problem: Problem, tiles: Tiles) -> TableDivision:
-    """Divide a problem among programs; the batch is split only while all programs run on the device concurrently."""
+def choose_table_grid(problem: Problem, tiles: Tiles) -> TableGrid:
+    """Choose the launch grid of `grad_table_partial`.
+
+    The batch is split only as far as the programs fill at most one wave on the GPU.
+    """
     grid, reach = grid_2d(problem), reach_2d(problem)
     step = choose_table_step(grid, reach, tiles.positions, tiles.step)
     row_groups = -(-(2 * reach[0] + 1) // step[0])
@@ -220,15 +221,15 @@ def divide_table(problem: Problem, tiles: Tiles) -> TableDivision:
     split_groups = -(-groups // min(groups, max(1, PROGRAMS_TO_FILL_GPU // programs)))
     splits = -(-groups // split_groups)
     rows = count_row_pairs(grid[0], reach[0], step[0])
-    return TableDivision(step, row_groups, chunks, split_groups, splits, splits * programs, rows)
+    return TableGrid(step, row_groups, chunks, split_groups, splits, splits * programs, rows)
 
 
-def table_parts_bytes(problem: Problem, device: KernelDevice) -> int:
-    """Return the size of the partial sums of one launch of `table_gradient`."""
+def grad_table_partial_bytes(problem: Problem, device: KernelDevice) -> int:
+    """Return the size of the partial sums of one launch of `grad_table`."""
     itemsize = problem.dtype.itemsize
     sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, max_value_channels(itemsize))
-    tiles = choose_tiles("table_parts", device.capability, itemsize, *sizes)
-    return 4 * divide_table(problem, tiles).programs * tiles.positions * tiles.step * K
+    tiles = choose_tiles("grad_table_partial", device.capability, itemsize, *sizes)
+    return 4 * choose_table_grid(problem, tiles).programs * tiles.positions * tiles.step * K
 
 
 def grid_2d(problem: Problem) -> tuple[int, int]:

@@ -12,7 +12,7 @@ a GPU; `lambdanets calibrate` measures correction factors.
 import math
 from dataclasses import dataclass
 
-from lambdanets.ops.position.fused.launches import divide_table, grid_2d, reach_2d
+from lambdanets.ops.position.fused.launches import choose_table_grid, grid_2d, reach_2d
 from lambdanets.ops.position.fused.tiles import (
     LAMBDA_ORDER,
     K,
@@ -28,9 +28,9 @@ from lambdanets.ops.position.problem import Problem
 _EFFICIENCY = 0.75  # fraction of the throughput of the bottleneck; barriers and loop epilogues take time, too
 _BASE_INSTRUCTIONS = {
     "forward_query_order": 60,
-    "queries_gradient": 60,
-    "values_gradient": 105,
-    "table_parts": 75,
+    "grad_queries": 60,
+    "grad_values": 105,
+    "grad_table_partial": 75,
     LAMBDA_ORDER: 120,
 }
 _RESIDENT_WARPS = 8  # minimum per SM; experiments/kernels.py checks it
@@ -50,7 +50,7 @@ class StepWork:
 
 
 def step_work(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> StepWork:
-    """Return the work of one step of a kernel; step_rows: rows of values per step of `table_parts`."""
+    """Return the work of one step of a kernel; step_rows: rows of values per step of `grad_table_partial`."""
     n, b, m, v, h, warps = tiles.positions, tiles.examples, tiles.step, tiles.values, heads, tiles.warps
     embeddings = n * m * K / 4
     if kernel == LAMBDA_ORDER:
@@ -59,10 +59,10 @@ def step_work(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step
     if kernel == "forward_query_order":
         products = _tensor_core_products(n, b * h, m, K, warps) + _tensor_core_products(b, n * h, v, m, warps)
         return StepWork(embeddings + b * m * v, products, multiply_adds)
-    if kernel == "queries_gradient":
+    if kernel == "grad_queries":
         products = _tensor_core_products(b, n * h, m, v, warps) + _tensor_core_products(n, b * h, K, m, warps)
         return StepWork(embeddings + b * m * v, products, multiply_adds)
-    if kernel == "values_gradient":
+    if kernel == "grad_values":
         products = _tensor_core_products(m, n, b * h, K, warps) + _tensor_core_products(b, n, v, m * h, warps)
         return StepWork(embeddings + b * h * m * (K + v), products, multiply_adds)
     products = _tensor_core_products(b, n * h, m, v, warps) + _tensor_core_products(n, m, K, b * h, warps)
@@ -83,14 +83,14 @@ def kernel_seconds(kernel: str, problem: Problem, capability: tuple[int, int], g
     groups, blocks = -(-problem.batch // tiles.examples), -(-problem.value_depth // tiles.values)
     grid, reach = grid_2d(problem), reach_2d(problem)
     written = 0.0
-    if kernel == "table_parts":
-        division = divide_table(problem, tiles)
-        programs, step_rows = division.programs, division.step[0]
-        steps = division.rows * groups * blocks * division.chunks * -(-grid[1] // tiles.positions)
+    if kernel == "grad_table_partial":
+        launch_grid = choose_table_grid(problem, tiles)
+        programs, step_rows = launch_grid.programs, launch_grid.step[0]
+        steps = launch_grid.rows * groups * blocks * launch_grid.chunks * -(-grid[1] // tiles.positions)
         written = 2 * 4 * programs * tiles.positions * tiles.step * K  # the partial sums are written and read again
     else:
         shape, step_rows = choose_tile_shape(grid, reach, tiles.positions, tiles.step), 1
-        column_programs = 1 if kernel == "queries_gradient" else blocks
+        column_programs = 1 if kernel == "grad_queries" else blocks
         programs = -(-grid[0] // shape[0]) * -(-grid[1] // shape[1]) * groups * column_programs
         steps = count_steps(grid, reach, shape) * groups * column_programs
     work = step_work(kernel, tiles, problem.heads if kernel == LAMBDA_ORDER else h, step_rows)

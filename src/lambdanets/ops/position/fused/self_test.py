@@ -5,7 +5,7 @@ KERNEL...`, which prints one line of JSON per event:
 
     {"event": "ready"}                       after imports and reference results
     {"event": "start", "kernel": ...}
-    {"event": "verdict", "kernel": ..., "reason": "" or why it failed, "error": ..., "allowed": ..., "seconds": ...}
+    {"event": "result", "kernel": ..., "reason": "" or why it failed, "error": ..., "allowed": ..., "seconds": ...}
     {"event": "unable", "kernel": ..., "reason": ...}    if out of memory
 
 To detect reads outside of the inputs and elements that are not written, new tensors are filled with NaN. The inputs of
@@ -60,7 +60,7 @@ CASES = (
 FULL_TILE_CASE = Case(2112, 4, (3, 5), (3, 3), 16, 16, inside_nan=False)
 
 # Index among the gradients of queries, table and values.
-_GRADIENTS = {"queries_gradient": 0, "table_gradient": 1, "values_gradient": 2}
+_GRADIENTS = {"grad_queries": 0, "grad_table": 1, "grad_values": 2}
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
         # Exit if the compiler hangs in C code and the parent process has ended.
         faulthandler.dump_traceback_later(time_limit() + 30, exit=True)
         try:
-            _print_event("verdict", kernel=kernel, **check_kernel(kernel, examples))
+            _print_event("result", kernel=kernel, **check_kernel(kernel, examples))
         except torch.OutOfMemoryError as error:
             _print_event("unable", kernel=kernel, reason=" ".join(str(error).split())[:200])
         if not actual.is_interpreter:

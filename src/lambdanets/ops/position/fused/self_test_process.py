@@ -25,7 +25,7 @@ SECONDS_TO_START = 300.0  # time limit until "ready"; imports from a slow disk c
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SelfTestResult:
     """The result of the self-test of a kernel in a dtype on a device.
 
     reason: why the kernel failed, or "" if it passed. error: largest relative error. allowed: its tolerance.
@@ -57,37 +57,37 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def run_self_test(
     device: KernelDevice, dtype: torch.dtype, kernels: Sequence[str]
-) -> tuple[dict[str, Verdict], dict[str, Verdict]]:
-    """Return the verdicts to cache, and those on untested kernels, which are valid only in this process.
+) -> tuple[dict[str, SelfTestResult], dict[str, SelfTestResult]]:
+    """Return the results to cache, and those of untested kernels, which are valid only in this process.
 
     If the subprocess dies, the kernel under test has failed, and another subprocess tests the remaining kernels. If the
     subprocess times out, the remaining kernels are not tested, to limit the total time.
     """
-    tested: dict[str, Verdict] = {}
+    tested: dict[str, SelfTestResult] = {}
     while remaining := [name for name in kernels if name not in tested]:
         process = _Process(device, dtype, remaining)
-        tested |= process.verdicts
+        tested |= process.results
         if process.current:
-            tested[process.current] = Verdict(process.ending)
+            tested[process.current] = SelfTestResult(process.ending)
         missing = [name for name in remaining if name not in tested]
-        if missing and (process.timed_out or not (process.verdicts or process.current)):
+        if missing and (process.timed_out or not (process.results or process.current)):
             current = f"{process.current} " if process.current else ""
             reason = f"could not be tested: {current}{process.ending}"
-            return tested, {name: Verdict(process.untested.get(name, reason)) for name in missing}
+            return tested, {name: SelfTestResult(process.untested.get(name, reason)) for name in missing}
         if process.untested:
-            return tested, {name: Verdict(process.untested.get(name, "was not tested")) for name in missing}
+            return tested, {name: SelfTestResult(process.untested.get(name, "was not tested")) for name in missing}
     return tested, {}
 
 
 class _Process:
     """Runs a subprocess of the self-test and waits until it ends.
 
-    verdicts: by kernel. current: the kernel under test when the process ended early, or "". ending: how the process
+    results: by kernel. current: the kernel under test when the process ended early, or "". ending: how the process
     ended. untested: kernels that it could not test, with reasons. timed_out: whether it was killed at a time limit.
     """
 
     def __init__(self, device: KernelDevice, dtype: torch.dtype, kernels: Sequence[str]) -> None:
-        self.verdicts: dict[str, Verdict] = {}
+        self.results: dict[str, SelfTestResult] = {}
         self.untested: dict[str, str] = {}
         self.current = self.ending = ""
         self.timed_out = False
@@ -144,8 +144,9 @@ class _Process:
                 self.current, allowed = kernel, limit
             else:
                 self.current, allowed = "", SECONDS_TO_START
-            if name == "verdict":
-                self.verdicts[kernel] = Verdict(*(event[field] for field in ("reason", "error", "allowed", "seconds")))
+            if name == "result":
+                fields = ("reason", "error", "allowed", "seconds")
+                self.results[kernel] = SelfTestResult(*(event[field] for field in fields))
             elif name == "unable":
                 self.untested[kernel] = f"could not be tested: {event['reason']}"
             deadline = time.monotonic() + allowed

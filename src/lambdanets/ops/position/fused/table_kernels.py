@@ -9,7 +9,7 @@ from lambdanets.ops.position.fused.gradient_kernels import batched_dot
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES, "row_groups", "chunks", "split_examples"])
-def table_parts(
+def grad_table_partial(
     g_ptr,  # (b, h, n, v), aligned rows
     q_ptr,  # (b, h, n, k), aligned rows
     v_ptr,  # (b, n, v), aligned rows
@@ -43,7 +43,7 @@ def table_parts(
     V: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """Compute part[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
+    """Compute partial[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
 
     T[b,(x h),(dy m)] = sum_v g[b,(x h),v] V[b,(y + dy, m),v], where x and m are columns.
     A program covers TILE query columns, step_rows row offsets, step_columns context columns, split_examples examples.
@@ -130,8 +130,8 @@ def table_parts(
 
 
 @triton.jit(do_not_specialize=[*SIZES, "row_groups", "chunks", "splits"])
-def sum_table_parts(
-    part_ptr,  # output of `table_parts`
+def reduce_grad_table(
+    partial_ptr,  # output of `grad_table_partial`
     o_ptr,  # (2 row_reach + 1, 2 column_reach + 1, k), contiguous
     scale_ptr,
     query_depth,
@@ -146,20 +146,20 @@ def sum_table_parts(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     K: tl.constexpr,
-    PARTS_PER_LOAD: tl.constexpr,  # several, to hide latency
+    PARTIALS_PER_LOAD: tl.constexpr,  # several, to hide latency
     SCALED: tl.constexpr,
 ):
-    """Compute dR[dy,dx,k] as the sum of parts over splits, column tiles and pairs of columns at offset dx."""
+    """Compute dR[dy,dx,k] as the sum of partial sums over splits, column tiles and pairs of columns at offset dx."""
     columns = 2 * column_reach + 1
     row = tl.program_id(0) // columns
     column_offset = tl.program_id(0) % columns - column_reach
     tiles_x = tl.cdiv(width, TILE)
-    j = tl.arange(0, PARTS_PER_LOAD * TILE) % TILE
-    part_index = tl.arange(0, PARTS_PER_LOAD * TILE) // TILE
+    j = tl.arange(0, PARTIALS_PER_LOAD * TILE) % TILE
+    partial_index = tl.arange(0, PARTIALS_PER_LOAD * TILE) // TILE
     k = tl.arange(0, K)
-    total = tl.zeros((PARTS_PER_LOAD * TILE, K), tl.float32)
-    for first in range(0, splits * tiles_x, PARTS_PER_LOAD):
-        i = first + part_index
+    total = tl.zeros((PARTIALS_PER_LOAD * TILE, K), tl.float32)
+    for first in range(0, splits * tiles_x, PARTIALS_PER_LOAD):
+        i = first + partial_index
         tile = i % tiles_x
         group = i // tiles_x * row_groups + row // step_rows
         x_first, x_last = window_bounds(tile * TILE, TILE, column_reach, width)
@@ -167,9 +167,9 @@ def sum_table_parts(
         # Queries outside the map need no mask, because their gradients were loaded as zero.
         mask = (i < splits * tiles_x) & (column >= 0) & (column <= x_last - x_first)
         column = tl.minimum(tl.maximum(column, 0), x_last - x_first)
-        part = (group * chunks + column // step_columns) * tiles_x + tile
-        entry = (part.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns
-        total += tl.load(part_ptr + (entry[:, None] * K + k[None, :]), mask=mask[:, None], other=0.0)
+        partial = (group * chunks + column // step_columns) * tiles_x + tile
+        entry = (partial.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns
+        total += tl.load(partial_ptr + (entry[:, None] * K + k[None, :]), mask=mask[:, None], other=0.0)
     result = tl.sum(total, axis=0)
     if SCALED:
         result *= tl.load(scale_ptr)

@@ -17,7 +17,7 @@ from lambdanets.ops.position.fused.device import max_shared_memory
 
 K = 16  # query depth of a launch; larger depths need several launches
 LAMBDA_ORDER = "forward_lambda_order"
-QUERY_ORDER_KERNELS = ("forward_query_order", "queries_gradient", "values_gradient", "table_parts")
+QUERY_ORDER_KERNELS = ("forward_query_order", "grad_queries", "grad_values", "grad_table_partial")
 PROGRAMS_TO_FILL_GPU = 264  # to occupy a large GPU: two programs on each of 132 SMs
 _LARGE_MEMORY = 160 << 10  # bytes of shared memory; GPUs with more use larger tiles
 
@@ -79,7 +79,7 @@ def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, h
         positions = 4 if h > 4 else 8
         examples = max(4, (128 if v == 64 else 256) // (h * positions))
         return Tiles(positions, examples, 16, v, 8 if h == 2 and v == 32 else 4, 3)
-    if kernel == "queries_gradient":
+    if kernel == "grad_queries":
         stages = 3 if v < 128 or large else 2
         if h == 1:
             return Tiles(16, 16 if v < 64 else 8, 16, v, 4 if v == 16 else 8, stages)
@@ -89,7 +89,7 @@ def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, h
         if v == 128 and not large and h > 2:
             positions //= 2
         return Tiles(positions, examples, 16, v, 8 if h == 2 and v > 16 else 4, stages)
-    if kernel == "values_gradient":
+    if kernel == "grad_values":
         v = min(v, 32)
         if h == 1:
             return Tiles(32, 8, 16, v, 8, 3)
@@ -108,13 +108,13 @@ def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, h
 
 def _for_float32(kernel: str, h: int, v: int) -> Tiles:
     """Return the sizes for float32, which does not use tensor cores because TF32 would lose precision."""
-    if kernel == "values_gradient":
+    if kernel == "grad_values":
         return Tiles(16, 8 if h == 1 else max(1, 16 // h), max(4, 16 // h), min(v, 32), 4, 2)
-    if kernel == "queries_gradient" and v > 32:
+    if kernel == "grad_queries" and v > 32:
         examples = max(1, 8 // h)
         return Tiles(max(2, 32 // (examples * h)), examples, 16, v, 8, 2)
-    v = v if kernel == "queries_gradient" else min(v, 32)
-    warps = 8 if kernel == "table_parts" and h == 1 and v == 32 else 4  # 4 warps would spill 40 bytes
+    v = v if kernel == "grad_queries" else min(v, 32)
+    warps = 8 if kernel == "grad_table_partial" and h == 1 and v == 32 else 4  # 4 warps would spill 40 bytes
     return Tiles(8, max(1, 16 // h), 16, v, warps, 2)
 
 
@@ -122,9 +122,9 @@ def _min_examples(kernel: str, h: int, v: int) -> int:
     """Return the minimum number of examples that fills the rows or terms of a product, or the loads of all threads."""
     if kernel == LAMBDA_ORDER:
         return -(-64 // v)
-    if kernel == "table_parts":
+    if kernel == "grad_table_partial":
         return max(1, 16 // h)
-    return 1 if kernel == "queries_gradient" else 2
+    return 1 if kernel == "grad_queries" else 2
 
 
 def next_power_of_2(minimum: int) -> int:
@@ -153,7 +153,7 @@ def choose_tile_shape(
 
 @lru_cache(maxsize=1024)
 def choose_table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
-    """Choose row offsets and context columns per program of `table_parts` for the fewest steps.
+    """Choose row offsets and context columns per program of `grad_table_partial` for the fewest steps.
 
     Accepts up to 5% more steps for more rows, because consecutive steps then use more of the same values.
     """

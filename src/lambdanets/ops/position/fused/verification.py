@@ -2,9 +2,9 @@
 
 At the first use of a device and dtype, `self_test` runs in a subprocess, so that this process survives a crash, a
 compiler that hangs, or an illegal memory access, which breaks the CUDA context. This takes the time to import torch and
-to compile a few dozen kernels. Verdicts are stored in the user's cache folder by device, compute capability, versions
+to compile a few dozen kernels. Results are stored in the user's cache folder by device, compute capability, versions
 of torch, triton and this package, and a hash of the kernels' source. Kernels that could not be tested, for example
-because the GPU is out of memory, are not used in this process; their verdicts are not stored.
+because the GPU is out of memory, are not used in this process; their results are not stored.
 
 algorithm="fused" does not require the self-test.
 """
@@ -29,7 +29,7 @@ from lambdanets.files import atomic_write
 from lambdanets.ops.position.fused.device import KernelDevice
 from lambdanets.ops.position.fused.self_test_process import (
     SECONDS_TO_START,
-    Verdict,
+    SelfTestResult,
     dtype_name,
     run_self_test,
     time_limit,
@@ -37,13 +37,13 @@ from lambdanets.ops.position.fused.self_test_process import (
 from lambdanets.ops.position.rates import cache_folder
 
 FORWARD = ("forward_query_order", "forward_lambda_order")
-BACKWARD = ("queries_gradient", "values_gradient", "table_gradient")
+BACKWARD = ("grad_queries", "grad_values", "grad_table")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-Verdicts = Mapping[str, Verdict]
+SelfTestResults = Mapping[str, SelfTestResult]
 
-_KNOWN: dict[tuple[KernelDevice, torch.dtype], Verdicts] = {}
+_KNOWN: dict[tuple[KernelDevice, torch.dtype], SelfTestResults] = {}
 _LOCK = threading.RLock()
 
 
@@ -52,8 +52,8 @@ def kernels_for_dtype(dtype: torch.dtype) -> tuple[str, ...]:
     return tuple(name for name in (*FORWARD, *BACKWARD) if dtype.itemsize == 2 or name != "forward_lambda_order")
 
 
-def get_verdicts(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
-    """Return the verdicts on all kernels for a dtype; run the self-test if they are not cached.
+def get_results(device: KernelDevice, dtype: torch.dtype) -> SelfTestResults:
+    """Return the results of all kernels for a dtype; run the self-test if they are not cached.
 
     Other threads wait for the self-test. If kernels fail, issues one KernelWarning that says what to report. Raises
     ValueError for an invalid time limit.
@@ -67,12 +67,12 @@ def get_verdicts(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
             return known
         cached, tested, untested = _read_or_test(device, dtype)
         _KNOWN[device, dtype] = known = {**cached, **tested, **untested}
-    _warn(device, dtype, {name: verdict for name, verdict in tested.items() if verdict.reason}, untested)
+    _warn(device, dtype, {name: result for name, result in tested.items() if result.reason}, untested)
     return known
 
 
-def retest(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
-    """Run the self-test of all kernels for a dtype again and replace the cached verdicts, without warnings."""
+def retest(device: KernelDevice, dtype: torch.dtype) -> SelfTestResults:
+    """Run the self-test of all kernels for a dtype again and replace the cached results, without warnings."""
     with _LOCK, _one_process_at_a_time():
         tested, untested = run_self_test(device, dtype, kernels_for_dtype(dtype))
         _store(device, dtype, tested)
@@ -80,20 +80,20 @@ def retest(device: KernelDevice, dtype: torch.dtype) -> Verdicts:
     return known
 
 
-def store(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
-    """Replace verdicts, in this process and in the cache folder."""
+def store(device: KernelDevice, dtype: torch.dtype, results: SelfTestResults) -> None:
+    """Replace results, in this process and in the cache folder."""
     with _LOCK, _one_process_at_a_time():
-        _store(device, dtype, verdicts)
-        _KNOWN[device, dtype] = {**_KNOWN.get((device, dtype), {}), **verdicts}
+        _store(device, dtype, results)
+        _KNOWN[device, dtype] = {**_KNOWN.get((device, dtype), {}), **results}
 
 
 def clear() -> None:
-    """Clear the verdicts in this process, but not in the cache folder."""
+    """Clear the results in this process, but not in the cache folder."""
     _KNOWN.clear()
 
 
-def verdicts_file() -> Path:
-    """Return the path of the file with cached verdicts."""
+def results_file() -> Path:
+    """Return the path of the file with cached results."""
     return cache_folder() / "kernels.json"
 
 
@@ -120,47 +120,47 @@ def describe(device: KernelDevice) -> str:
     return f"{device.name}, compute capability {'.'.join(map(str, device.capability))}, {versions()}"
 
 
-def read_verdicts(device: KernelDevice, dtype: torch.dtype) -> dict[str, Verdict]:
-    """Read the cached verdicts for a device and dtype, ignoring malformed ones."""
+def read_results(device: KernelDevice, dtype: torch.dtype) -> dict[str, SelfTestResult]:
+    """Read the cached results for a device and dtype, ignoring malformed ones."""
     by_dtype = _read_file().get(describe(device))
     rows = by_dtype.get(dtype_name(dtype)) if isinstance(by_dtype, dict) else None
-    verdicts = {}
+    results = {}
     for name, row in rows.items() if isinstance(rows, dict) else ():
         with contextlib.suppress(TypeError):
-            verdict = Verdict(**row)
-            if isinstance(verdict.reason, str):
-                verdicts[name] = verdict
-    return verdicts
+            result = SelfTestResult(**row)
+            if isinstance(result.reason, str):
+                results[name] = result
+    return results
 
 
 def _read_file() -> dict[str, Any]:
     try:
-        content = json.loads(verdicts_file().read_text())
+        content = json.loads(results_file().read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _store(device: KernelDevice, dtype: torch.dtype, verdicts: Verdicts) -> None:
-    """Add verdicts to the file, if it can be written."""
+def _store(device: KernelDevice, dtype: torch.dtype, results: SelfTestResults) -> None:
+    """Add results to the file, if it can be written."""
     with contextlib.suppress(OSError):
-        verdicts_file().parent.mkdir(parents=True, exist_ok=True)
+        results_file().parent.mkdir(parents=True, exist_ok=True)
         content = _read_file()
         by_dtype = content.get(describe(device))
         by_dtype = by_dtype if isinstance(by_dtype, dict) else {}
-        rows = {name: asdict(verdict) for name, verdict in {**read_verdicts(device, dtype), **verdicts}.items()}
+        rows = {name: asdict(result) for name, result in {**read_results(device, dtype), **results}.items()}
         content[describe(device)] = by_dtype | {dtype_name(dtype): rows}
-        atomic_write(verdicts_file(), json.dumps(content, indent=1).encode())
+        atomic_write(results_file(), json.dumps(content, indent=1).encode())
 
 
-def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[Verdicts, Verdicts, Verdicts]:
-    """Return cached verdicts, new verdicts, which are stored, and verdicts on untested kernels."""
+def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[SelfTestResults, SelfTestResults, SelfTestResults]:
+    """Return cached results, new results, which are stored, and results of untested kernels."""
     names = kernels_for_dtype(dtype)
-    cached = read_verdicts(device, dtype)
+    cached = read_results(device, dtype)
     if cached.keys() >= set(names):
         return cached, {}, {}
-    with _one_process_at_a_time():  # other processes of the node then read the verdicts of the first
-        cached = read_verdicts(device, dtype)
+    with _one_process_at_a_time():  # other processes of the node then read the results of the first
+        cached = read_results(device, dtype)
         tested, untested = run_self_test(device, dtype, [name for name in names if name not in cached])
         _store(device, dtype, tested)
     return cached, tested, untested
@@ -168,25 +168,25 @@ def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[Verdicts, V
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Lock the file of verdicts if locks are supported; wait at most for the duration of a test."""
+    """Lock the file of results if locks are supported; wait at most for the duration of a test."""
     from filelock import FileLock, Timeout
 
     with contextlib.ExitStack() as stack:
         # filelock raises NotImplementedError on file systems without locks
         with contextlib.suppress(OSError, NotImplementedError, Timeout):
-            path = verdicts_file()
+            path = results_file()
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(f"{path}.lock", timeout=SECONDS_TO_START + time_limit()))
         yield
 
 
-def _warn(device: KernelDevice, dtype: torch.dtype, failed: Verdicts, untested: Verdicts) -> None:
+def _warn(device: KernelDevice, dtype: torch.dtype, failed: SelfTestResults, untested: SelfTestResults) -> None:
     """Issue one warning about all kernels that cannot be used."""
     sentences = []
     if failed:
-        sentences += [f"in the self-test {_format_verdicts(failed)}", f"Please report this with: {describe(device)}"]
+        sentences += [f"in the self-test {_format_results(failed)}", f"Please report this with: {describe(device)}"]
     if untested:
-        sentences.append(f"{_format_verdicts(untested)}; the next process tests again")
+        sentences.append(f"{_format_results(untested)}; the next process tests again")
     if sentences:
         warnings.warn(
             f"Slower exact algorithms replace fused kernels for {dtype_name(dtype)}: "
@@ -196,8 +196,8 @@ def _warn(device: KernelDevice, dtype: torch.dtype, failed: Verdicts, untested: 
         )
 
 
-def _format_verdicts(verdicts: Verdicts) -> str:
-    return "; ".join(f"{name} {verdict.reason}" for name, verdict in verdicts.items())
+def _format_results(results: SelfTestResults) -> str:
+    return "; ".join(f"{name} {result.reason}" for name, result in results.items())
 
 
 def _new_lock_in_child() -> None:
