@@ -44,9 +44,9 @@ from lambdanets.training import run
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, AtomicCheckpointIO
 from lambdanets.training.recipe import Recipe
 
-# Phases of a run, and the functions whose calls are the phase.
+# Phases of a run. A run is in a phase while one of the phase's functions is executing.
 PHASES: dict[str, list[tuple[Any, str]]] = {
-    "opening data, building the model": [],  # the phase until one of the others begins
+    "loading data, building the model": [],  # the phase while none of the other functions is executing
     "creating the folder": [(folders, "locked_folder"), (run, "_write_recipe")],
     "reading the checkpoint": [(run, "newest_checkpoint"), (run, "check_resumable")],
     "training": [(Trainer, "fit")],

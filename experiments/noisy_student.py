@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def page(results: dict[str, Any]) -> str:
     """The text of docs/pseudo_labels.md."""
-    header = ["seed", "teacher", "control", "student", "student - teacher, points"]
+    header = ["seed", "teacher", "control", "student", "student - teacher, percentage points"]
     rows = []
     for seed in results["seeds"]:
         gain = 100 * (round(seed["student"], 4) - round(seed["teacher"], 4))  # rounded as in the table
@@ -99,7 +99,7 @@ student's recipe without pseudo-labels.
 
 {markdown_table(header, *rows, ["mean ± std", *means, mean_gain])}
 
-{recipe_gain:.2f} points of the gain are due to the recipe alone. The pseudo-labels change top-1 by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, {statistics.mean(label_gains):+.2f} on
+{recipe_gain:.2f} percentage points of the gain are due to the recipe alone. The pseudo-labels change top-1 by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, {statistics.mean(label_gains):+.2f} on
 average. The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
 work on the machine, November 2026.
 

@@ -142,17 +142,17 @@ def test_rejects_sizes_that_a_model_does_not_support(few_rows, capsys, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_interrupted_measurement_keeps_finished_passes_and_resumes(few_rows, tmp_path, monkeypatch, capsys):
-    measure_pass, out = speed._measure_pass, tmp_path / "measured.json"
+def test_interrupted_measurement_keeps_finished_phases_and_resumes(few_rows, tmp_path, monkeypatch, capsys):
+    measure_phase, out = speed._measure_phase, tmp_path / "measured.json"
 
     def with_signal(name, *arguments):
         if name == "18":
             os.kill(os.getpid(), signal.SIGTERM)
-        measure_pass(name, *arguments)
+        measure_phase(name, *arguments)
 
     arguments = ["tables", "12", "18", "--measure", "--image-size", "32", "--out", str(out)]
     with monkeypatch.context() as patch:
-        patch.setattr(speed, "_measure_pass", with_signal)
+        patch.setattr(speed, "_measure_phase", with_signal)
         assert main(arguments) == 130
     assert f"interrupted; results so far are in {out}; resume with" in capsys.readouterr().err
     content = json.loads(out.read_text())
@@ -173,9 +173,8 @@ def test_interrupted_measurement_keeps_finished_passes_and_resumes(few_rows, tmp
 def test_estimated_cost_is_proportional_to_repeats():
     def seconds(**changes):
         plan = replace(speed.Plan(("12",), 1, 3, 32), **changes)
-        return sum(
-            speed._operations(spec, plan, training=training) * plan.repeats for _, spec, training in speed._passes(plan)
-        )
+        rows = speed._unmeasured_rows(plan)
+        return sum(speed._operations(spec, plan, training=training) * plan.repeats for _, spec, training in rows)
 
     assert seconds(repeats=6) == 2 * seconds()
     assert speed.estimate_seconds(speed.Plan(("12",), 1, 1, 32), torch.device("cpu")) > 0

@@ -27,7 +27,7 @@ from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 
-# Passes measured per table.
+# Phases measured per table.
 TABLES = {
     "4": ("inference", "training"),
     "5": ("training", "inference"),
@@ -67,10 +67,10 @@ class Measurement:
 
 
 def measure(plan: Plan, out: Path) -> None:
-    """Measure the tables one after another, each with its rows interleaved; write JSON to out after each pass.
+    """Measure the tables one after another, each with its rows interleaved; write JSON to out after each phase.
 
     An interrupted measurement writes the results so far and raises KeyboardInterrupt; another call with the same plan
-    and file resumes after the last finished pass. Raises InputError if out has other content or a table has no speeds.
+    and file resumes after the last finished phase. Raises InputError if out has other content or a table has no speeds.
     """
     unknown = [name for name in plan.tables if name not in TABLES]
     if unknown:
@@ -88,8 +88,9 @@ def measure(plan: Plan, out: Path) -> None:
         content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "passes": [], "rows": []}
         if out.exists():
             content = with_current_keys(read_unfinished(out, settings))
-            _log(f"resuming: {len(content['passes'])} passes are done")
-        samples = [Measurement(**row) for row in content["rows"] if [row["table"], row["phase"]] in content["passes"]]
+            _log(f"resuming: {len(content['passes'])} phases are finished")
+        finished: list[list[str]] = content["passes"]  # [table, phase]; the key of older files
+        samples = [Measurement(**row) for row in content["rows"] if [row["table"], row["phase"]] in finished]
         content |= settings | {"finished": False}
 
         def save() -> None:
@@ -97,17 +98,17 @@ def measure(plan: Plan, out: Path) -> None:
             atomic_write(out, encode_utf8(json.dumps(content, indent=1, default=str) + "\n"))
 
         save()
-        passes = [[name, phase] for name in plan.tables for phase in TABLES[name]]
+        table_phases = [[name, phase] for name in plan.tables for phase in TABLES[name]]
         try:
             with interruptible():
                 _log(f"about {estimate_seconds(plan, device) / 60:.1f} minutes on {machine(hardware())}")
-                for name, phase in passes:
-                    if [name, phase] not in content["passes"]:
-                        _measure_pass(name, phase, plan, device, samples)
-                        content["passes"].append([name, phase])
+                for name, phase in table_phases:
+                    if [name, phase] not in finished:
+                        _measure_phase(name, phase, plan, device, samples)
+                        finished.append([name, phase])
                         save()
         except InputError:  # a row cannot be measured with these options
-            if not content["passes"]:
+            if not finished:
                 out.unlink()
             raise
         except BaseException:
@@ -134,7 +135,7 @@ def estimate_seconds(plan: Plan, device: torch.device) -> float:
     rate = _operations(resnet, plan, training=False) / (time.perf_counter() - start)
     total = sum(
         _operations(spec, plan, training=training) * (plan.repeats + _WARM_UP + 1)
-        for _, spec, training in _passes(plan)
+        for _, spec, training in _unmeasured_rows(plan)
     )
     return total / rate
 
@@ -144,7 +145,7 @@ def machine(properties: dict[str, Any]) -> str:
     return properties["gpu"] or f"{properties['processor']}, {properties['threads']} of {properties['cores']} cores"
 
 
-def _passes(plan: Plan) -> Iterator[tuple[Measurement, ModelSpec, bool]]:
+def _unmeasured_rows(plan: Plan) -> Iterator[tuple[Measurement, ModelSpec, bool]]:
     for name in plan.tables:
         for phase in TABLES[name]:
             for row, spec in ROWS[name].items():
@@ -164,14 +165,14 @@ def _resized(spec: ModelSpec, plan: Plan) -> ModelSpec:
     return dataclasses.replace(spec, overrides=spec.overrides | {"img_size": plan.image_size})
 
 
-def _measure_pass(name: str, phase: str, plan: Plan, device: torch.device, samples: list[Measurement]) -> None:
-    passes = [entry for entry in _passes(dataclasses.replace(plan, tables=(name,))) if entry[0].phase == phase]
-    new_samples = {sample.row: sample for sample, _, _ in passes}
+def _measure_phase(name: str, phase: str, plan: Plan, device: torch.device, samples: list[Measurement]) -> None:
+    rows = [row for row in _unmeasured_rows(dataclasses.replace(plan, tables=(name,))) if row[0].phase == phase]
+    new_samples = {sample.row: sample for sample, _, _ in rows}
     samples += new_samples.values()
     models: dict[str, nn.Module] = {}
     runs: dict[str, Callable[[], Any]] = {}
-    with Progress(f"table {name}, {phase}", len(passes), "rows") as progress:
-        for sample, spec, training in passes:
+    with Progress(f"table {name}, {phase}", len(rows), "rows") as progress:
+        for sample, spec, training in rows:
             progress.set_note(f"{sample.row}, building and memory")
             key = str(_resized(spec, plan))
             try:
