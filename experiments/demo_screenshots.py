@@ -45,14 +45,14 @@ def take(names):
             start = time.perf_counter()
             tab.upload("image.png", encode(image))
             page.get_by_text("image.png: ").wait_for()
-            answered = time.perf_counter() - start
+            upload_seconds = time.perf_counter() - start
             page.wait_for_timeout(500)
             start = time.perf_counter()
             tab.click_place(0.4, 0.6)
             row, column = int(0.6 * image.height), int(0.4 * image.width)
             page.get_by_text(f"At row {row}, column {column}").wait_for()
             clicked = time.perf_counter() - start
-            print(f"{name}: page {ready:.2f} s, upload {answered:.2f} s, click {clicked:.2f} s")
+            print(f"{name}: page {ready:.2f} s, upload {upload_seconds:.2f} s, click {clicked:.2f} s")
             save(page, f"demo_{Path(name).name}.jpg")
             if name == names[0]:
                 page.get_by_role("tab", name="Plan a layer").click()

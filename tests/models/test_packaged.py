@@ -13,8 +13,8 @@ from safetensors import safe_open
 import lambdanets as ln
 from lambdanets.errors import InputError
 from lambdanets.models.packaged import FOLDER, packaged_models, packaged_weights
-from lambdanets.web.answers import answer
 from lambdanets.web.examples import draw_nuclei
+from lambdanets.web.predictions import predict_image
 from lambdanets.web.uploads import read_upload
 
 NAMES = packaged_models()
@@ -47,7 +47,7 @@ def test_nuclei_are_found_in_images_of_12_bits_in_every_form(tmp_path):
     inputs = (tmp_path / "a.png", Image.fromarray(values))
     counts = [len(detector.predict(each)[0].above(0.5)) for each in inputs]
     upload = read_upload((tmp_path / "a.png").read_bytes(), "a.png", stretch=detector.card.stretch)
-    counts.append(len(answer(detector, upload, "a.png").objects.rows))
+    counts.append(len(predict_image(detector, upload, "a.png").objects.rows))
     assert counts[0] == counts[1] == counts[2] >= 6
 
 

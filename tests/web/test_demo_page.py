@@ -100,7 +100,7 @@ def test_large_file_is_refused_with_a_sentence(tab):
     tab.page.get_by_text("exceed the maximum allowed size of 2.0 Mb").wait_for()
 
 
-def test_unusual_image_is_answered(tab):
+def test_unusual_image_is_processed(tab):
     for name, content in readable_files():
         tab.upload(name, content)
         shown = name.replace("<b>", "b")  # gradio removes characters
@@ -151,7 +151,7 @@ def test_plan_follows_the_typed_shape(tab):
     page.get_by_role("tab", name="Look at an image").click()
 
 
-def test_many_uploads_at_once_are_answered_or_refused_politely(tab, digit):
+def test_many_uploads_at_once_are_processed_or_refused(tab, digit):
     import httpx
 
     with httpx.Client(base_url=f"{tab.url}/gradio_api", timeout=60) as client:
@@ -172,14 +172,14 @@ def test_many_uploads_at_once_are_answered_or_refused_politely(tab, digit):
                     message = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
                     if message.get("msg") == "process_completed":
                         return str(message["output"])
-            return "no answer"
+            return "no response"
 
         with ThreadPoolExecutor(USERS) as pool:
-            answers = list(pool.map(send, range(USERS)))
-    answered = [answer for answer in answers if f"Class <b>{digit[1]}</b>" in answer]
-    refused = [answer for answer in answers if "Queue is full" in answer]
-    assert len(answered) + len(refused) == USERS, answers
-    assert len(answered) >= 8
+            responses = list(pool.map(send, range(USERS)))
+    processed = [response for response in responses if f"Class <b>{digit[1]}</b>" in response]
+    refused = [response for response in responses if "Queue is full" in response]
+    assert len(processed) + len(refused) == USERS, responses
+    assert len(processed) >= 8
 
 
 def test_other_host_names_are_refused(tab):

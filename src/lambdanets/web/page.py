@@ -1,4 +1,4 @@
-"""The page: its components, and which function answers each event. The functions are in the other modules."""
+"""The page: its components, and which function handles each event. The functions are in the other modules."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -12,16 +12,16 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.web import texts
-from lambdanets.web.answers import Answer, answer
+from lambdanets.web.attention import attention_maps, clicked_pixel, default_layer, marked, num_heads
 from lambdanets.web.examples import example_images
-from lambdanets.web.places import clicked_pixel, default_layer, heads, look, marked
 from lambdanets.web.planning import LayerShape, plan_layer
+from lambdanets.web.predictions import ImagePrediction, predict_image
 from lambdanets.web.uploads import MAX_BYTES, read_upload
 
-QUEUE = 8  # events that wait; more are refused with a message
-STATE_SECONDS = 1800  # after which an answer is forgotten
+QUEUE = 8  # maximum number of waiting events; more are refused with a message
+STATE_SECONDS = 1800  # after which a prediction is removed
 FILES = (60, 600)  # every 60 s, uploads and images older than 600 s are removed
-SESSIONS = 32  # whose answers are kept
+SESSIONS = 32  # maximum number of sessions whose predictions are kept
 _SHAPE_LABELS = {
     "batch": "Images per batch",
     "dim": "Channels (dim)",
@@ -38,14 +38,14 @@ Updates = dict[Any, Any]
 
 
 def build_page(models: Models) -> gr.Blocks:
-    """Return the page for models by name; the first is shown at first."""
+    """Return the page for models by name; the first is selected when the page loads."""
     with gr.Blocks(title="lambdanets demo", analytics_enabled=False, delete_cache=FILES) as page:
         gr.HTML(texts.INTRODUCTION)
         with gr.Tab("Look at an image"):
-            looking = _Looking(models)
+            image_tab = _ImageTab(models)
         with gr.Tab("Plan a layer"):
-            _add_planning()
-        page.load(partial(looking.answer_example, 0), looking.model, looking.outputs, **_EVENT)
+            _add_plan_tab()
+        page.load(partial(image_tab.predict_example, 0), image_tab.model, image_tab.outputs, **_EVENT)
     page.state_session_capacity = SESSIONS
     page.queue(max_size=QUEUE, default_concurrency_limit=1)
     return page
@@ -56,13 +56,13 @@ _EVENT: dict[str, Any] = {
     "concurrency_id": "model",
     "concurrency_limit": 1,
     "api_visibility": "private",
-    "trigger_mode": "always_last",  # of the events that a user triggers while one is answered
+    "trigger_mode": "always_last",  # of the events that a user triggers while one is processed
 }
 _QUIET: dict[str, Any] = {**_EVENT, "show_progress": "hidden"}
 
 
-class _Looking:
-    """The tab in which an image is answered and a place of it is looked at."""
+class _ImageTab:
+    """The tab that shows the prediction for an image, and the attention maps of a place in it."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
@@ -80,7 +80,7 @@ class _Looking:
                 self.upload = gr.File(label="Your image", height=150, elem_id="upload")
                 gr.HTML(texts.LIMITS)
             with gr.Column(min_width=300):
-                gr.HTML(texts.FOUND)
+                gr.HTML(texts.PREDICTION)
                 self.result = gr.HTML(elem_id="result")
         gr.HTML(texts.WHERE)
         with gr.Row():
@@ -100,70 +100,74 @@ class _Looking:
             self.maps,
         ]
         place = [self.state, self.layer, self.head, self.row, self.column]
-        self.upload.upload(self.answer_upload, [self.model, self.upload], self.outputs, **_EVENT)
+        self.upload.upload(self.predict_upload, [self.model, self.upload], self.outputs, **_EVENT)
         self.gallery.select(self.select_example, self.model, self.outputs, **_EVENT)
         self.model.change(self.change_model, self.model, [self.gallery, *self.outputs], **_EVENT)
-        self.shown_image.select(self.click, place, [*place[2:], self.shown_image, self.maps], **_QUIET)
+        self.shown_image.select(self.on_image_click, place, [*place[2:], self.shown_image, self.maps], **_QUIET)
         for control in (self.row, self.column, self.layer, self.head):
-            control.input(self.look, place, [self.head, self.shown_image, self.maps], **_QUIET)
+            control.input(self.update_maps, place, [self.head, self.shown_image, self.maps], **_QUIET)
 
-    def answer_upload(self, model: str, path: str) -> Updates:
+    def predict_upload(self, model: str, path: str) -> Updates:
         try:
             with Path(path).open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
             source, name = self.models[model], Path(path).name
-            return self._show(answer(source, read_upload(content, name, stretch=source.card.stretch), name))
+            return self._show_prediction(
+                predict_image(source, read_upload(content, name, stretch=source.card.stretch), name)
+            )
         except InputError as error:
             return self._show_error(error)
 
-    def answer_example(self, index: int, model: str) -> Updates:
+    def predict_example(self, index: int, model: str) -> Updates:
         image, caption = self.examples[model][index]
-        return self._show(answer(self.models[model], image, caption))
+        return self._show_prediction(predict_image(self.models[model], image, caption))
 
     def select_example(self, model: str, event: gr.SelectData) -> Updates:
-        return self.answer_example(int(event.index), model)
+        return self.predict_example(int(event.index), model)
 
     def change_model(self, model: str) -> Updates:
-        return {self.gallery: gr.update(value=_thumbnails(self.examples[model])), **self.answer_example(0, model)}
+        return {self.gallery: gr.update(value=_thumbnails(self.examples[model])), **self.predict_example(0, model)}
 
-    def click(
-        self, found: Answer | None, layer: str, head: int, row: float, column: float, event: gr.SelectData
+    def on_image_click(
+        self, prediction: ImagePrediction | None, layer: str, head: int, row: float, column: float, event: gr.SelectData
     ) -> Updates:
-        if found is None:
-            return self.look(found, layer, head, row, column)
-        row, column = clicked_pixel(found.image, *event.index)
-        return {self.row: row, self.column: column, **self.look(found, layer, head, row, column)}
+        if prediction is None:
+            return self.update_maps(prediction, layer, head, row, column)
+        row, column = clicked_pixel(prediction.image, *event.index)
+        return {self.row: row, self.column: column, **self.update_maps(prediction, layer, head, row, column)}
 
-    def look(self, found: Answer | None, layer: str, head: int, row: float, column: float) -> Updates:
-        if found is None:
-            return {self.maps: texts.error("the image must be chosen again, because it was forgotten after 30 minutes")}
+    def update_maps(
+        self, prediction: ImagePrediction | None, layer: str, head: int, row: float, column: float
+    ) -> Updates:
+        if prediction is None:
+            return {self.maps: texts.error("the image must be chosen again, because it is removed after 30 minutes")}
         at = (int(row), int(column))
-        count = heads(found, layer) if layer in found.layers else 1
+        count = num_heads(prediction, layer) if layer in prediction.layers else 1
         head = head if head < count else 0
-        shown_image = {self.shown_image: marked(found.image, at)}
+        shown_image = {self.shown_image: marked(prediction.image, at)}
         try:
-            maps = texts.place_html(found, look(found, layer, head, at))
+            maps = texts.maps_html(prediction, attention_maps(prediction, layer, head, at))
         except InputError as error:
             return {**shown_image, self.maps: texts.error(error)}
         return {**shown_image, self.head: gr.update(choices=list(range(count)), value=head), self.maps: maps}
 
-    def _show(self, found: Answer) -> Updates:
-        image = found.image
+    def _show_prediction(self, prediction: ImagePrediction) -> Updates:
+        image = prediction.image
         at = (image.height // 2, image.width // 2)
-        has_layers = bool(found.layers)
-        layer = default_layer(found) if has_layers else None
-        choices = [(_layer_label(found, name), name) for name in found.layers]
+        has_layers = bool(prediction.layers)
+        layer = default_layer(prediction) if has_layers else None
+        choices = [(_layer_label(prediction, name), name) for name in prediction.layers]
         updates = {
-            self.state: found,
+            self.state: prediction,
             self.upload: None,
-            self.result: texts.answer_html(found),
-            self.shown_image: marked(found.image, at if has_layers else None),
+            self.result: texts.prediction_html(prediction),
+            self.shown_image: marked(prediction.image, at if has_layers else None),
             self.row: gr.update(maximum=max(1, image.height - 1), value=at[0]),
             self.column: gr.update(maximum=max(1, image.width - 1), value=at[1]),
             self.layer: gr.update(choices=choices, value=layer),
             self.maps: texts.NO_LAYERS,
         }
-        return updates if layer is None else {**updates, **self.look(found, layer, 0, *at)}
+        return updates if layer is None else {**updates, **self.update_maps(prediction, layer, 0, *at)}
 
     def _show_error(self, error: InputError) -> Updates:
         nothing = dict.fromkeys((self.state, self.upload, self.shown_image), None)
@@ -174,13 +178,13 @@ def _thumbnails(examples: list[tuple[Image.Image, str]]) -> list[tuple[Image.Ima
     return [(marked(image, None), caption) for image, caption in examples]
 
 
-def _layer_label(found: Answer, name: str) -> str:
-    assert found.explanation is not None
-    height, width = found.explanation.calls[name].sides
+def _layer_label(prediction: ImagePrediction, name: str) -> str:
+    assert prediction.explanation is not None
+    height, width = prediction.explanation.calls[name].sides
     return f"{texts.short_name(name)}: {height} x {width} places"
 
 
-def _add_planning() -> None:
+def _add_plan_tab() -> None:
     """Add the tab that shows the costs of a layer."""
     gr.HTML(texts.PLAN)
     defaults = LayerShape()

@@ -12,8 +12,8 @@ from PIL import Image
 
 from lambdanets.interpretability import figures
 from lambdanets.ops.position.plan import Plan
-from lambdanets.web.answers import Answer, FoundObjects
-from lambdanets.web.places import Place
+from lambdanets.web.attention import AttentionMaps
+from lambdanets.web.predictions import DetectedObjects, ImagePrediction
 from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS
 
 CSS = """
@@ -39,7 +39,7 @@ CSS = """
 #examples .grid-wrap { min-height: 0; }
 .ln-links a { display: inline-block; margin: 4px 8px 4px 0; padding: 6px 12px; border: 1px solid; border-radius: 6px; }
 .ln-error { border-left: 4px solid #dc2626; padding: 6px 12px; }
-.ln-answer { font-size: 1.3em; }
+.ln-headline { font-size: 1.3em; }
 """
 INTRODUCTION = """<h1>See what a lambda network sees</h1>
 <p>A lambda layer is a part of a neural network that combines information from distant parts of an image. It weights
@@ -48,7 +48,7 @@ This page shows both. Images stay on the computer that runs this page.</p>"""
 CHOOSE = "<h2>1. Choose an image</h2>"
 LIMITS = f"""<p>PNG, JPEG, TIFF, GIF, BMP or WebP, up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 1_000_000} million
 pixels.</p>"""
-FOUND = """<h2>2. What the model finds</h2>
+PREDICTION = """<h2>2. What the model finds</h2>
 <p>Models make mistakes, above all on images unlike their training images: compare the result with the image.</p>"""
 WHERE = """<h2>3. Where it looks</h2>
 <p>Click a place in the image, or choose its row and column, counted from 0. The maps show which places one layer uses
@@ -69,27 +69,27 @@ def error(message: object) -> str:
     return f'<p class="ln-error" role="alert">{escape(text[:1].upper() + text[1:])}.</p>'
 
 
-def answer_html(answer: Answer) -> str:
+def prediction_html(prediction: ImagePrediction) -> str:
     """Return classes with probabilities, or the number of objects, a table and downloads."""
-    width, height = answer.image.size
-    kind = "gray" if answer.image.mode == "L" else "color"
-    source = f"<p>{escape(answer.name)}: {width} x {height} pixels, {kind}</p>"
-    if answer.top is not None:
-        name, probability = answer.top[0]
+    width, height = prediction.image.size
+    kind = "gray" if prediction.image.mode == "L" else "color"
+    source = f"<p>{escape(prediction.name)}: {width} x {height} pixels, {kind}</p>"
+    if prediction.top is not None:
+        name, probability = prediction.top[0]
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{_percent(p)}</td><td>"
             f'<div class="ln-bar" style="width: {100 * p:.1f}%"></div></td></tr>'
-            for name, p in answer.top
+            for name, p in prediction.top
         )
-        headline = f'<p class="ln-answer">Class <b>{escape(name)}</b>, with probability {_percent(probability)}</p>'
+        headline = f'<p class="ln-headline">Class <b>{escape(name)}</b>, with probability {_percent(probability)}</p>'
         return f'{headline}<table class="ln-bars">{rows}</table>{source}'
-    assert answer.objects is not None
-    return _objects_html(answer.objects) + source
+    assert prediction.objects is not None
+    return _objects_html(prediction.objects) + source
 
 
-def _objects_html(objects: FoundObjects) -> str:
+def _objects_html(objects: DetectedObjects) -> str:
     count = len(objects.rows)
-    headline = f'<p class="ln-answer"><b>{count}</b> {"object" if count == 1 else "objects"} found</p>'
+    headline = f'<p class="ln-headline"><b>{count}</b> {"object" if count == 1 else "objects"} found</p>'
     links = "".join(
         f'<a download="{name}" href="{_data_url(content, _MEDIA_TYPES[name.rpartition(".")[2]])}">{name}</a>'
         for name, content in objects.files.items()
@@ -104,40 +104,40 @@ def _objects_html(objects: FoundObjects) -> str:
     return f'{headline}{shown_image}<p class="ln-links">Download: {links}</p>{_DOWNLOADS}{table}'
 
 
-def place_html(answer: Answer, place: Place) -> str:
-    """Return the maps of a place with explanations."""
-    row, column = place.at
-    share = round(100 * place.share)
-    signed = _scale(figures.SIGNED_COLORS, f"-{place.limit:.2g}", f"+{place.limit:.2g}")
-    sides = f"{place.sides[0]} x {place.sides[1]}"
+def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
+    """Return the attention maps of a place with explanations."""
+    row, column = maps.at
+    share = round(100 * maps.share)
+    signed = _scale(figures.SIGNED_COLORS, f"-{maps.limit:.2g}", f"+{maps.limit:.2g}")
+    sides = f"{maps.sides[0]} x {maps.sides[1]}"
     panels = (
-        (place.content, "Content", "Weight of each place because of what it shows.", signed),
-        (place.position, "Position", "Weight of each place because of its location relative to the mark.", signed),
+        (maps.content, "Content", "Weight of each place because of what it shows.", signed),
+        (maps.position, "Position", "Weight of each place because of its location relative to the mark.", signed),
         (
-            *(place.share_map, "Share of position", "How much of the output at each place comes from position."),
+            *(maps.share_map, "Share of position", "How much of the output at each place comes from position."),
             _scale(figures.COLORS, "0% (only content)", "100% (only position)"),
         ),
         (
             *(
-                place.field,
+                maps.field,
                 "Receptive field",
                 "Pixels that change the output at the mark. Pixels outside of the red frame do not.",
             ),
             _scale(figures.COLORS, "hardly", "strongly"),
         ),
     )
-    maps = "".join(
+    panels_html = "".join(
         f"<figure>{_img(image, f'{title} map')}{scale}<figcaption><b>{title}.</b> {text}</figcaption></figure>"
         for image, title, text, scale in panels
     )
     bars = "".join(
         f"<tr><td>{escape(short_name(layer))}</td><td>{_percent(mean)}</td><td>"
         f'<div class="ln-two"><div style="width: {100 * mean:.1f}%"></div></div></td></tr>'
-        for layer, mean in answer.shares.items()
+        for layer, mean in prediction.shares.items()
     )
-    return f"""<p class="ln-answer">At row {row}, column {column}, <b>{share}%</b> of the output comes from position and
-<b>{100 - share}%</b> from content.</p>
-<div class="ln-maps">{maps}</div>
+    return f"""<p class="ln-headline">At row {row}, column {column}, <b>{share}%</b> of the output comes from position
+and <b>{100 - share}%</b> from content.</p>
+<div class="ln-maps">{panels_html}</div>
 <h3>How to read the maps</h3>
 <ul>
 <li>This layer divides the image into {sides} places. Its output at the mark is a weighted sum over these places: by
@@ -146,11 +146,11 @@ content over all of them, by position over those in a window around the mark.</l
 class. Places without a tint are hardly used. Content and position have the same color scale, so you can compare
 them.</li>
 <li>The content map is often pale: its weights are small, but there are many of them. Here its largest weight is
-{place.largest_content:.2g}, and that of position is {place.largest_position:.2g}.</li>
+{maps.largest_content:.2g}, and that of position is {maps.largest_position:.2g}.</li>
 <li>The <b>share of position</b> is the size of the position sum, divided by the sizes of both sums, over all heads: it
 does not depend on the chosen head. What is summed comes from the pixels in both cases.</li>
 <li>The <b>receptive field</b> is measured on the resized image: how much the output changes if a pixel changes. 90% of
-all change comes from {_percent(place.area)} of the pixels. Each quarter of the color bar is a factor of 10.</li>
+all change comes from {_percent(maps.area)} of the pixels. Each quarter of the color bar is a factor of 10.</li>
 </ul>
 <h3>Share of position in each layer, averaged over the image</h3>
 <table class="ln-bars">{bars}</table>
@@ -173,7 +173,7 @@ def plan_html(plan: Plan) -> str:
     chosen = escape(plan.chosen)
     if plan.backward != plan.chosen:
         chosen += f"</b> for the forward and <b>{escape(plan.backward)}</b> for the backward pass<b>"
-    return f'<p class="ln-answer">Chosen algorithm: <b>{chosen}</b></p>{_table(columns, rows, classes)}{PLAN_NOTE}'
+    return f'<p class="ln-headline">Chosen algorithm: <b>{chosen}</b></p>{_table(columns, rows, classes)}{PLAN_NOTE}'
 
 
 def short_name(layer: str) -> str:

@@ -12,11 +12,11 @@ from PIL import Image
 import lambdanets as ln
 from lambdanets.errors import InputError
 from lambdanets.inference.label_images import COLUMNS
-from lambdanets.web import answers, texts
-from lambdanets.web.answers import answer
+from lambdanets.web import predictions, texts
+from lambdanets.web.attention import attention_maps, clicked_pixel, default_layer, marked, num_heads, shown_size
 from lambdanets.web.examples import draw_nuclei, example_images
-from lambdanets.web.places import clicked_pixel, default_layer, heads, look, marked, shown_size
 from lambdanets.web.planning import LayerShape, plan_layer
+from lambdanets.web.predictions import predict_image
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def found(digits):
+def prediction(digits):
     image, caption = example_images(digits)[0]
-    return answer(digits, image, caption)
+    return predict_image(digits, image, caption)
 
 
 @pytest.fixture(scope="module")
@@ -37,70 +37,73 @@ def detector(trained_detector):
 
 def test_examples_of_digits_are_classified(digits):
     for image, caption in example_images(digits):
-        found = answer(digits, image, caption)
-        assert caption == f"digit {found.top[0][0]}"
-        assert f"Class <b>{found.top[0][0]}</b>" in texts.answer_html(found)
+        prediction = predict_image(digits, image, caption)
+        assert caption == f"digit {prediction.top[0][0]}"
+        assert f"Class <b>{prediction.top[0][0]}</b>" in texts.prediction_html(prediction)
 
 
-def test_answer_equals_the_prediction_of_the_model(digits, found):
-    assert found.top == digits.predict(found.image)[0].top(5)
-    assert found.layers == ln.explain(digits, found.image).layers
+def test_classes_equal_those_of_predict(digits, prediction):
+    assert prediction.top == digits.predict(prediction.image)[0].top(5)
+    assert prediction.layers == ln.explain(digits, prediction.image).layers
 
 
 def test_objects_and_files_equal_those_of_detect_predict(detector):
     image, caption = example_images(detector)[0]
-    found = answer(detector, image, caption)
-    expected = detector.predict(image)[0].above(answers.MIN_SCORE)
-    rows = found.objects.rows
+    prediction = predict_image(detector, image, caption)
+    expected = detector.predict(image)[0].above(predictions.MIN_SCORE)
+    rows = prediction.objects.rows
     assert 0 < len(rows) <= len(expected)  # without objects that others hide
     assert {row["score"] for row in rows} <= set(expected.scores.tolist())
-    labels = np.asarray(Image.open(io.BytesIO(found.objects.files["labels.png"])))
+    labels = np.asarray(Image.open(io.BytesIO(prediction.objects.files["labels.png"])))
     assert labels.dtype == np.uint16
     assert labels.shape == (image.height, image.width)
     assert set(np.unique(labels)) == set(range(len(rows) + 1))
-    table = list(csv.reader(io.StringIO(found.objects.files["objects.csv"].decode())))
+    table = list(csv.reader(io.StringIO(prediction.objects.files["objects.csv"].decode())))
     assert tuple(table[0]) == COLUMNS
     assert len(table) == len(rows) + 1
-    assert Image.open(io.BytesIO(found.objects.files["overlay.png"])).size == found.objects.overlay.size
-    html = texts.answer_html(found)
+    assert Image.open(io.BytesIO(prediction.objects.files["overlay.png"])).size == prediction.objects.overlay.size
+    html = texts.prediction_html(prediction)
     assert f"<b>{len(rows)}</b> object" in html
     assert html.count("<a download=") == 3
 
 
 def test_large_image_is_rejected_if_the_model_divides_it(detector, monkeypatch):
-    monkeypatch.setattr(answers, "is_tiled", lambda *_: True)
+    monkeypatch.setattr(predictions, "is_tiled", lambda *_: True)
     object.__setattr__(detector.card, "tile_size", 64)
     try:
         with pytest.raises(InputError, match="the image must have at most 1,000,000 pixels for this model"):
-            answer(detector, Image.new("L", (1200, 900)), "large")
+            predict_image(detector, Image.new("L", (1200, 900)), "large")
     finally:
         object.__setattr__(detector.card, "tile_size", None)
 
 
-def test_place_shows_the_numbers_of_explain(digits, found):
-    layer = default_layer(found)
-    place = look(found, layer, 1, (3, 5))
-    explanation = ln.explain(digits, found.image)
+def test_place_shows_the_numbers_of_explain(digits, prediction):
+    layer = default_layer(prediction)
+    maps = attention_maps(prediction, layer, 1, (3, 5))
+    explanation = ln.explain(digits, prediction.image)
     attention = explanation.attention_map(layer, (3, 5))
-    torch.testing.assert_close(place.largest_content, float(attention.content[1].abs().max()))
-    torch.testing.assert_close(place.largest_position, float(attention.position[1].abs().max()))
-    assert place.limit == max(place.largest_content, place.largest_position)
+    torch.testing.assert_close(maps.largest_content, float(attention.content[1].abs().max()))
+    torch.testing.assert_close(maps.largest_position, float(attention.position[1].abs().max()))
+    assert maps.limit == max(maps.largest_content, maps.largest_position)
     share = explanation.position_share(layer)
-    assert place.share == pytest.approx(float(share[attention.at]))
-    assert place.area == explanation.receptive_field(layer, (3, 5)).area()
+    assert maps.share == pytest.approx(float(share[attention.at]))
+    assert maps.area == explanation.receptive_field(layer, (3, 5)).area()
 
 
-def test_maps_differ_between_heads_and_places(found):
-    layer = default_layer(found)
-    maps = [look(found, layer, *place).position.tobytes() for place in ((0, (1, 1)), (1, (1, 1)), (0, (6, 6)))]
+def test_maps_differ_between_heads_and_places(prediction):
+    layer = default_layer(prediction)
+    maps = [
+        attention_maps(prediction, layer, *place).position.tobytes()
+        for place in ((0, (1, 1)), (1, (1, 1)), (0, (6, 6)))
+    ]
     assert len(set(maps)) == 3
 
 
-def test_content_and_position_have_one_scale(found):
-    place = look(found, default_layer(found), 0, (2, 2))
-    html = texts.place_html(found, place)
-    assert html.count(f"-{place.limit:.2g}<") == html.count(f"+{place.limit:.2g}<") == 2
-    share = round(100 * place.share)
+def test_content_and_position_have_one_scale(prediction):
+    maps = attention_maps(prediction, default_layer(prediction), 0, (2, 2))
+    html = texts.maps_html(prediction, maps)
+    assert html.count(f"-{maps.limit:.2g}<") == html.count(f"+{maps.limit:.2g}<") == 2
+    share = round(100 * maps.share)
     assert f"<b>{share}%</b> of the output comes from position" in html
 
 
@@ -112,22 +115,22 @@ def test_content_and_position_have_one_scale(found):
         (None, 0, (8, 0), "at must be a pixel of the image"),
     ],
 )
-def test_invalid_place_is_rejected(found, layer, head, at, message):
+def test_invalid_place_is_rejected(prediction, layer, head, at, message):
     with pytest.raises(InputError, match=message):
-        look(found, layer or default_layer(found), head, at)
+        attention_maps(prediction, layer or default_layer(prediction), head, at)
 
 
-def test_every_layer_and_head_can_be_shown(found):
-    for layer in found.layers:
-        for head in range(heads(found, layer)):
-            assert look(found, layer, head, (0, 7)).sides == found.explanation.calls[layer].sides
+def test_every_layer_and_head_can_be_shown(prediction):
+    for layer in prediction.layers:
+        for head in range(num_heads(prediction, layer)):
+            assert attention_maps(prediction, layer, head, (0, 7)).sides == prediction.explanation.calls[layer].sides
 
 
-def test_model_without_lambda_layers_is_answered_without_maps(digits):
+def test_model_without_lambda_layers_has_no_maps(digits):
     network = ln.create_model("resnet20_mixer_small", num_classes=10, in_chans=1, mixer="convolution").eval()
-    found = answer(dataclasses.replace(digits, model=network), Image.new("L", (8, 8)), "black")
-    assert len(found.top) == 5
-    assert found.layers == ()
+    prediction = predict_image(dataclasses.replace(digits, model=network), Image.new("L", (8, 8)), "black")
+    assert len(prediction.top) == 5
+    assert prediction.layers == ()
 
 
 @pytest.mark.parametrize("size", [(8, 8), (1, 1), (1500, 3), (700, 900)])
@@ -147,8 +150,8 @@ def test_drawn_nuclei_are_separate_and_counted():
     assert image.getextrema()[1] > 60
 
 
-def test_names_are_escaped(found):
-    html = texts.answer_html(dataclasses.replace(found, name="<script>", top=[("<b>", 1.0)]))
+def test_names_are_escaped(prediction):
+    html = texts.prediction_html(dataclasses.replace(prediction, name="<script>", top=[("<b>", 1.0)]))
     assert "<script>" not in html
     assert "<b><b>" not in html
 

@@ -1,4 +1,4 @@
-"""What a head of a lambda layer uses for one place of an image: content, position, their shares, receptive field."""
+"""Attention maps of a head of a lambda layer for one place of an image, shares of position, and receptive field."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from lambdanets.bounds import Range, check
 from lambdanets.errors import InputError
 from lambdanets.interpretability import figures
 from lambdanets.interpretability.view import View
-from lambdanets.web.answers import Answer
+from lambdanets.web.predictions import ImagePrediction
 
 SHOWN_SIDE = 480  # longer side in pixels of the image in which a place is chosen
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """The maps of one place, drawn over the image.
+class AttentionMaps:
+    """The attention maps of one place, drawn over the image.
 
     layer, head, at: what is shown; at is a pixel (row, column) of the image. sides: (rows, columns) of the layer's map.
     content, position: weights of all places, with one color scale from -limit to limit.
@@ -44,38 +44,41 @@ class Place:
         return max(self.largest_content, self.largest_position) or 1.0
 
 
-def heads(answer: Answer, layer: str) -> int:
+def num_heads(prediction: ImagePrediction, layer: str) -> int:
     """Return the number of heads of a layer."""
-    assert answer.explanation is not None
-    return answer.explanation.calls[layer].layer.heads
+    assert prediction.explanation is not None
+    return prediction.explanation.calls[layer].layer.heads
 
 
-def default_layer(answer: Answer) -> str:
+def default_layer(prediction: ImagePrediction) -> str:
     """Return the layer with the most places, because its maps show the most; the last of several."""
-    assert answer.explanation is not None
-    calls = answer.explanation.calls
-    return max(reversed(answer.layers), key=lambda layer: np.prod(calls[layer].sides))
+    assert prediction.explanation is not None
+    calls = prediction.explanation.calls
+    return max(reversed(prediction.layers), key=lambda layer: np.prod(calls[layer].sides))
 
 
-def look(answer: Answer, layer: str, head: int, at: tuple[int, int]) -> Place:
-    """Return the maps of a place. Raises InputError for an unknown layer or head, and for a pixel that is not seen."""
-    explanation = answer.explanation
-    if explanation is None or layer not in answer.layers:
-        raise InputError(f"layer must be one of {', '.join(answer.layers) or 'none'}, got {layer!r}")
-    check("head", head, int, Range(0, heads(answer, layer) - 1))
-    view, image = explanation.view, answer.image
+def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple[int, int]) -> AttentionMaps:
+    """Return the attention maps of a place.
+
+    Raises InputError for an unknown layer or head, and for a pixel outside of the model's input.
+    """
+    explanation = prediction.explanation
+    if explanation is None or layer not in prediction.layers:
+        raise InputError(f"layer must be one of {', '.join(prediction.layers) or 'none'}, got {layer!r}")
+    check("head", head, int, Range(0, num_heads(prediction, layer) - 1))
+    view, image = explanation.view, prediction.image
     assert isinstance(view, View)
     attention = explanation.attention_map(layer, at)
-    maps = figures.attention_weights(attention)
-    largest = [float(np.abs(weights[head]).max()) for weights in maps]
+    weights_by_term = figures.attention_weights(attention)
+    largest = [float(np.abs(weights[head]).max()) for weights in weights_by_term]
     limit = max(largest) or 1.0
     shares = explanation.position_share(layer).cpu().numpy()
     field = explanation.receptive_field(layer, at)
     content, position = (
         figures.panel_image(weights[head], (-limit, limit), view, image, colors=figures.SIGNED_COLORS, at=at)
-        for weights in maps
+        for weights in weights_by_term
     )
-    return Place(
+    return AttentionMaps(
         layer,
         head,
         at,

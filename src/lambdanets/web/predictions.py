@@ -1,4 +1,4 @@
-"""What a model finds in one image: classes with probabilities, or objects with files to download."""
+"""Predictions of a model for one image: classes with probabilities, or objects with files to download."""
 
 import io
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ MAX_TILED_PIXELS = 1_000_000  # of images that a model divides into tiles: their
 
 
 @dataclass(frozen=True, eq=False)
-class FoundObjects:
+class DetectedObjects:
     """Objects with a score of at least MIN_SCORE.
 
     rows: measurements of each object, by the names in `label_images.COLUMNS`. overlay: the image with the objects drawn
@@ -37,8 +37,8 @@ class FoundObjects:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What a model finds in an image.
+class ImagePrediction:
+    """The prediction of a model for an image.
 
     top: names and probabilities of the most probable classes; None for a detector. objects: None for a classifier.
     explanation: of its lambda layers on maps; None if it has none. shares: mean share of the position term, by layer.
@@ -47,7 +47,7 @@ class Answer:
     name: str
     image: Image.Image
     top: list[tuple[str, float]] | None
-    objects: FoundObjects | None
+    objects: DetectedObjects | None
     explanation: Explanation | None
     shares: dict[str, float]
 
@@ -57,7 +57,7 @@ class Answer:
         return tuple(self.shares)
 
 
-def answer(source: Classifier | Detector, image: Image.Image, name: str) -> Answer:
+def predict_image(source: Classifier | Detector, image: Image.Image, name: str) -> ImagePrediction:
     """Run a model on an image of mode "L" or "RGB". name: of the image.
 
     Raises InputError for an image with more than MAX_TILED_PIXELS if the model divides it into tiles.
@@ -76,28 +76,30 @@ def answer(source: Classifier | Detector, image: Image.Image, name: str) -> Answ
     if isinstance(source, Classifier):
         top = source.predict(image)[0].top(TOP)
     else:
-        objects = _find_objects(source, image, name, explanation)
+        objects = _detect_objects(source, image, name, explanation)
     if explanation is None:
-        return Answer(name, image, top, objects, None, {})
+        return ImagePrediction(name, image, top, objects, None, {})
     on_maps = [layer for layer, call in explanation.calls.items() if len(call.sides) == 2]
     shares = {layer: float(explanation.position_share(layer).mean()) for layer in on_maps}
     kept = replace(explanation, output=None)  # the masks of a detector are large
-    return Answer(name, image, top, objects, kept if shares else None, shares)
+    return ImagePrediction(name, image, top, objects, kept if shares else None, shares)
 
 
-def _find_objects(detector: Detector, image: Image.Image, name: str, explanation: Explanation | None) -> FoundObjects:
+def _detect_objects(
+    detector: Detector, image: Image.Image, name: str, explanation: Explanation | None
+) -> DetectedObjects:
     """Detect objects as `lambdanets detect predict` does. explanation: of the image, whose output is reused."""
     tile_size = detector.card.tile_size
     if tile_size is not None and is_tiled(image, tile_size):
-        found = detect_tiled(detector, image, tile_size)
+        detected = detect_tiled(detector, image, tile_size)
     elif explanation is not None:
-        found = crop_objects(explanation.output[0])
+        detected = crop_objects(explanation.output[0])
     else:
-        found = crop_objects(detector.detect([image_to_tensor(image)])[0])
-    found = found.above(MIN_SCORE)
-    labels, rows = label_and_measure(image, found, detector.classes, MIN_SCORE)
-    overlay = draw_predicted(image, found, detector.classes, MIN_SCORE)
-    return FoundObjects(rows, overlay, _files(name, labels, rows, overlay))
+        detected = crop_objects(detector.detect([image_to_tensor(image)])[0])
+    detected = detected.above(MIN_SCORE)
+    labels, rows = label_and_measure(image, detected, detector.classes, MIN_SCORE)
+    overlay = draw_predicted(image, detected, detector.classes, MIN_SCORE)
+    return DetectedObjects(rows, overlay, _files(name, labels, rows, overlay))
 
 
 def _files(name: str, labels: np.ndarray, rows: list[dict[str, Any]], overlay: Image.Image) -> dict[str, bytes]:
