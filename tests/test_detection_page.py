@@ -39,7 +39,7 @@ def test_python_code_detects_objects_and_exports_to_onnx(trained_detector, tmp_p
 
 @pytest.mark.parametrize(
     ("script", "page", "arguments"),
-    [("nuclei_test_part", "detection.md", []), ("pretrained", "pretrained.md", ["page"])],
+    [("nuclei_test_set", "detection.md", []), ("pretrained", "pretrained.md", ["page"])],
 )
 def test_tables_of_trained_models_are_those_of_the_results(script, page, arguments, tmp_path, monkeypatch):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Detection in large images by tiles, with a detector that finds bright rectangles exactly."""
+"""Tiled inference on large images, with a detector that finds bright rectangles exactly."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Detection in large images by overlapping tiles; objects on the seams are merged once.
+"""Tiled inference for large images; tiles overlap, and an object on a seam is kept once.
 
 Each tile is detected alone. An object in the overlap of tiles is found several times, and one that a tile cuts is found
 incompletely. So objects are accepted in descending order of score, those that touch an inner side of their tile last,
@@ -29,7 +29,7 @@ def is_tiled(image: Image.Image, tile_size: int | None) -> bool:
 
 
 def detect_tiled(detector: Detector, image: Image.Image, tile_size: int, batch_size: int = 1) -> Objects:
-    """Detect objects in an image by tiles that overlap by a quarter of their side.
+    """Detect objects with tiled inference. Tiles overlap by a quarter of their side.
 
     tile_size: side in pixels of the image. batch_size: tiles per forward pass.
 

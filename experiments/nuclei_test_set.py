@@ -1,14 +1,16 @@
-"""Cell nuclei split in three: scores of detectors and of thresholding on the third part, which chose nothing.
+"""Cell nuclei: AP of detectors and of a thresholding baseline on a held-out test set.
 
-    python experiments/nuclei_test_part.py split NUCLEI FOLDER       write train, validation and test .json and .tar
-    python experiments/nuclei_test_part.py train FOLDER WORK         train the detector and its convolution baseline
-    python experiments/nuclei_test_part.py score FOLDER MODEL...     score run folders or packaged models
-    python experiments/nuclei_test_part.py mosaic FOLDER MODEL       count nuclei in 8,000 x 8,000 pixels by tiles
-    python experiments/nuclei_test_part.py [--page PAGE]             write the page from results
+The test set is not used for model selection.
+
+    python experiments/nuclei_test_set.py split NUCLEI FOLDER       write train, validation and test .json and .tar
+    python experiments/nuclei_test_set.py train FOLDER WORK         train the detector and its convolution baseline
+    python experiments/nuclei_test_set.py score FOLDER MODEL...     evaluate run folders or packaged models
+    python experiments/nuclei_test_set.py mosaic FOLDER MODEL       tiled inference on 8,000 x 8,000 pixels
+    python experiments/nuclei_test_set.py [--page PAGE]             write the page from results
 
 Images of each size are sorted by the SHA-256 of their names; of 12, two go to the test set and one to the validation
-set. Thresholding is what a user has without training: Otsu's threshold, and a watershed from the maxima of the distance
-to the background, by scikit-image. Its objects have equal scores, so its AP has no ranking.
+set. The baseline needs no training: Otsu thresholding followed by a watershed from the maxima of the distance to the
+background, with scikit-image. Its objects have equal scores, so its AP has no ranking.
 """
 
 import argparse
@@ -45,14 +47,14 @@ from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei_test_part.json"
-BEGIN, END = "<!-- written by experiments/nuclei_test_part.py -->\n", "<!-- end of nuclei_test_part -->\n"
-PARTS = ("test", "test", "validation", *["train"] * 9)
+RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei_test_set.json"
+BEGIN, END = "<!-- written by experiments/nuclei_test_set.py -->\n", "<!-- end of nuclei_test_set -->\n"
+SPLITS = ("test", "test", "validation", *["train"] * 9)
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm")
 EPOCHS = 16
-MIN_AREA, MIN_DISTANCE, SIGMA = 20, 5, 1.0  # of thresholding, in pixels; common values, not tuned
-# Sides of the mosaic, of the parts that are counted alone, and of its images, which no part cuts.
-SIDE, PART, CROP = 8000, 2000, 250
+MIN_AREA, MIN_DISTANCE, SIGMA = 20, 5, 1.0  # of the baseline, in pixels; common values, not tuned
+# Sides of the mosaic, of the crops in which nuclei are counted separately, and of the images, which no crop cuts.
+MOSAIC_SIDE, CROP_SIDE, IMAGE_SIDE = 8000, 2000, 250
 
 
 def main() -> None:
@@ -65,9 +67,9 @@ def main() -> None:
         split(*options.paths)
     elif options.action == "train":
         for recipe in ("nuclei", "nuclei_convolution"):
-            subprocess.run(command(recipe, options.paths[0], options.paths[1] / recipe), check=True)
+            subprocess.run(training_command(recipe, options.paths[0], options.paths[1] / recipe), check=True)
     elif options.action == "score":
-        score(options.paths[0], options.paths[1:])
+        evaluate_models(options.paths[0], options.paths[1:])
     elif options.action == "mosaic":
         count_mosaic(*options.paths)
     text = options.page.read_text(encoding="utf-8")
@@ -78,40 +80,40 @@ def main() -> None:
 
 
 def split(data: Path, folder: Path) -> None:
-    """Write the three parts as COCO instances files and tars."""
+    """Write the training, validation and test set as COCO instances files and tars."""
     folder.mkdir(parents=True, exist_ok=True)
     images: list[tuple[str, dict[str, Any]]] = []
     annotations, files = defaultdict(list), {}
-    for part in ("train", "val"):
-        content = json.loads((data / f"instances_{part}.json").read_text())
+    for source in ("train", "val"):
+        content = json.loads((data / f"instances_{source}.json").read_text())
         for annotation in content["annotations"]:
-            annotations[part, annotation["image_id"]].append(annotation)
-        images += [(part, image) for image in content["images"]]
-        with tarfile.open(data / f"{part}.tar") as tar:
+            annotations[source, annotation["image_id"]].append(annotation)
+        images += [(source, image) for image in content["images"]]
+        with tarfile.open(data / f"{source}.tar") as tar:
             files |= {Path(member.name).name: tar.extractfile(member).read() for member in tar if member.isfile()}
     images.sort(key=lambda pair: hashlib.sha256(pair[1]["file_name"].encode()).digest())
-    counts, parts = defaultdict(int), defaultdict(list)
-    for part, image in images:
+    counts, splits = defaultdict(int), defaultdict(list)
+    for source, image in images:
         size = image["height"], image["width"]
-        parts[PARTS[counts[size] % len(PARTS)]].append((part, image))
+        splits[SPLITS[counts[size] % len(SPLITS)]].append((source, image))
         counts[size] += 1
-    for name, chosen in parts.items():
+    for name, selected in splits.items():
         objects: list[dict[str, Any]] = []
         with tarfile.open(folder / f"{name}.tar", "w") as tar:
-            for number, (part, image) in enumerate(chosen, 1):
+            for number, (source, image) in enumerate(selected, 1):
                 first = len(objects) + 1
-                of_image = annotations[part, image["id"]]
+                of_image = annotations[source, image["id"]]
                 objects += [each | {"image_id": number, "id": first + i} for i, each in enumerate(of_image)]
                 info = tarfile.TarInfo(image["file_name"])
                 info.size = len(files[image["file_name"]])
                 tar.addfile(info, io.BytesIO(files[image["file_name"]]))
-        listed = [image | {"id": number} for number, (_, image) in enumerate(chosen, 1)]
+        listed = [image | {"id": number} for number, (_, image) in enumerate(selected, 1)]
         coco = {"images": listed, "annotations": objects, "categories": content["categories"]}
         (folder / f"{name}.json").write_text(json.dumps(coco))
         print(f"{name}: {len(listed)} images, {len(objects)} nuclei")
 
 
-def command(recipe: str, data: Path, run: Path) -> list[str]:
+def training_command(recipe: str, data: Path, run: Path) -> list[str]:
     """The training command of a run."""
     return [
         *(sys.executable, "-m", "lambdanets", "detect", "train", recipe, "--epochs", str(EPOCHS), "--run", str(run)),
@@ -120,8 +122,8 @@ def command(recipe: str, data: Path, run: Path) -> list[str]:
     ]
 
 
-def score(data: Path, models: list[Path]) -> None:
-    """Score models and thresholding on the test part, and write the results."""
+def evaluate_models(data: Path, models: list[Path]) -> None:
+    """Evaluate models and the thresholding baseline on the test set, and write the results."""
     test = open_annotated(data / "test.json", data / "test.tar")
     rows = []
     for model in models:
@@ -179,15 +181,15 @@ def threshold(pixels: np.ndarray) -> np.ndarray:
 
 
 def count_mosaic(data: Path, model: Path) -> None:
-    """Count the nuclei in a mosaic of test images, whole and in parts, and write counts, time and peak memory."""
+    """Count the nuclei in a mosaic of test images and in its crops, and write counts, time and peak memory."""
     test = open_annotated(data / "test.json", data / "test.tar")
     tiles = [test.load(index)[0].convert("RGB") for index in range(len(test))]
     tiles = [image for image in tiles if image.size == (256, 256) and np.asarray(image).mean() < 100]
     generator = np.random.default_rng(0)
-    mosaic = Image.new("RGB", (SIDE, SIDE))
-    for top in range(0, SIDE, CROP):
-        for left in range(0, SIDE, CROP):
-            mosaic.paste(tiles[generator.integers(len(tiles))].crop((0, 0, CROP, CROP)), (left, top))
+    mosaic = Image.new("RGB", (MOSAIC_SIDE, MOSAIC_SIDE))
+    for top in range(0, MOSAIC_SIDE, IMAGE_SIDE):
+        for left in range(0, MOSAIC_SIDE, IMAGE_SIDE):
+            mosaic.paste(tiles[generator.integers(len(tiles))].crop((0, 0, IMAGE_SIDE, IMAGE_SIDE)), (left, top))
     detector = ln.load(model, device="cpu")
     assert isinstance(detector, ln.Detector)
     size = detector.card.tile_size or 256
@@ -195,12 +197,13 @@ def count_mosaic(data: Path, model: Path) -> None:
     whole = len(detect_tiled(detector, mosaic, size, batch_size=4).above(0.5))
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    parts = 0
-    for top in range(0, SIDE, PART):
-        for left in range(0, SIDE, PART):
-            part = mosaic.crop((left, top, left + PART, top + PART))
-            parts += len(detect_tiled(detector, part, size, batch_size=4).above(0.5))
-    result = {"side": SIDE, "part": PART, "nuclei": whole, "sum_of_parts": parts, "seconds": seconds, "peak": peak}
+    sum_over_crops = 0
+    for top in range(0, MOSAIC_SIDE, CROP_SIDE):
+        for left in range(0, MOSAIC_SIDE, CROP_SIDE):
+            crop = mosaic.crop((left, top, left + CROP_SIDE, top + CROP_SIDE))
+            sum_over_crops += len(detect_tiled(detector, crop, size, batch_size=4).above(0.5))
+    result = {"side": MOSAIC_SIDE, "crop_side": CROP_SIDE, "nuclei": whole, "sum_over_crops": sum_over_crops}
+    result |= {"seconds": seconds, "peak": peak}
     print(result)
     save({"mosaic": result})
 
@@ -235,10 +238,10 @@ def write_section(results: dict[str, Any]) -> str:
     if mosaic := results.get("mosaic"):
         lines += [
             "",
-            f"A mosaic of test images of {mosaic['side']:,} x {mosaic['side']:,} pixels has {mosaic['nuclei']:,} "
-            f"nuclei; the sum over its parts of {mosaic['part']:,} x {mosaic['part']:,} pixels, each by tiles, is "
-            f"{mosaic['sum_of_parts']:,}. {mosaic['seconds'] / 60:.0f} minutes, and a peak of "
-            f"{mosaic['peak'] / 2**30:.1f} GiB.",
+            f"Tiled inference finds {mosaic['nuclei']:,} nuclei in a mosaic of test images of {mosaic['side']:,} x "
+            f"{mosaic['side']:,} pixels, in {mosaic['seconds'] / 60:.0f} minutes with a peak of "
+            f"{mosaic['peak'] / 2**30:.1f} GiB. The sum over crops of {mosaic['crop_side']:,} x "
+            f"{mosaic['crop_side']:,} pixels, each with tiled inference, is {mosaic['sum_over_crops']:,}.",
         ]
     return "\n".join(lines) + "\n"
 
