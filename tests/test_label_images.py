@@ -23,7 +23,7 @@ def detections(boxes, scores, size=(20, 30)):
     return crop_objects({"boxes": corners, "masks": masks, "scores": torch.tensor(scores), "labels": labels})
 
 
-def test_labels_are_in_descending_order_of_score_and_the_best_object_is_on_top():
+def test_labels_are_sorted_by_score_and_the_best_object_is_on_top():
     found = detections([(0, 0, 10, 10), (5, 5, 15, 15), (12, 20, 18, 28)], [0.6, 0.9, 0.7])
     labels, indices = make_label_image(found, 0.5)
     assert labels.dtype == np.uint16

@@ -117,7 +117,7 @@ def test_biases_of_projections_return_unchanged():
         torch.testing.assert_close(converted[f"0.{name}"], expected)
 
 
-def test_holocron_and_lucidrains_of_equal_attributes_are_told_apart_by_their_outputs():
+def test_outputs_distinguish_holocron_from_lucidrains():
     options = {"dim_k": 4, "u": 3, "heads": 2, "num_positions": 12}
     first = Holocron(8, 8, **options)
     first.heads = 2  # as in lucidrains' first version

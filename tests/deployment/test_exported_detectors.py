@@ -103,7 +103,7 @@ def objects():
     return [boxes, torch.tensor([1, 2, 1]), torch.tensor([0.9, 0.8, 0.3]), masks]
 
 
-def test_missing_objects_do_not_depend_on_order_and_ignore_scores_at_limits():
+def test_missing_objects_are_independent_of_order_and_scores_at_limits():
     expected = objects()
     without_last = [tensor[:2] for tensor in expected]
     assert missing_objects([tensor.flip(0) for tensor in expected], expected) == 0

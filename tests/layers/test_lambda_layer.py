@@ -286,7 +286,7 @@ def test_pool_replaces_the_average_after_the_layer(pool, size):
     torch.testing.assert_close(layer(x), pool(reference_output(layer, x)), rtol=1e-12, atol=1e-12)
 
 
-def test_options_of_other_packages_add_nothing_to_the_state_dict_by_default():
+def test_options_of_other_packages_add_no_state_dict_keys_by_default():
     names = {"query_projection.weight", "key_projection.weight", "value_projection.weight", "embedding.table"}
     assert set(make_layer(batch_norm=False, stride=2, pool=PAIRS).state_dict()) == names
     assert set(make_layer(batch_norm=False, position_bias=True).state_dict()) == names | {"position_bias"}

@@ -48,7 +48,7 @@ def _read_tiff(file: BinaryIO, channel: int | None) -> tuple[np.ndarray, int] | 
     """Return planes (n, H, W), one or three, and the orientation; None for 8-bit images, which Pillow reads."""
     from tifffile import TiffFile
 
-    with _quiet("tifffile"), TiffFile(file) as tiff:
+    with _disabled_logger("tifffile"), TiffFile(file) as tiff:
         series = tiff.series[0]
         page, shape, axes = series.keyframe, series.shape, series.axes
         if series.dtype is None or "Y" not in axes or "X" not in axes or min(shape) < 1:
@@ -101,7 +101,7 @@ def _rotate(image: Image.Image, orientation: int) -> Image.Image:
 
 
 @contextlib.contextmanager
-def _quiet(logger: str) -> Iterator[None]:
+def _disabled_logger(logger: str) -> Iterator[None]:
     """Disable a logger within the block.
 
     tifffile logs errors for damaged metadata, although it can still read the pixels.

@@ -103,12 +103,12 @@ def _linear_attention(s: Sizes) -> Tensor:
 
 def _lambda_layer(s: Sizes, multi_head: bool = False) -> Tensor:
     lead = (s["h"],) if multi_head else ()
-    intra = (s["u"],) if "u" in s else ()
+    intra_depth = (s["u"],) if "u" in s else ()
     return lambda_interaction(
         torch.empty(s["b"], s["h"], s["n"], s["k"]),
-        torch.empty(s["b"], *lead, s["m"], s["k"], *intra),
-        torch.empty(s["b"], *lead, s["m"], s["d"] // s["h"], *intra),
-        torch.empty(*lead, s["n"], s["m"], s["k"], *intra),
+        torch.empty(s["b"], *lead, s["m"], s["k"], *intra_depth),
+        torch.empty(s["b"], *lead, s["m"], s["d"] // s["h"], *intra_depth),
+        torch.empty(*lead, s["n"], s["m"], s["k"], *intra_depth),
         multi_head=multi_head,
     )
 
