@@ -22,7 +22,8 @@ class AttentionMaps:
     content, position: weights of all places, with one color scale from -limit to limit.
     largest_content, largest_position: largest absolute weights.
     share_map: share of the position term at each place. share: of the marked place.
-    field: receptive field. area: fraction of the image that has 90% of its gradient.
+    field: receptive field. field_is_whole: whether it has all pixels. area: fraction of the image that has 90% of its
+    gradient.
     """
 
     layer: str
@@ -36,6 +37,7 @@ class AttentionMaps:
     share_map: Image.Image
     share: float
     field: Image.Image
+    field_is_whole: bool
     area: float
 
     @property
@@ -74,6 +76,7 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
     limit = max(largest) or 1.0
     shares = explanation.position_share(layer).cpu().numpy()
     field = explanation.receptive_field(layer, at)
+    field_is_whole = field.box == tuple((0, side) for side in field.gradient.shape)
     content, position = (
         figures.panel_image(weights[head], (-limit, limit), view, image, colors=figures.SIGNED_COLORS, at=at)
         for weights in weights_by_term
@@ -89,7 +92,12 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
         largest[1],
         figures.panel_image(shares, (0, 1), view, image, at=at),
         float(shares[view.position(at, shares.shape)]),
-        figures.panel_image(figures.gradient_decades(field), (-figures.DECADES, 0), view, image, at=at, field=field),
+        figures.panel_image(
+            *(figures.gradient_decades(field), (-figures.DECADES, 0), view, image),
+            at=at,
+            field=None if field_is_whole else field,
+        ),
+        field_is_whole,
         field.area(),
     )
 

@@ -16,6 +16,8 @@ from lambdanets.web.attention import AttentionMaps
 from lambdanets.web.predictions import DetectedObjects, ImagePrediction
 from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS
 
+# of the bars, as the ends of the color scale of the map of shares
+_CONTENT_COLOR, _POSITION_COLOR = (to_hex(matplotlib.colormaps[figures.COLORS](end)) for end in (0.0, 1.0))
 CSS = """
 .gradio-container { max-width: 1180px !important; }
 .ln-maps { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; margin: 12px 0; }
@@ -28,19 +30,23 @@ CSS = """
 .ln-bars, .ln-bars tr, .ln-bars td { border: none !important; }
 .ln-bars td { padding: 2px 8px 2px 0 !important; overflow-wrap: anywhere; }
 .ln-bars td:last-child { width: 55%; }
-.ln-bar { background: #2563eb; height: 14px; border-radius: 3px; min-width: 1px; }
-.ln-two { display: flex; height: 14px; border-radius: 3px; overflow: hidden; background: #d97706; }
-.ln-two div { background: #2563eb; }
-.ln-table { overflow-x: auto; max-height: 320px; }
+.ln-bar { background: #64748b; height: 14px; border-radius: 3px; min-width: 1px; }
+.ln-two { display: flex; height: 14px; border-radius: 3px; overflow: hidden; background: CONTENT_COLOR; }
+.ln-two div { background: POSITION_COLOR; }
+.ln-table { overflow: auto; max-height: 320px; border: 1px solid #94a3b8; border-radius: 4px; }
+.ln-table::-webkit-scrollbar { width: 12px; height: 12px; }
+.ln-table::-webkit-scrollbar-track { background: #94a3b833; }
+.ln-table::-webkit-scrollbar-thumb { background: #64748b; border-radius: 6px; }
+.ln-table tr:first-child { position: sticky; top: 0; background: var(--body-background-fill); }
 .ln-table table { border-collapse: collapse; font-size: 0.9em; font-variant-numeric: tabular-nums; }
 .ln-table td, .ln-table th { padding: 2px 10px; text-align: right; white-space: nowrap; }
 .ln-table td:first-child, .ln-table th:first-child { text-align: left; }
-.ln-chosen { font-weight: bold; background: #2563eb33; }
+.ln-chosen { font-weight: bold; background: #64748b33; }
 #examples .grid-wrap { min-height: 0; }
 .ln-links a { display: inline-block; margin: 4px 8px 4px 0; padding: 6px 12px; border: 1px solid; border-radius: 6px; }
 .ln-error { border-left: 4px solid #dc2626; padding: 6px 12px; }
 .ln-headline { font-size: 1.3em; }
-"""
+""".replace("CONTENT_COLOR", _CONTENT_COLOR).replace("POSITION_COLOR", _POSITION_COLOR)
 INTRODUCTION = """<h1>See what a lambda network sees</h1>
 <p>A lambda layer is a part of a neural network that combines information from distant parts of an image. It weights
 each part by <b>what it shows</b> (content) and by its <b>location relative to the part that is computed</b> (position).
@@ -97,7 +103,8 @@ def _objects_html(objects: DetectedObjects) -> str:
     several = len({row["class"] for row in objects.rows}) > 1
     columns = ("object", *(("class",) if several else ()), "score", "area", "row", "column", "diameter")
     body = [[_cell(column, row[column]) for column in columns] for row in objects.rows]
-    table = _table(columns, body) if count else ""
+    heading = "<p>All objects; scroll for more:</p>" if count > _SHOWN_ROWS else ""
+    table = heading + _table(columns, body) if count else ""
     reduced = objects.overlay.copy()
     reduced.thumbnail((_OVERLAY_SIDE, _OVERLAY_SIDE))
     shown_image = _img(reduced, "the image with the outlines of all objects", "ln-overlay")
@@ -110,6 +117,7 @@ def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
     share = round(100 * maps.share)
     signed = _scale(figures.SIGNED_COLORS, f"-{maps.limit:.2g}", f"+{maps.limit:.2g}")
     sides = f"{maps.sides[0]} x {maps.sides[1]}"
+    field_text = _WHOLE_FIELD if maps.field_is_whole else _FRAMED_FIELD
     panels = (
         (maps.content, "Content", "Weight of each place because of what it shows.", signed),
         (maps.position, "Position", "Weight of each place because of its location relative to the mark.", signed),
@@ -117,14 +125,7 @@ def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
             *(maps.share_map, "Share of position", "How much of the output at each place comes from position."),
             _scale(figures.COLORS, "0% (only content)", "100% (only position)"),
         ),
-        (
-            *(
-                maps.field,
-                "Receptive field",
-                "Pixels that change the output at the mark. Pixels outside of the red frame do not.",
-            ),
-            _scale(figures.COLORS, "hardly", "strongly"),
-        ),
+        (maps.field, "Receptive field", field_text, _scale(figures.COLORS, "hardly", "strongly")),
     )
     panels_html = "".join(
         f"<figure>{_img(image, f'{title} map')}{scale}<figcaption><b>{title}.</b> {text}</figcaption></figure>"
@@ -154,7 +155,7 @@ all change comes from {_percent(maps.area)} of the pixels. Each quarter of the c
 </ul>
 <h3>Share of position in each layer, averaged over the image</h3>
 <table class="ln-bars">{bars}</table>
-<p><span style="color: #2563eb">■</span> position <span style="color: #d97706">■</span> content</p>"""
+<p>{_legend(_POSITION_COLOR)} position {_legend(_CONTENT_COLOR)} content</p>"""
 
 
 def plan_html(plan: Plan) -> str:
@@ -184,6 +185,9 @@ def short_name(layer: str) -> str:
 _DOWNLOADS = """<p>labels.png is for microscopy software, as Fiji: the pixels of object 1 have the value 1, and so
 on; in other programs it looks black. objects.csv has more columns. The score is the model's confidence, from 0 to 1;
 row and column are the center; the diameter is that of a circle of the same area. All lengths are in pixels.</p>"""
+_WHOLE_FIELD = "How strongly each pixel changes the output at the mark. Here, every pixel does."
+_FRAMED_FIELD = "How strongly each pixel changes the output at the mark. Pixels outside of the red frame do not."
+_SHOWN_ROWS = 12  # of a table, without scrolling
 _OVERLAY_SIDE = 800  # the file to download has the full size
 _MEDIA_TYPES = {"png": "image/png", "csv": "text/csv", "tif": "image/tiff"}
 
@@ -202,6 +206,10 @@ def _scale(colors: str, low: str, high: str) -> str:
     stops = ", ".join(to_hex(matplotlib.colormaps[colors](step / 8)) for step in range(9))
     gradient = f'<div class="ln-scale" style="background: linear-gradient(to right, {stops})"></div>'
     return f'{gradient}<div class="ln-ends"><span>{low}</span><span>{high}</span></div>'
+
+
+def _legend(color: str) -> str:
+    return f'<span style="color: {color}">■</span>'
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] = ()) -> str:
