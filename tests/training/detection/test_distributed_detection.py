@@ -16,8 +16,8 @@ from lambdanets.cli import main
 from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
+from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection import module as detection
-from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.module import VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe

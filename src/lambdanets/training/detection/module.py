@@ -39,8 +39,7 @@ class Detection(TrainingModule):
 
     Each loss is a mean over the regions sampled in a micro-batch. Micro-batches are weighted by their number of images.
 
-    validation: images and annotations; rank zero computes the scores. initial_weights: name and hash of the file of
-    initial weights, stored in checkpoints because the file may be removed during training.
+    validation: images and annotations; rank zero computes the scores.
     """
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", *LOSSES.values())
@@ -54,10 +53,8 @@ class Detection(TrainingModule):
         steps_per_epoch: int,
         description: str,
         batch_slice: BatchSlice | None = None,
-        initial_weights: dict[str, str] | None = None,
     ) -> None:
         super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
-        self.initial_weights = initial_weights
         self._validation = validation
         self._ids = [category.id for category in validation.annotations.categories]
         self._results: list[Result] = []
@@ -83,13 +80,6 @@ class Detection(TrainingModule):
         losses = self.model(batch.images, batch.targets)
         sums = {name: losses[key].float() * len(batch.images) for key, name in LOSSES.items()}
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["initial_weights"] = self.initial_weights
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.initial_weights = checkpoint.get("initial_weights")
 
     def on_validation_epoch_start(self) -> None:
         self._results, self._read_indices = [], []
