@@ -171,8 +171,9 @@ def _evaluate(arguments: list[str]) -> int:
     )
     from lambdanets.data.coco.sets import report_findings
     from lambdanets.folders import WorkFolder
+    from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.coco_results import write_results
-    from lambdanets.inference.detection import evaluate_detector, open_evaluation_set
+    from lambdanets.inference.detection import evaluate_detector
     from lambdanets.inference.detection_figures import draw_detections
     from lambdanets.inference.detector import load_detector
     from lambdanets.records import write_json

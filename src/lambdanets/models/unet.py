@@ -110,7 +110,7 @@ class UNet(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """Replace the last convolution by a randomly initialized one for another number of classes."""
-        weight = self.decoder[-1].conv1.weight
+        weight = next(self.decoder.parameters())
         self.num_classes = num_classes
         self.head = self._make_head({"device": weight.device, "dtype": weight.dtype})
 

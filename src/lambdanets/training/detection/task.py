@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device
 from lambdanets.inference.detection import evaluate_detector
@@ -54,7 +54,7 @@ class DetectionTask(CocoTask):
 
     def batches(
         self, recipe: DetectionRecipe, batch_slice: BatchSlice
-    ) -> tuple[Batches[DetectionBatch], Batches[DetectionBatch]]:
+    ) -> tuple[Batches[AnnotatedBatch], Batches[AnnotatedBatch]]:
         training = training_batches(recipe, self.training, batch_slice)
         return training, evaluation_batches(self.validation, recipe.batch_size, recipe.workers, batch_slice)
 
