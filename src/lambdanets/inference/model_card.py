@@ -167,7 +167,8 @@ def read_card(path: Path, metadata: Mapping[str, Any], *card_types: type[Card]) 
     for card_type in card_types:
         if card_type.task == task:
             return make_card(card_type, fields, str(path))
-    expected = " or ".join(card_type.task for card_type in card_types)
+    *others, last = (card_type.task for card_type in card_types)
+    expected = f"{', '.join(others)} or {last}" if others else last
     raise InputError(f"{path} must be a {expected} model, got a {task} model")
 
 

@@ -34,13 +34,13 @@ class Segmentation:
     classes: tuple[str, ...]
 
     @property
-    def pixels(self) -> dict[str, int]:
-        """The number of pixels of each class."""
+    def pixels(self) -> tuple[tuple[str, int], ...]:
+        """The name and the number of pixels of each class."""
         counts = torch.bincount(self.labels.flatten().long(), minlength=len(self.classes))
-        return dict(zip(self.classes, counts.tolist(), strict=True))
+        return tuple(zip(self.classes, counts.tolist(), strict=True))
 
     def __repr__(self) -> str:
-        fractions = [f"{name} {count / self.labels.numel():.1%}" for name, count in self.pixels.items() if count]
+        fractions = [f"{name} {count / self.labels.numel():.1%}" for name, count in self.pixels if count]
         height, width = self.labels.shape
         return f"Segmentation({', '.join([f'{height} x {width} pixels', *fractions])})"
 

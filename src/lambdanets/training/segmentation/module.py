@@ -55,10 +55,10 @@ class Segmentation(TrainingModule):
 
     def validation_step(self, batch: AnnotatedBatch, batch_idx: int) -> None:
         segmenter = Segmenter(self.model, self._card)
-        found = segmenter.segment(batch.images)
-        for index, segmentation, target in zip(batch.indices.tolist(), found, batch.targets, strict=True):
-            labels, classes = segmentation.labels.numpy(), target[CLASS_MAP].cpu().numpy()
-            self._counts.append(count_image(index, labels, classes, len(segmenter.classes)))
+        # one image at a time, so that rounding does not depend on the world size
+        for index, image, target in zip(batch.indices.tolist(), batch.images, batch.targets, strict=True):
+            labels = segmenter.segment([image])[0].labels.numpy()
+            self._counts.append(count_image(index, labels, target[CLASS_MAP].cpu().numpy(), len(segmenter.classes)))
 
     def on_validation_epoch_end(self) -> None:
         counts = all_gather_lists(self._counts)
