@@ -282,7 +282,9 @@ def test_load_rejects_an_unknown_task(tmp_path):
     tensors = {"weight": torch.zeros(1)}
     metadata = {"task": "depth", "model": "x", "classes": ["a"], "recipe": {}}
     save_file(tensors, tmp_path / "weights.safetensors", {"lambdanets": json.dumps(metadata)})
-    with pytest.raises(ValueError, match="must be a classification, detection or segmentation model, got a depth model"):
+    with pytest.raises(
+        ValueError, match="must be a classification, detection or segmentation model, got a depth model"
+    ):
         ln.load(tmp_path)
 
 
