@@ -97,15 +97,17 @@ def uninterrupted_segmentations(trained_segmenter, tmp_path_factory):
 def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
     fields = {"validation_data": "train.json", "validation_images": "train"}
     fields = {name: str(tmp_path / "digits" / path) for name, path in fields.items()}
-    recipe = tiny_segmentation(tmp_path / "digits", **fields, jitter=(1.0, 1.0), image_size=32, learning_rate=0.01)
+    # large momentum, because the running statistics of batch norm must follow within a few steps
+    fields |= {"model": "unet_small", "model_options": {}, "jitter": (1.0, 1.0), "batch_norm_momentum": 0.5}
+    recipe = tiny_segmentation(tmp_path / "digits", **fields, image_size=32, batch_size=4, learning_rate=0.005)
 
     def train(factor):
         folder = tmp_path / str(factor)
-        result = run.start(replace(recipe, epochs=10 * factor), folder)
+        result = run.start(replace(recipe, epochs=20 * factor), folder)
         return result | {"losses": [float(row["cross_entropy"]) for row in read_metrics(folder, "train")]}
 
-    result = train_until(lambda result: result["classes"][0]["dice"] > 0.8 and result["dice"] > 0.3, train)
-    assert result["losses"][-1] < result["losses"][0] / 2
+    result = train_until(lambda result: result["classes"][0]["dice"] > 0.8 and result["dice"] > 0.2, train)
+    assert result["losses"][-1] < 0.8 * result["losses"][0]
 
 
 def make_module(recipe, batch_slice=None):
