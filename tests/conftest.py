@@ -30,7 +30,7 @@ torch.zeros(1, requires_grad=True).sum().backward()
 
 # Fixtures whose tests all run in the same worker of pytest-xdist, so that each is created once.
 EXPENSIVE_FIXTURES = (
-    *("exported_detector", "trained_detector", "quick_run", "interpreted"),
+    *("exported_detector", "trained_detector", "trained_segmenter", "quick_run", "interpreted"),
     *("uninterrupted", "trained", "accumulated_run", "frozen_run"),
 )
 # Tests with these fixtures run first, then the tests of these files: a worker that started them last would run alone.
@@ -125,6 +125,17 @@ def trained_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("detector")
     run.start(write_constructed_detector(folder), folder / "run")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained_segmenter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the finished segmentation run `run` and its images `digits`. Read-only."""
+    from lambdanets.training import run
+    from training.segmentation.tiny_segmentation import tiny_segmentation
+
+    folder = tmp_path_factory.mktemp("segmenter")
+    run.start(tiny_segmentation(folder / "digits"), folder / "run")
     return folder
 
 

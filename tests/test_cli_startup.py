@@ -12,17 +12,20 @@ from lambdanets.cli import COMMANDS
 from lambdanets.cli.option_groups import RECIPE_GROUPS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe
+from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 HEAVY = ("torch", "torchvision", "timm", "lightning", "numpy", "matplotlib", "pyarrow")
 HELP = [
     *COMMANDS,
     *(f"detect {action}" for action in ("train", "evaluate", "predict", "report")),
+    *(f"segment {action}" for action in ("train", "evaluate", "predict")),
     *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling")),
     *("train cifar10", "pseudo-label select", "compare scope"),
 ]
 INVALID = [
     *("trian", "--verison", "train digits --epoch 3", "train digits --epochs x", "train digits --epochs 0"),
     *("train nothing", "train --image-size", "detect trian", "detect train --epoch 3", "detect predict a b --score 2"),
+    *("segment trian", "segment train --epoch 3", "segment predict a b --batch-size 0"),
     *("evaluate", "evaluate a --dta b", "predict a b --top 0", "predict a b --top x", "shard a b --processes x"),
     *("pseudo-label a b", "pseudo-label select a b --confidence x", "compare scop", "compare scope --seed x"),
     *("tables 99", "tables --repeats 0", "benchmark layr", "benchmark layer --scopes 8", "calibrate --threads x"),
@@ -86,11 +89,11 @@ def test_help_groups_options_and_explains_defaults(answers):
     for line, (_, output, _) in answers.items():
         words = " ".join(output.split())
         assert not re.search(r"(by default|if none)[^.]*\. \(default: none\)", words), line
-    for line in ("predict --help", "detect predict --help"):
+    for line in ("predict --help", "detect predict --help", "segment predict --help"):
         assert "Image files, folders and globs. (required)" in " ".join(answers[line][1].split())
 
 
-@pytest.mark.parametrize("recipe", [Recipe, DetectionRecipe])
+@pytest.mark.parametrize("recipe", [Recipe, DetectionRecipe, SegmentationRecipe])
 def test_every_recipe_field_is_in_one_group(recipe):
     grouped = [name for names in RECIPE_GROUPS.values() for name in names]
     assert len(grouped) == len(set(grouped))

@@ -49,6 +49,7 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
         ["benchmark", "layer", "--out", "times"],
         ["pseudo-label", str(quick_run), "shards", "labels"],
         ["detect", "train", "digits", "--run", "detector"],
+        ["segment", "train", "digits", "--run", "segmenter"],
         ["export", str(quick_run), "--out", "model.onnx"],
         ["export", str(quick_run), "--to", "openvino", "--out", "model.xml"],
         ["demo", str(quick_run), "--port", "0"],
@@ -62,7 +63,7 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
     errors = [line for line in process.stderr.splitlines() if line.startswith("lambdanets: ")]
     message = r"lambdanets: \w+ is not installed; install it with: pip install 'lambdanets\[(\w+)\]'"
     extras = [match[1] for match in map(re.compile(message).fullmatch, errors) if match]
-    assert extras == ["train"] * 6 + ["detection"] + ["export"] * 2 + ["demo"], errors
+    assert extras == ["train"] * 6 + ["detection"] * 2 + ["export"] * 2 + ["demo"], errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.png", "predictions.jsonl"]
 
 

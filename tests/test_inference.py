@@ -280,9 +280,11 @@ def test_load_rejects_paths_that_are_not_models(path):
 
 def test_load_rejects_an_unknown_task(tmp_path):
     tensors = {"weight": torch.zeros(1)}
-    metadata = {"task": "segmentation", "model": "x", "classes": ["a"], "recipe": {}}
+    metadata = {"task": "depth", "model": "x", "classes": ["a"], "recipe": {}}
     save_file(tensors, tmp_path / "weights.safetensors", {"lambdanets": json.dumps(metadata)})
-    with pytest.raises(ValueError, match="must be a classification or detection model, got a segmentation model"):
+    with pytest.raises(
+        ValueError, match="must be a classification, detection or segmentation model, got a depth model"
+    ):
         ln.load(tmp_path)
 
 
@@ -324,7 +326,7 @@ def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_
         ln.evaluate(detector, data_root=tmp_path)
     with pytest.raises(ValueError, match=r"^data and images must be given together"):
         ln.evaluate(detector, "test.json")
-    with pytest.raises(ValueError, match=r"^model must be a Classifier, a Detector or a path, got 5"):
+    with pytest.raises(ValueError, match=r"^model must be a Classifier, a Detector, a Segmenter or a path, got 5"):
         ln.evaluate(5)
     with pytest.raises(ValueError, match=r"^batch_size must be an integer or None, at least 1, got 0"):
         ln.evaluate(classifier, batch_size=0)

@@ -8,7 +8,10 @@ from lambdanets.training.detection.model import build_model, describe
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 
-MODULES = ["data.shards.images", *(f"inference.{name}" for name in ("evaluation", "confusion", "detection_figures"))]
+MODULES = [
+    "data.shards.images",
+    *(f"inference.{name}" for name in ("evaluation", "confusion", "detection_figures", "segmentation_figures")),
+]
 SCRIPT = f"""
 import sys, numpy as np, lambdanets as ln
 for path in sys.argv[1:]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lambdanets.inference.evaluation import evaluate
     from lambdanets.inference.hub import push_to_hub, save_pretrained
     from lambdanets.inference.loading import load
+    from lambdanets.inference.segmenter import Segmenter
     from lambdanets.interpretability.explanation import attention_map, explain
     from lambdanets.layers import (
         LambdaLayer,
@@ -44,6 +45,7 @@ __all__ = [
     "LambdaLayer2d",
     "LambdaLayer3d",
     "RelativeEmbedding",
+    "Segmenter",
     "adopt",
     "attention_map",
     "calibrate",
@@ -73,6 +75,7 @@ _PACKAGES = ("layers", "models", "ops")
 _MODULES = {
     "Classifier": "inference.classifier",
     "Detector": "inference.detector",
+    "Segmenter": "inference.segmenter",
     "calibrate": "calibration",
     "evaluate": "inference.evaluation",
     "export": "deployment.export",

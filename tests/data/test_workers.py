@@ -21,7 +21,7 @@ from lambdanets.inference import classification, detection
 from lambdanets.inference.classifier import Classifier, load_classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.training import pseudo_labeling as labeling
-from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection.model import make_model_card
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe

@@ -14,7 +14,8 @@ from lambdanets.deployment import quantization
 from lambdanets.deployment.accuracy import open_validation_data
 from lambdanets.deployment.runtimes import RUNTIMES
 from lambdanets.errors import InputError
-from lambdanets.inference.detection import evaluate_detector, open_evaluation_set
+from lambdanets.inference.annotated_sets import open_evaluation_set
+from lambdanets.inference.detection import evaluate_detector
 from training.detection.constructed_detector import write_constructed_detector
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")

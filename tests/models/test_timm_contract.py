@@ -18,8 +18,8 @@ from lambdanets.models.packaged import packaged_models
 SMALL = ("lambda_resnet20_small", "resnet20_mixer_small", "mobilenetv2_lambda")
 # the small models, and one model of each other family
 FAMILIES = (*SMALL, "lambda_resnet50", "resnet50_lambda", "resnetrs50_plain")
-# without the deepest models, which differ only in the number of blocks
-SHALLOW = [name for name in list_models() if not re.search("152|[234][0-9]0", name)]
+# without the deepest models, which differ only in the number of blocks, and without U-Nets, which are no classifiers
+SHALLOW = [name for name in list_models() if not re.search("152|[234][0-9]0|unet", name)]
 parametrize_shallow = pytest.mark.parametrize("name", SHALLOW)
 parametrize_all = pytest.mark.parametrize("name", list_models())
 parametrize_families = pytest.mark.parametrize("name", FAMILIES)

@@ -50,7 +50,10 @@ def assert_same_result(expected, actual):
     assert [name for name, weight in expected_weights.items() if not torch.equal(weight, actual_weights[name])] == []
     assert (expected / "metrics.csv").read_text() == (actual / "metrics.csv").read_text()
     results = [json.loads((folder / "result.json").read_text()) for folder in (expected, actual)]
-    scores = [{name: result[name] for name in ("top1", "bbox", "segm") if name in result} for result in results]
+    scores = [
+        {name: result[name] for name in ("top1", "bbox", "segm", "dice", "classes") if name in result}
+        for result in results
+    ]
     assert scores[0] == scores[1]
     assert scores[0]
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": "Show what lambda layers look at in an image: lambdanets explain CHECKPOINT IMAGE --out FOLDER.",
     "demo": "Look at images and layers in the browser, on this machine: lambdanets demo [MODELS...].",
     "detect": "Train and use Mask R-CNN detectors: lambdanets detect train | evaluate | predict | report.",
+    "segment": "Train and use segmentation networks: lambdanets segment train | evaluate | predict.",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",
     "export": "Export a classifier to ONNX, OpenVINO or torch.export: lambdanets export RUN --to onnx --out FILE.",
     "shard": "Write a dataset as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
@@ -38,6 +39,8 @@ COMMANDS = {
     "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | memory | scaling.",
     "calibrate": "Calibrate the automatic choice of algorithms on this machine: lambdanets calibrate [--device cuda].",
 }
+# Commands that need two extras, of which one includes the other.
+_EXTRAS = dict.fromkeys(("detect", "segment"), "detection")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,8 +60,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        # detect needs two extras, of which one includes the other
-        with explain_missing_extras("detection" if arguments[:1] == ["detect"] else None):
+        with explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
             return _dispatch(arguments)
     except InputError as error:
         return _fail(str(error))

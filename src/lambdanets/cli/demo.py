@@ -39,13 +39,14 @@ def main(arguments: list[str]) -> int:
         description="Serve a page on this machine that shows what trained models find in an image, what their lambda "
         "layers look at, and what a layer costs. No data leaves the machine.",
     )
-    from lambdanets.inference.loading import load
+    from lambdanets.inference.loading import load_one_of
+    from lambdanets.inference.model_card import ClassifierCard, DetectorCard
     from lambdanets.models.packaged import packaged_models
 
     names = options.models or packaged_models()
     if not names:
         raise InputError("MODELS must be at least one run folder or weight file, got none")
-    models = {name: load(name, device=options.device) for name in names}
+    models = {name: load_one_of((ClassifierCard, DetectorCard), name, options.device) for name in names}
     from lambdanets.web.server import LOOPBACK, serve
 
     with serve(models, options.host, options.port) as server:

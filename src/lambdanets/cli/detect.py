@@ -3,37 +3,39 @@
 import contextlib
 import dataclasses
 import functools
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from lambdanets.bounds import WORKERS_RANGE, Range, check
+from lambdanets.cli.actions import run_action
 from lambdanets.cli.arguments import parse
-from lambdanets.cli.image_results import images_journal, report_unreadable
-from lambdanets.cli.training import parse_with_recipe, train
-from lambdanets.errors import InputError, nearest_hint
-from lambdanets.progress import track
+from lambdanets.cli.image_results import (
+    ImageOutput,
+    numbered_name,
+    open_image_folder,
+    process_images,
+    report_unreadable,
+)
+from lambdanets.cli.training import TrainOptions, print_trained, train_named_recipe
+from lambdanets.errors import InputError
 from lambdanets.signals import deferred
 from lambdanets.terminal import echo
 from lambdanets.training.detection.recipe import DetectionRecipe
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-@dataclasses.dataclass(frozen=True)
-class Train:
+    from lambdanets.inference.objects import Objects
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(TrainOptions):
     """Options of detect train."""
 
     recipe: DetectionRecipe
-    run: Path | None = None
-    """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
-    resume: Path | None = None
-    """Run folder of an unfinished run to resume, with its own recipe."""
-    devices: int | None = None
-    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
-    quicktest: bool = False
-    """Train a small version of the recipe on scattered digits, in less than a minute on two cores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,50 +115,20 @@ class Report:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets detect` and return its exit code."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  {name:<10}{(action.__doc__ or '').splitlines()[0]}" for name, action in ACTIONS.items()]
-        echo("usage: lambdanets detect ACTION ...", "", *lines)
-        return 0
-    if arguments[0] not in ACTIONS:
-        raise InputError(
-            f"action must be one of {', '.join(ACTIONS)}, got {arguments[0]!r}{nearest_hint(arguments[0], ACTIONS)}"
-        )
-    return ACTIONS[arguments[0]](arguments[1:])
+    return run_action("detect", ACTIONS, arguments)
 
 
 def _train(arguments: list[str]) -> int:
     """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
-    from lambdanets.recipes import find_recipe, list_recipes
-
-    has_recipe = bool(arguments) and not arguments[0].startswith("-")
-    name = arguments[0] if has_recipe else "digits"
-    recipe = find_recipe(name, DetectionRecipe)
-    recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes(DetectionRecipe).items())
-    options = parse_with_recipe(
-        Train,
-        recipe,
-        arguments[1:] if has_recipe else arguments,
-        prog=f"lambdanets detect train {name if has_recipe else '[RECIPE]'}",
-        description=f"Train Mask R-CNN. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
+    outcome = train_named_recipe(
+        Train, DetectionRecipe, arguments, verb="Train Mask R-CNN", small="lambdanets.training.detection.quicktest"
     )
-    from lambdanets.training.detection.quicktest import quicktest_recipe
-
-    changed = has_recipe or options.recipe != recipe
-    outcome = train(options, ["detect", "train"], arguments, name=name, changed=changed, small=quicktest_recipe)
     if isinstance(outcome, int):
         return outcome
     result, folder = outcome
     if result:  # on rank 0
-        report_unreadable(result["unreadable"])
-        speed = f"{result['images_per_second']:.1f} images/s"
-        echo(
-            f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
-            f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {speed}",
-            f"predictions:      {folder / 'predictions.png'}",
-            f"precision-recall: {folder / 'precision_recall.png'}",
-            f"curves:           {folder / 'curves.png'}",
-            f"weights:          {folder / 'weights.safetensors'}",
-        )
+        figures = {"predictions": "predictions.png", "precision-recall": "precision_recall.png"}
+        print_trained(result, folder, figures)
         _print_scores(result)
     return 0
 
@@ -171,8 +143,9 @@ def _evaluate(arguments: list[str]) -> int:
     )
     from lambdanets.data.coco.sets import report_findings
     from lambdanets.folders import WorkFolder
+    from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.coco_results import write_results
-    from lambdanets.inference.detection import evaluate_detector, open_evaluation_set
+    from lambdanets.inference.detection import evaluate_detector
     from lambdanets.inference.detection_figures import draw_detections
     from lambdanets.inference.detector import load_detector
     from lambdanets.records import write_json
@@ -210,12 +183,11 @@ def _predict(arguments: list[str]) -> int:
         "figure and a label image, in which the pixels of object i have the value i.",
     )
     from lambdanets.data.images import find_images
-    from lambdanets.folders import WorkFolder
 
     if not options.images:
         raise InputError("IMAGES must be at least one file, folder or glob, got none")
     paths = find_images(options.images)
-    with WorkFolder(options.out, read_identity=lambda folder: {} if (folder / JOURNAL).is_file() else None).open():
+    with open_image_folder(options.out, JOURNAL):
         _detect(options, paths)
     return 0
 
@@ -244,44 +216,42 @@ def _detect(options: Predict, paths: list[Path]) -> None:
         "weights": file_identity(options.checkpoint)["sha256"],
         "options": [options.score, options.figures, options.labels, tile_size, options.channel, stretch],
     }
-    with images_journal(options.out / "detections", identity, paths) as journal:
-        done = {entry["image"]["file_name"] for entry in journal.entries}
-        remaining = [path for path in paths if str(path) not in done]
-        try:
-            files = detect_files(detector, remaining, unreadable, options.batch_size, read=read, tile_size=tile_size)
-            for path, image, found in track(files, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()):
-                number = len(journal.entries) + 1
-                entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
-                results = coco_results(found, number, card.category_ids)
-                figure = draw_predicted(image, found, card.classes, options.score) if options.figures else None
-                labels, objects = None, []
-                if options.labels:
-                    labels, rows = label_and_measure(image, found, card.classes, options.score)
-                    objects = [{"image": str(path), **row} for row in rows]
-                name = f"{number:05}-{path.stem[:MAX_STEM]}"
-                with deferred():  # so that figure, label image and journal entry are all written, or none
-                    if figure is not None:
-                        with atomic_open(options.out / f"{name}.png") as file:
-                            figure.save(file, "PNG")
-                    if labels is not None:
-                        save_label_image(labels, options.out / "labels" / label_image_name(name, labels))
-                    journal.add({"image": entry, "results": results, "objects": objects})
-                echo(f"{path}  {int((found.scores >= options.score).sum())} detections")
-        finally:
-            report_unreadable(unreadable)
-            if journal.entries:
-                images = [entry["image"] for entry in journal.entries]
-                results = [result for entry in journal.entries for result in entry["results"]]
-                index = {"images": images, "categories": [*map(dataclasses.asdict, detector.categories)]}
-                write_json(options.out / "images.json", index)
-                write_results(results, options.out / "results.json")
-                if options.labels:
-                    table = [entry["objects"] for entry in journal.entries]
-                    values = [[row[column] for column in COLUMNS] for rows in table for row in rows]
-                    atomic_write(options.out / "objects.csv", encode_utf8(csv_table([COLUMNS, *values])))
-                echo(f"{len(results)} detections in {len(images)} images, written to {options.out}")
-        if not journal.entries:
-            raise InputError(f"none of the {len(paths)} images could be read")
+
+    def render(number: int, path: Path, image: "Image", found: "Objects") -> ImageOutput:
+        entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
+        results = coco_results(found, number, card.category_ids)
+        figure = draw_predicted(image, found, card.classes, options.score) if options.figures else None
+        labels, objects = None, []
+        if options.labels:
+            labels, rows = label_and_measure(image, found, card.classes, options.score)
+            objects = [{"image": str(path), **row} for row in rows]
+        name = numbered_name(number, path)
+
+        def write() -> None:
+            if figure is not None:
+                with atomic_open(options.out / f"{name}.png") as file:
+                    figure.save(file, "PNG")
+            if labels is not None:
+                save_label_image(labels, options.out / "labels" / label_image_name(name, labels))
+
+        line = f"{path}  {int((found.scores >= options.score).sum())} detections"
+        return ImageOutput({"image": entry, "results": results, "objects": objects}, write, line)
+
+    def finish(entries: list[Any]) -> None:
+        images = [entry["image"] for entry in entries]
+        results = [result for entry in entries for result in entry["results"]]
+        index = {"images": images, "categories": [*map(dataclasses.asdict, detector.categories)]}
+        write_json(options.out / "images.json", index)
+        write_results(results, options.out / "results.json")
+        if options.labels:
+            values = [[row[column] for column in COLUMNS] for entry in entries for row in entry["objects"]]
+            atomic_write(options.out / "objects.csv", encode_utf8(csv_table([COLUMNS, *values])))
+        echo(f"{len(results)} detections in {len(images)} images, written to {options.out}")
+
+    def results(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image", "Objects"]]:
+        return detect_files(detector, remaining, unreadable, options.batch_size, read=read, tile_size=tile_size)
+
+    process_images(options.out / JOURNAL, identity, paths, results, render, finish, unreadable)
 
 
 def _report(arguments: list[str]) -> int:
@@ -300,8 +270,7 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
-JOURNAL = "detections.partial"  # in the folder of an interrupted detect predict
-MAX_STEM = 50  # characters of an image's name in the name of its figure, since file names are limited to 255 bytes
+JOURNAL = "detections"  # name of the journal in the folder of detect predict
 ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "evaluate": _evaluate,

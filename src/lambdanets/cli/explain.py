@@ -38,7 +38,8 @@ def main(arguments: list[str]) -> int:
     )
     from lambdanets.data.images import read_image
     from lambdanets.folders import WorkFolder
-    from lambdanets.inference.loading import load
+    from lambdanets.inference.loading import load_one_of
+    from lambdanets.inference.model_card import ClassifierCard, DetectorCard
     from lambdanets.interpretability.explanation import explain
     from lambdanets.interpretability.report import write_report
     from lambdanets.signals import deferred
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
     folder = WorkFolder(options.out)
     folder.is_started()
-    source = load(options.checkpoint, device=options.device)
+    source = load_one_of((ClassifierCard, DetectorCard), options.checkpoint, options.device)
     image = read_image(options.image, stretch=source.card.stretch)
     explanation = explain(source, image)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at

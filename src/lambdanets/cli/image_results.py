@@ -3,13 +3,18 @@
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from lambdanets.errors import InputError
+from lambdanets.folders import WorkFolder
 from lambdanets.journal import SUFFIX, Journal, open_journal
-from lambdanets.signals import interruptible
+from lambdanets.progress import track
+from lambdanets.signals import deferred, interruptible
 from lambdanets.terminal import echo
+
+MAX_STEM = 50  # characters of an image's name in the names of its output files
 
 
 @contextlib.contextmanager
@@ -31,6 +36,69 @@ def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -
             done = f"stopped after {len(journal.entries)} of {len(paths)} images, saved in {path}"
             echo(f"{done}; run the same command to resume", file=sys.stderr)
         raise
+
+
+class ImageOutput(NamedTuple):
+    """The output of a command for one image.
+
+    entry: of the journal. write: writes the files of the image. line: is printed.
+    """
+
+    entry: dict[str, Any]
+    write: Callable[[], None]
+    line: str
+
+
+def open_image_folder(out: Path, name: str) -> contextlib.AbstractContextManager[Any]:
+    """Create and lock the output folder of a command that processes images, or open it if it was interrupted.
+
+    name: of the journal, which an interrupted command leaves in the folder.
+    """
+    journal = name + SUFFIX
+    return WorkFolder(out, read_identity=lambda folder: {} if (folder / journal).is_file() else None).open()
+
+
+def process_images(
+    out: Path,
+    identity: dict[str, Any],
+    paths: Sequence[Path],
+    results: Callable[[Sequence[Path]], Iterator[tuple[Any, ...]]],
+    render: Callable[..., ImageOutput],
+    finish: Callable[[list[Any]], None],
+    unreadable: list[str],
+) -> None:
+    """Process images that the journal at `out` does not have yet, and write their output.
+
+    identity, paths: as for `images_journal`.
+    results: yields a tuple, which begins with the path, for each readable image of the given paths.
+    render: returns the output for the number of an image, from 1, and a tuple of `results`.
+    finish: is called with all entries of the journal at the end, and after an interruption.
+    unreadable: messages, to which `results` adds.
+
+    The files of an image and its journal entry are all written, or none. Raises InputError if no image can be read.
+    """
+    with images_journal(out, identity, paths) as journal:
+        done = {entry["path"] for entry in journal.entries}
+        remaining = [path for path in paths if str(path) not in done]
+        try:
+            found = results(remaining)
+            for result in track(found, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()):
+                output = render(len(journal.entries) + 1, *result)
+                with deferred():
+                    output.write()
+                    journal.add({"path": str(result[0])} | output.entry)
+                echo(output.line)
+        finally:
+            report_unreadable(unreadable)
+            if journal.entries:
+                finish(journal.entries)
+        if not journal.entries:
+            raise InputError(f"none of the {len(paths)} images could be read")
+
+
+def numbered_name(number: int, path: Path) -> str:
+    """Return the name of an image in the names of its output files; file names are limited to 255 bytes."""
+    return f"{number:05}-{path.stem[:MAX_STEM]}"
 
 
 def report_unreadable(unreadable: list[str]) -> None:

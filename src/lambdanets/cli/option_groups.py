@@ -28,11 +28,11 @@ RECIPE_GROUPS: Groups = {
     "model": ("model", "model_options", "weights"),
     "optimization": (
         *("epochs", "batch_size", "micro_batch", "learning_rate", "warmup_epochs", "schedule", "decay", "decay_epochs"),
-        *("optimizer", "momentum", "weight_decay", "clip_gradient", "ema_decay", "patience"),
+        *("optimizer", "momentum", "weight_decay", "clip_gradient", "ema_decay", "patience", "dice_weight"),
     ),
     "regularization": ("label_smoothing", "dropout", "drop_path"),
     "image": ("image_size", "channels", "mean", "std", "crop_pct", "interpolation"),
-    "augmentation": ("scale", "ratio", "crop_padding", "jitter", "flip", "rand_augment"),
+    "augmentation": ("scale", "ratio", "crop_padding", "jitter", "flip", "rotate", "rand_augment"),
     "Mask R-CNN": (
         *("levels", "pyramid_channels", "anchor_scale", "aspect_ratios", "proposals", "sampled_regions", "max_objects"),
         *("box_layers", "mask_layers", "max_detections", "hide_padding"),

@@ -5,28 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.cli.image_results import report_unreadable
-from lambdanets.cli.training import parse_with_recipe, train
+from lambdanets.cli.training import TrainOptions, parse_with_recipe, train
 from lambdanets.errors import InputError
 from lambdanets.progress import Progress
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import Recipe
 
 
-@dataclasses.dataclass(frozen=True)
-class Train:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(TrainOptions):
     """Options of train."""
 
     recipe: Recipe
-    run: Path | None = None
-    """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
-    resume: Path | None = None
-    """Run folder of an unfinished run to resume, with its own recipe."""
-    devices: int | None = None
-    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     plan: bool = False
     """Print the steps, memory, hours, data size and read rate that training needs on --devices, without training."""
-    quicktest: bool = False
-    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
 
 
 def main(arguments: list[str]) -> int:

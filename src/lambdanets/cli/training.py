@@ -1,7 +1,8 @@
-"""Code shared by `train`, `detect train` and `compare`: recipe options, run folder, processes and error messages."""
+"""Code shared by the commands that train: recipe options, run folder, processes and error messages."""
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import shlex
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lambdanets.cli.arguments import parse
+from lambdanets.cli.image_results import report_unreadable
 from lambdanets.errors import InputError, is_out_of_memory, is_user_fixable
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
@@ -28,6 +30,50 @@ def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: lis
     parsed = parse(options, arguments, default=default, **parse_options)
     merged = recipe.model_options | parsed.recipe.model_options
     return dataclasses.replace(parsed, recipe=dataclasses.replace(parsed.recipe, model_options=merged))
+
+
+def train_named_recipe(
+    options_type: type[Any],
+    recipe_class: type[TrainingRecipe],
+    arguments: list[str],
+    *,
+    verb: str,
+    small: str,
+) -> tuple[dict[str, Any], Path] | int:
+    """Parse [RECIPE] [--OPTION VALUE ...] and train, as `train` does. The default recipe is digits.
+
+    options_type: a subclass of `TrainOptions` with a recipe. verb: the first words of the help, such as "Train Mask
+    R-CNN". small: module with `quicktest_recipe`, imported here, so that --help is fast.
+    """
+    from lambdanets.recipes import find_recipe, list_recipes
+
+    command = TASKS[recipe_class.task].command
+    has_recipe = bool(arguments) and not arguments[0].startswith("-")
+    name = arguments[0] if has_recipe else "digits"
+    recipe = find_recipe(name, recipe_class)
+    recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes(recipe_class).items())
+    options = parse_with_recipe(
+        options_type,
+        recipe,
+        arguments[1:] if has_recipe else arguments,
+        prog=f"lambdanets {command} {name if has_recipe else '[RECIPE]'}",
+        description=f"{verb}. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
+    )
+    quicktest_recipe = importlib.import_module(small).quicktest_recipe
+    changed = has_recipe or options.recipe != recipe
+    return train(options, command.split(), arguments, name=name, changed=changed, small=quicktest_recipe)
+
+
+def print_trained(result: dict[str, Any], folder: Path, figures: dict[str, str]) -> None:
+    """Print what was trained, and the paths of figures (title and file name), curves and weights."""
+    report_unreadable(result["unreadable"])
+    paths = figures | {"curves": "curves.png", "weights": "weights.safetensors"}
+    width = max(map(len, paths)) + 1
+    echo(
+        f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
+        f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {result['images_per_second']:.1f} images/s",
+        *(f"{f'{title}:':<{width}} {folder / file}" for title, file in paths.items()),
+    )
 
 
 @contextlib.contextmanager
@@ -57,8 +103,22 @@ def report_errors(command: str, started: Path) -> Iterator[None]:
         ) from error
 
 
-class Options(Protocol):
-    """Options of both `train` and `detect train`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of commands that train, in addition to the recipe."""
+
+    run: Path | None = None
+    """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
+    resume: Path | None = None
+    """Run folder of an unfinished run to resume, with its own recipe."""
+    devices: int | None = None
+    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
+    quicktest: bool = False
+    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
+
+
+class OptionsWithRecipe(Protocol):
+    """A subclass of `TrainOptions` with a recipe."""
 
     @property
     def recipe(self) -> Any:
@@ -75,7 +135,7 @@ class Options(Protocol):
 
 
 def train(
-    options: Options,
+    options: OptionsWithRecipe,
     command: list[str],
     arguments: list[str],
     *,

@@ -20,7 +20,8 @@ from lambdanets.deployment.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, 
 from lambdanets.errors import InputError, explain_missing_extras, nearest_hint, one_line
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.loading import load
+from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.model_card import ClassifierCard, DetectorCard
 from lambdanets.signals import deferred, interruptible
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def export(
     for file in files:
         if file.exists():
             raise InputError(f"{file} exists; choose another file, or remove it")
-    source = load(model, device="cpu") if isinstance(model, str | os.PathLike) else model
+    source = (
+        load_one_of((ClassifierCard, DetectorCard), model, "cpu") if isinstance(model, str | os.PathLike) else model
+    )
     if to == "aoti" and isinstance(source, Detector):
         raise InputError(
             "to must be onnx, openvino or pt2 for a detector, got aoti: "

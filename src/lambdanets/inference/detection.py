@@ -1,6 +1,5 @@
 """Detection in annotated datasets and image files."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,6 @@ from PIL import Image
 
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
-from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, coco_results
@@ -37,23 +35,6 @@ class DetectionEvaluation:
         precision = {iou_type: summary["AP"] for iou_type, summary in self.scores.summary().items()}
         fields = [f"{iou_type} AP {'-' if ap is None else f'{ap:.4f}'}" for iou_type, ap in precision.items()]
         return f"DetectionEvaluation({', '.join([f'{len(self.readable)} images', *fields])})"
-
-
-def open_evaluation_set(
-    detector: Detector, data: str | os.PathLike[str] | None, images: str | os.PathLike[str] | None
-) -> AnnotatedImages:
-    """Open the validation data with which the detector was trained, or other data with the same categories.
-
-    data: COCO instances file, or None for the validation data.
-    images: their folder or tar.
-    """
-    if (data is None) != (images is None):
-        raise InputError("data and images must be given together, got one without the other")
-    if data is None or images is None:
-        if detector.card.data == "":
-            raise InputError("data and images must be given for a detector that comes with the package, got none")
-        return open_validation(detector.card, detector.categories)
-    return open_with_categories(Path(data), Path(images), detector.categories)
 
 
 def evaluate_detector(

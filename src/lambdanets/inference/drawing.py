@@ -1,6 +1,5 @@
 """Draws boxes and masks on images, contact sheets, and precision-recall curves."""
 
-import colorsys
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,6 +13,7 @@ from torch import Tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.inference.coco_scores import RECALLS, Scores
+from lambdanets.inference.colors import Color, distinct_color
 
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 MAX_NAMES = 1000  # more names would not fit; the time to place a name is linear in the number of objects
@@ -21,7 +21,6 @@ _OPACITY = 0.4  # of masks
 _GAP, _HEADING = 12, 22  # pixels between the images of a contact sheet, and font size of its headings
 _MAX_SIDE = 800  # larger images are reduced in a contact sheet
 
-Color = tuple[int, int, int]
 Box = tuple[float, float, float, float]
 
 
@@ -58,31 +57,24 @@ def overlay(
             top, left, mask = masks(int(index)) if callable(masks) else CroppedMask(0, 0, _threshold(masks[index]))
             window = pixels[top * factor :, left * factor :]
             opacity, width = (_OPACITY, line_width) if names else (0.0, min(line_width, max(1, min(mask.shape) // 10)))
-            _paint_mask(window, mask.repeat(factor, 0).repeat(factor, 1), _color(int(index)), width, opacity)
+            _paint_mask(window, mask.repeat(factor, 0).repeat(factor, 1), distinct_color(int(index)), width, opacity)
     drawn = Image.fromarray(pixels)
     if names is None:
         return drawn
     draw = ImageDraw.Draw(drawn)
     for index in by_area:
-        draw.rectangle(tuple(clipped[index]), outline=_color(int(index)), width=line_width)
+        draw.rectangle(tuple(clipped[index]), outline=distinct_color(int(index)), width=line_width)
     confidences = np.zeros(len(areas)) if scores is None else scores.detach().cpu().double().numpy()
     name_boxes: list[Box] = []
     for index in np.lexsort((-areas, -confidences))[:MAX_NAMES]:
         text = _printable(names[int(labels[index]) - 1])
         text += "" if scores is None else f" {confidences[index]:.2f}"
-        _write_name(draw, text, tuple(clipped[index]), _color(int(index)), clipped, name_boxes)
+        _write_name(draw, text, tuple(clipped[index]), distinct_color(int(index)), clipped, name_boxes)
     return drawn
 
 
 def _threshold(mask: Tensor) -> np.ndarray:
     return (mask.reshape(mask.shape[-2:]) > 0.5).cpu().numpy()
-
-
-def _color(index: int) -> Color:
-    """Return a color that has a different hue than those of nearby indices."""
-    hue = index * 0.618034 % 1
-    red, green, blue = colorsys.hsv_to_rgb(hue, (0.85, 0.55)[index // 8 % 2], 1)
-    return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def _paint_mask(pixels: np.ndarray, mask: np.ndarray, color: Color, line_width: int, opacity: float) -> None:

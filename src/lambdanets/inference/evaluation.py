@@ -1,4 +1,4 @@
-"""Evaluation of trained classifiers and detectors on datasets."""
+"""Evaluation of trained models on datasets."""
 
 import os
 from typing import TYPE_CHECKING
@@ -11,15 +11,17 @@ from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
+from lambdanets.inference.segmenter import Segmenter
 
 if TYPE_CHECKING:
     from lambdanets.inference.classification import ClassificationEvaluation
     from lambdanets.inference.detection import DetectionEvaluation
+    from lambdanets.inference.segmentation import SegmentationEvaluation
 
 
 @explain_missing_extras()
 def evaluate(
-    model: Classifier | Detector | str | os.PathLike[str],
+    model: Classifier | Detector | Segmenter | str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     *,
     images: str | os.PathLike[str] | None = None,
@@ -27,17 +29,17 @@ def evaluate(
     batch_size: int | None = None,
     workers: int = 0,
     device: str | torch.device | None = None,
-) -> "ClassificationEvaluation | DetectionEvaluation":
-    """Compute the accuracy of a classifier or the average precision of a detector.
+) -> "ClassificationEvaluation | DetectionEvaluation | SegmentationEvaluation":
+    """Compute the accuracy of a classifier, the average precision of a detector, or Dice and IoU of a segmenter.
 
     model: from `load`, or a path as for `load`.
     data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in a
-        format of `lambdanets train --data`; its validation split is used. For a detector, a COCO instances file with
-        the same categories.
-    images: for a detector, the images of data: a folder or an uncompressed tar.
+        format of `lambdanets train --data`; its validation split is used. For a detector or segmenter, a COCO instances
+        file with the same categories.
+    images: for a detector or segmenter, the images of data: a folder or an uncompressed tar.
     data_root: for a classifier, the folder of a dataset with a timm name such as "torch/cifar10".
-    batch_size: images per forward pass. The default is 1 for a detector, and for a classifier the maximum that fits
-        into memory, up to 128.
+    batch_size: images per forward pass. The default is 1 for a detector or segmenter, and for a classifier the maximum
+        that fits into memory, up to 128.
     workers: number of data loading processes.
     device: moves the model to it.
 
@@ -47,8 +49,8 @@ def evaluate(
     check("workers", workers, int, WORKERS_RANGE)
     if isinstance(model, str | os.PathLike):
         model = load(model, device=device)
-    elif not isinstance(model, Classifier | Detector):
-        raise InputError(f"model must be a Classifier, a Detector or a path, got {model!r}")
+    elif not isinstance(model, Classifier | Detector | Segmenter):
+        raise InputError(f"model must be a Classifier, a Detector, a Segmenter or a path, got {model!r}")
     elif device is not None:
         model.to(device)
     if isinstance(model, Classifier):
@@ -59,9 +61,16 @@ def evaluate(
         name, root = (None if path is None else os.fspath(path) for path in (data, data_root))
         return classification.evaluate(model, name, root, batch_size=batch_size, workers=workers)
     if data_root is not None:
-        raise InputError(f"data_root must be None for a detector, got {os.fspath(data_root)!r}; use images")
-    from lambdanets.inference.detection import evaluate_detector, open_evaluation_set
+        kind = type(model).__name__.lower()
+        raise InputError(f"data_root must be None for a {kind}, got {os.fspath(data_root)!r}; use images")
+    from lambdanets.inference.annotated_sets import open_evaluation_set
 
     annotated = open_evaluation_set(model, data, images)
     report_findings(data=annotated)
+    if isinstance(model, Segmenter):
+        from lambdanets.inference.segmentation import evaluate_segmenter
+
+        return evaluate_segmenter(model, annotated, batch_size or 1, workers)
+    from lambdanets.inference.detection import evaluate_detector
+
     return evaluate_detector(model, annotated, batch_size or 1, workers)

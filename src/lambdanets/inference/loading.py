@@ -1,23 +1,35 @@
-"""Loading of trained classifiers and detectors."""
+"""Loading of trained models of any task."""
 
+import importlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
-from lambdanets.inference.model_card import ClassifierCard, DetectorCard
+from lambdanets.inference.model_card import ClassifierCard, DetectorCard, ModelCard, SegmenterCard
 from lambdanets.inference.weights import read_model_file
 
 if TYPE_CHECKING:
     from lambdanets.inference.classifier import Classifier
     from lambdanets.inference.detector import Detector
+    from lambdanets.inference.segmenter import Segmenter
+
+# "module:class" of the trained model for each card, imported on first use.
+_MODELS: dict[type[ModelCard], str] = {
+    ClassifierCard: "lambdanets.inference.classifier:Classifier",
+    DetectorCard: "lambdanets.inference.detector:Detector",
+    SegmenterCard: "lambdanets.inference.segmenter:Segmenter",
+}
 
 
-def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> "Classifier | Detector":
-    """Load a trained classifier or detector from a run folder, weights.safetensors or a checkpoint (.ckpt).
+def load(
+    path: str | os.PathLike[str], *, device: str | torch.device | None = None
+) -> "Classifier | Detector | Segmenter":
+    """Load a trained classifier, detector or segmenter from a run folder, weights.safetensors or a checkpoint (.ckpt).
 
     path: of the file or run folder, or the name of a trained model in the package, such as "nuclei". In a run folder,
         weights.safetensors is loaded, or checkpoints/last.ckpt if the run is unfinished.
@@ -28,13 +40,14 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"path must be a run folder or a weight file, got {path!r}")
+    return load_one_of(_MODELS, path, device)
+
+
+def load_one_of(
+    card_types: Iterable[type[ModelCard]], path: str | os.PathLike[str], device: str | torch.device | None = None
+) -> Any:
+    """Load a model as `load` does. Raises InputError if its card has none of these types."""
     resolved = resolve_device(device)
-    tensors, card = read_model_file(Path(path), ClassifierCard, DetectorCard)
-    if isinstance(card, ClassifierCard):
-        from lambdanets.inference.classifier import Classifier
-
-        return Classifier.from_weights(card, tensors, str(path), resolved)
-    assert isinstance(card, DetectorCard)
-    from lambdanets.inference.detector import Detector
-
-    return Detector.from_weights(card, tensors, str(path), resolved)
+    tensors, card = read_model_file(Path(path), *card_types)
+    module, _, name = _MODELS[type(card)].partition(":")
+    return getattr(importlib.import_module(module), name).from_weights(card, tensors, str(path), resolved)

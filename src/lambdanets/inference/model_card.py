@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict, TypeVar
 
 from lambdanets.bounds import Range, convert
+from lambdanets.data.coco.class_maps import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.records import parse_json, reraise_as_input_error
@@ -109,6 +110,36 @@ class DetectorCard(ModelCard):
                 raise InputError(f"{name} must have at least one number, got none")
 
 
+@dataclass(frozen=True)
+class SegmenterCard(ModelCard):
+    """The model card of a segmenter: its normalization, COCO category ids, and training and validation data.
+
+    classes: names of the categories, without the background. data: as for `DetectorCard`.
+    """
+
+    task: ClassVar[str] = "segmentation"
+
+    RANGES: ClassVar[dict[str, Range]] = {"std": Range(above=0)}
+
+    category_ids: tuple[int, ...] = ()
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    data: str = "digits"
+    images: str | None = None
+    validation_data: str | None = None
+    validation_images: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.classes) > MAX_CATEGORIES:
+            raise InputError(f"classes must be at most {MAX_CATEGORIES}, got {len(self.classes)}")
+        if len(self.category_ids) != len(self.classes):
+            raise InputError(
+                f"category_ids must have one id per class, got {len(self.category_ids)} ids for {len(self.classes)} "
+                "classes"
+            )
+
+
 Card = TypeVar("Card", bound=ModelCard)
 
 
@@ -137,7 +168,8 @@ def read_card(path: Path, metadata: Mapping[str, Any], *card_types: type[Card]) 
     for card_type in card_types:
         if card_type.task == task:
             return make_card(card_type, fields, str(path))
-    expected = " or ".join(card_type.task for card_type in card_types)
+    *others, last = (card_type.task for card_type in card_types)
+    expected = f"{', '.join(others)} or {last}" if others else last
     raise InputError(f"{path} must be a {expected} model, got a {task} model")
 
 

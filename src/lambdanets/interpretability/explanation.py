@@ -16,7 +16,8 @@ from lambdanets.errors import InputError, nearest_hint
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import ImageInput, image_batches
-from lambdanets.inference.loading import load
+from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.model_card import ClassifierCard, DetectorCard
 from lambdanets.interpretability.attention import AttentionMap, compute_attention_map, shared_keys
 from lambdanets.interpretability.view import View, view_of_classifier, view_of_detector
 from lambdanets.layers.base import Interaction, LambdaBase
@@ -192,7 +193,7 @@ def explain(
 
     Raises InputError for an invalid argument, and for a network without lambda layers.
     """
-    source = load(model) if isinstance(model, str | os.PathLike) else model
+    source = load_one_of((ClassifierCard, DetectorCard), model) if isinstance(model, str | os.PathLike) else model
     if isinstance(source, nn.Module):
         inputs = image if isinstance(image, tuple) else (image,)
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 3:

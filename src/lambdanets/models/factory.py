@@ -15,7 +15,7 @@ from torch import nn
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, did_you_mean, nearest_hint, one_line
 from lambdanets.layers.module import SYNONYMS
-from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, plain_resnetrs
+from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, plain_resnetrs, unet
 from lambdanets.models.packaged import packaged_arguments, packaged_models, packaged_weights
 from lambdanets.models.weights import load_weights
 
@@ -29,6 +29,7 @@ def list_models() -> list[str]:
         mobilenetv2_lambda.mobilenetv2_lambda,
         *mixer_resnet.MODELS,
         *plain_resnetrs.MODELS,
+        *unet.MODELS,
     )
     return sorted([*lambda_resnet.LAMBDA_RESNET_ARGUMENTS, *(function.__name__ for function in functions)])
 
@@ -46,8 +47,8 @@ def create_model(
             such as "cifar10", whose model options are then the defaults. A path to load weights from a .safetensors
             file or a checkpoint of this package. True for the weights of the folder or hub, or of timm.
         num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub or
-            of the trained model, or 1000 for other names. For another number than that of a trained model, the
-            classifier is initialized randomly.
+            of the trained model; for other names 1000, or 2 for a U-Net. For another number than that of a trained
+            model, the classifier is initialized randomly.
         overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
             features_only=True.
 
@@ -100,6 +101,8 @@ def _constructor_arguments(name: str) -> list[str]:
         classes = (mobilenetv2_lambda.LambdaMobileNetV2, EfficientNet)
     elif name.endswith("_plain"):
         classes = (ResNet,)
+    elif name.endswith("unet_small"):
+        classes = (unet.UNet,)
     return [argument for model in classes for argument in inspect.signature(model).parameters]
 
 

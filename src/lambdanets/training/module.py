@@ -28,7 +28,8 @@ class TrainingModule(LightningModule):
     images of each global batch that this rank computes, and its accumulation steps.
 
     SUMS: keys of `sums`, the loss first. validated: metrics of the last validation, the same on all ranks; empty if no
-    image was readable.
+    image was readable. initial_weights: name and hash of the file of initial weights, if a task sets it; stored in
+    checkpoints because the file may be removed during training.
     """
 
     SUMS: ClassVar[tuple[str, ...]]
@@ -47,6 +48,7 @@ class TrainingModule(LightningModule):
         self.steps_per_epoch = steps_per_epoch
         self.description = description
         self.batch_slice = batch_slice or BatchSlice()
+        self.initial_weights: dict[str, str] | None = None
         self.validated: dict[str, float] = {}
         self._micro_batch: tuple[Any, int] | None = None  # micro-batch of the next backward pass, and its batch_idx
 
@@ -161,6 +163,10 @@ class TrainingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["lambdanets"] = self.description
+        checkpoint["initial_weights"] = self.initial_weights
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.initial_weights = checkpoint.get("initial_weights")
 
 
 def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:

@@ -8,6 +8,7 @@ from lambdanets.errors import InputError
 from lambdanets.records import parse_json
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.recipe import Recipe, TrainingRecipe
+from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 if TYPE_CHECKING:
     from lambdanets.training.task import Task
@@ -36,6 +37,12 @@ TASKS = {
         "lambdanets.training.detection.task:DetectionTask",
         "lambdanets.recipes.detection",
         "detect train",
+    ),
+    "segmentation": TaskEntry(
+        SegmentationRecipe,
+        "lambdanets.training.segmentation.task:SegmentationTask",
+        "lambdanets.recipes.segmentation",
+        "segment train",
     ),
 }
 

@@ -18,7 +18,7 @@ from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection.loaders import augment, training_batches
 from training.detection.tiny_detection import tiny_recipe
 

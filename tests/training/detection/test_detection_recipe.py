@@ -102,8 +102,8 @@ def test_recipe_without_a_task_is_for_classification(tmp_path):
     assert read_recipe(tmp_path / "recipe.json") == DIGITS
 
 
-@pytest.mark.parametrize("task", ["segmentation", ["detection"], None])
+@pytest.mark.parametrize("task", ["depth", ["detection"], None])
 def test_rejects_a_recipe_of_an_unknown_task(task, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps({"task": task}))
-    with pytest.raises(InputError, match=r"task in .* must be one of classification, detection, got"):
+    with pytest.raises(InputError, match=r"task in .* must be one of classification, detection, segmentation, got"):
         read_recipe(tmp_path / "recipe.json")

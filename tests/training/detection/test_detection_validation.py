@@ -5,7 +5,7 @@ import pytest
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detector import Detector
-from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection.model import make_model_card
 from lambdanets.training.detection.module import VALIDATION_METRICS, Detection
 from training.detection.oracle import Oracle

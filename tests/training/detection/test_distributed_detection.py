@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
-from lambdanets.data.coco.loader import DetectionBatch, evaluation_batches
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
+from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection import module as detection
-from lambdanets.training.detection.data import open_datasets
 from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.module import VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -30,14 +30,14 @@ from training.runs import assert_same_result, run_on_two_ranks, train_on_ranks
 IMAGES = 2
 
 
-def repeat_image(images: int) -> DetectionBatch:
+def repeat_image(images: int) -> AnnotatedBatch:
     """Return a micro-batch of copies of one image with two objects, from a step of IMAGES images."""
     image = torch.rand(3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
     masks[0, 2:9, 3:10] = masks[1, 7:15, 1:6] = 1
     boxes = torch.tensor([[3.0, 2.0, 10.0, 9.0], [1.0, 7.0, 6.0, 15.0]], dtype=torch.float64)
     target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": masks}
-    return DetectionBatch([image] * images, [target] * images, torch.arange(images), [], IMAGES)
+    return AnnotatedBatch([image] * images, [target] * images, torch.arange(images), [], IMAGES)
 
 
 def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Tensor]:
@@ -63,7 +63,7 @@ class _Step(nn.Module):
         self.model = module.model
         self._training_step = module.training_step
 
-    def forward(self, batch: DetectionBatch) -> torch.Tensor:
+    def forward(self, batch: AnnotatedBatch) -> torch.Tensor:
         return self._training_step(batch, 0)["loss"]
 
 

@@ -10,7 +10,7 @@ from data.coco.coco_files import image, write
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detector import Detector
-from lambdanets.training.detection.data import open_datasets
+from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection.loaders import training_batches
 from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe

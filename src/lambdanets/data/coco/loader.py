@@ -7,19 +7,20 @@ from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches, Sample
+from lambdanets.data.batches import Batches, Load, Sample
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.order import BatchSlice
 
 Target = dict[str, Tensor]
 
 
-class DetectionBatch(NamedTuple):
+class AnnotatedBatch(NamedTuple):
     """A batch of b annotated images.
 
     images: float32 (3, H, W) in [0, 1], of different sizes.
-    targets: one dict per image. In training it has boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, and masks
-        (n, H, W) uint8; otherwise it is empty.
+    targets: one dict per image. For detection, in training, it has boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64
+        from 1, and masks (n, H, W) uint8, and otherwise it is empty. For segmentation, it has the class map (H, W)
+        uint8 (see `class_maps.py`).
     indices: (b,) int64, of the images in the set.
     unreadable: "name: reason" of each image that could not be read. These images are not in the batch.
     step_images: number of images in the whole step, over all ranks and micro-batches.
@@ -33,11 +34,25 @@ class DetectionBatch(NamedTuple):
 
 
 def evaluation_batches(
-    images: AnnotatedImages, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
-) -> Batches[DetectionBatch]:
-    """Return batches of images in order of the indices, without resizing and without targets."""
+    images: AnnotatedImages,
+    batch_size: int,
+    workers: int = 0,
+    batch_slice: BatchSlice | None = None,
+    load: Load | None = None,
+) -> Batches[AnnotatedBatch]:
+    """Return batches of images in order of the indices, without resizing.
+
+    load: load(images, index) returns an image and its target, which is empty by default.
+    """
     return Batches(
-        images, _load, collate, batch_size=batch_size, seed=0, training=False, workers=workers, batch_slice=batch_slice
+        images,
+        load or _load,
+        collate,
+        batch_size=batch_size,
+        seed=0,
+        training=False,
+        workers=workers,
+        batch_slice=batch_slice,
     )
 
 
@@ -50,10 +65,10 @@ def image_to_tensor(image: Image) -> Tensor:
     return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
 
 
-def collate(samples: list[Sample]) -> DetectionBatch:
+def collate(samples: list[Sample]) -> AnnotatedBatch:
     """Make a batch from samples with the content (image, target)."""
     read = [sample for sample in samples if sample.content is not None]
-    return DetectionBatch(
+    return AnnotatedBatch(
         images=[sample.content[0] for sample in read],
         targets=[sample.content[1] for sample in read],
         indices=torch.tensor([sample.image_index for sample in read], dtype=torch.int64),

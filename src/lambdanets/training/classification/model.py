@@ -11,15 +11,9 @@ from torch import Tensor, nn
 
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import ClassifierCard, make_card
-from lambdanets.inference.weights import (
-    find_weights,
-    has_different_classes,
-    read_found_weights,
-    read_model_file,
-    resize_tables,
-)
+from lambdanets.inference.weights import read_model_file
 from lambdanets.models import create_model
-from lambdanets.models.weights import load_tensors
+from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.recipe import Recipe
 
@@ -52,16 +46,7 @@ def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
         raise InputError(f"model_options must not contain {names}, which the data and the recipe determine")
     model: Any = create_model(recipe.model, num_classes=count, in_chans=recipe.channels, **options)
     if recipe.weights is not None:
-        path = find_weights(Path(recipe.weights))
-        tensors, metadata = read_found_weights(path)
-        other_classes = has_different_classes(path, metadata, classes)
-        head = model.get_classifier()
-        head_name = next((name for name, module in model.named_modules() if module is head), "")
-        for name in (f"{head_name}.weight", f"{head_name}.bias"):
-            if name in tensors and (other_classes or tensors[name].shape[:1] != (count,)):
-                tensors[name] = model.state_dict()[name]
-        resize_tables(model, tensors)
-        load_tensors(model, tensors, str(path))
+        load_initial_weights(model, Path(recipe.weights), classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
 
 

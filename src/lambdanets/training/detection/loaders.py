@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as transforms
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import DetectionBatch, Target, collate, image_to_tensor
+from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate, image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -22,7 +22,7 @@ from lambdanets.training.detection.recipe import DetectionRecipe
 
 def training_batches(
     recipe: DetectionRecipe, images: AnnotatedImages, batch_slice: BatchSlice
-) -> Batches[DetectionBatch]:
+) -> Batches[AnnotatedBatch]:
     """Return the recipe's training batches, shuffled and augmented.
 
     batch_slice: the images of each global batch that this rank loads, and its accumulation steps.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import DetectionBatch
+from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
@@ -39,8 +39,7 @@ class Detection(TrainingModule):
 
     Each loss is a mean over the regions sampled in a micro-batch. Micro-batches are weighted by their number of images.
 
-    validation: images and annotations; rank zero computes the scores. initial_weights: name and hash of the file of
-    initial weights, stored in checkpoints because the file may be removed during training.
+    validation: images and annotations; rank zero computes the scores.
     """
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", *LOSSES.values())
@@ -54,16 +53,14 @@ class Detection(TrainingModule):
         steps_per_epoch: int,
         description: str,
         batch_slice: BatchSlice | None = None,
-        initial_weights: dict[str, str] | None = None,
     ) -> None:
         super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
-        self.initial_weights = initial_weights
         self._validation = validation
         self._ids = [category.id for category in validation.annotations.categories]
         self._results: list[Result] = []
         self._read_indices: list[int] = []  # of validation images that could be read
 
-    def count(self, batch: DetectionBatch) -> int:
+    def count(self, batch: AnnotatedBatch) -> int:
         """Return the number of readable images in a batch, or 0 if batch norm would get a single value per channel.
 
         This happens if the coarsest feature map of the whole batch has one position. Synchronized batch norm can use
@@ -76,25 +73,18 @@ class Detection(TrainingModule):
         sizes = [image.shape[-2:] for image in batch.images]
         return len(sizes) if sum(-(-height // stride) * -(-width // stride) for height, width in sizes) > 1 else 0
 
-    def inputs(self, batch: DetectionBatch) -> tuple[Any, ...]:
+    def inputs(self, batch: AnnotatedBatch) -> tuple[Any, ...]:
         return batch.images, batch.targets
 
-    def sums(self, batch: DetectionBatch) -> dict[str, Tensor]:
+    def sums(self, batch: AnnotatedBatch) -> dict[str, Tensor]:
         losses = self.model(batch.images, batch.targets)
         sums = {name: losses[key].float() * len(batch.images) for key, name in LOSSES.items()}
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["initial_weights"] = self.initial_weights
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.initial_weights = checkpoint.get("initial_weights")
-
     def on_validation_epoch_start(self) -> None:
         self._results, self._read_indices = [], []
 
-    def validation_step(self, batch: DetectionBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: AnnotatedBatch, batch_idx: int) -> None:
         # one image at a time, because masks are pasted at the size of the image
         for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
             self._read_indices.append(index)

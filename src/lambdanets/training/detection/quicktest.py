@@ -4,10 +4,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.training.coco.quicktest import with_scattered_digits
 from lambdanets.training.detection.recipe import DetectionRecipe
 
-TRAINING_IMAGES, VALIDATION_IMAGES, BATCH_SIZE, EPOCHS, MAX_IMAGE_SIZE = 8, 4, 4, 2, 64
+BATCH_SIZE, EPOCHS, MAX_IMAGE_SIZE = 4, 2, 64
 
 
 def quicktest_recipe(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
@@ -16,8 +16,7 @@ def quicktest_recipe(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
     The images are scattered digits, which are written into a folder. Jitter, schedule, EMA and precision are those of
     the recipe.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # shows that the run is a quicktest
-    recipe = replace(
+    small = replace(
         recipe,
         model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),
         epochs=EPOCHS,
@@ -34,14 +33,4 @@ def quicktest_recipe(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
         sampled_regions=16,
         max_detections=10,
     )
-    if recipe.data == "digits":
-        return replace(recipe, training_images=TRAINING_IMAGES)
-    write_scattered_digits(folder, TRAINING_IMAGES, VALIDATION_IMAGES, 0)
-    return replace(
-        recipe,
-        data=str(folder / "train.json"),
-        images=str(folder / "train"),
-        validation_data=str(folder / "val.json"),
-        validation_images=str(folder / "val"),
-        training_images=None,
-    )
+    return with_scattered_digits(small, folder)

@@ -1,4 +1,4 @@
-"""Opens the training and validation data of a detection recipe."""
+"""Opens the training and validation data of a recipe."""
 
 import sys
 from pathlib import Path
@@ -9,12 +9,12 @@ from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
-from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.coco.recipe import CocoRecipe
 
 FINDINGS = "findings.json"
 
 
-def open_datasets(recipe: DetectionRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
+def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
     """Return the training data, the validation data, and a description of their source for messages.
 
     Raises InputError if the categories differ, if there are fewer than `training_images` images, or if one of the data

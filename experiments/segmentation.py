@@ -1,0 +1,138 @@
+"""U-Nets with lambda layers and with convolutions on cell nuclei, with the same recipe and seeds, on a test set.
+
+    python experiments/segmentation.py FOLDER --work RUNS [--seeds 0 1 2] [--at-once 2]    train two runs per seed
+    python experiments/segmentation.py [--page docs/segmentation.md]                       write the page from results
+
+FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_test_set.py split`. The last
+epoch's weights are scored on the test images, which chose nothing. Finished runs are skipped and interrupted ones
+resume, so after an interruption, run the script again. The results file keeps the results of other seeds. With
+--at-once 2, set OMP_NUM_THREADS to half of the number of cores.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import subprocess
+import sys
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lambdanets as ln
+from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results/epyc-2-cores/segmentation.json"
+BEGIN, END = "<!-- written by experiments/segmentation.py -->\n", "<!-- end of segmentation -->\n"
+RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
+SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
+# of result.json
+RUN_FIELDS = ("seconds", "parameters", "epochs", "training_images", "commit", "versions", "hardware")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--work", type=Path, help="folder for the runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--at-once", type=int, default=1, help="runs of one seed to train at the same time")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/segmentation.md")
+    options = parser.parse_args()
+    if options.data is not None:
+        if options.work is None:
+            parser.error("--work must name a folder for the runs")
+        measure(options)
+    before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
+    section = write_section(json.loads(options.out.read_text(encoding="utf-8"))) if options.out.exists() else ""
+    options.page.write_text(before + BEGIN + section + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
+    """The arguments of the `lambdanets` command of a run."""
+    return [
+        *("segment", "train", recipe, "--seed", str(seed), "--run", str(run)),
+        *("--data", str(data / "train.json"), "--images", str(data / "train.tar")),
+        *("--validation-data", str(data / "validation.json"), "--validation-images", str(data / "validation.tar")),
+    ]
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Train and score the runs, one seed after another, and write the results after each seed."""
+    existing = json.loads(options.out.read_text(encoding="utf-8"))["runs"] if options.out.exists() else []
+    runs = [run for run in existing if run["seed"] not in options.seeds]
+    for seed in options.seeds:
+        folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
+        commands = [
+            [sys.executable, "-m", "lambdanets", *command(recipe, seed, options.data, folder)]
+            for recipe, folder in folders.items()
+            if not (folder / "result.json").exists()
+        ]
+        with ThreadPool(options.at_once) as pool:
+            pool.map(functools.partial(subprocess.run, check=True), commands)
+        for recipe, folder in folders.items():
+            result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            fields: dict[str, Any] = {name: result[name] for name in RUN_FIELDS}
+            fields["validation"] = {name: result[name] for name in SCORES}
+            runs.append({"recipe": recipe, "seed": seed, **fields, **score(folder, options.data)})
+            print(runs[-1], flush=True)
+        content = {
+            "runs": runs,
+            "threads": torch.get_num_threads(),
+            "at_once": options.at_once,
+            "commit": commit(),
+            "versions": versions(),
+            "hardware": hardware(),
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def score(folder: Path, data: Path) -> dict[str, Any]:
+    """Return the scores of a run on the test images, and their number."""
+    evaluation = ln.evaluate(folder, data / "test.json", images=data / "test.tar", device="cpu")
+    return {"test": evaluation.scores.means(), "test_images": len(evaluation.readable)}
+
+
+def write_section(results: dict[str, Any]) -> str:
+    """The text between the page's markers."""
+    runs = results["runs"]
+    seeds = sorted({run["seed"] for run in runs})
+    minutes = [run["seconds"] / 60 for run in runs]
+    processors = sorted({run["hardware"]["processor"] for run in runs})
+    at_once = f", {results['at_once']} at a time" if results["at_once"] > 1 else ""
+    spread = f"mean ± std of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    threads = f"{results['threads']} thread{'s' * (results['threads'] > 1)} each"
+    lines = [
+        f"{runs[0]['test_images']} test images, in percent, {spread}; {runs[0]['epochs']} epochs from random "
+        f"initialization, {min(minutes):.0f} to {max(minutes):.0f}",
+        f"minutes per run on {' and '.join(processors)}{at_once} with {threads}:",
+        "",
+    ]
+    by_recipe = {recipe: {run["seed"]: run for run in runs if run["recipe"] == recipe} for recipe in RECIPES}
+    rows = []
+    for recipe, name in RECIPES.items():
+        of_recipe = by_recipe[recipe].values()
+        parameters = f"{next(iter(of_recipe))['parameters'] / 1e6:.2f} M parameters"
+        cells = [format_mean([100 * run["test"][score] for run in of_recipe]) for score in SCORES]
+        rows.append([f"U-Net, {name}, {parameters}", *cells])
+    ours, baseline = by_recipe.values()
+    differences = [
+        format_mean([100 * (ours[seed]["test"][score] - baseline[seed]["test"][score]) for seed in seeds], "+")
+        for score in SCORES
+    ]
+    rows.append(["paired difference to 3x3 convolutions", *differences])
+    return "\n".join([*lines, markdown_table(["", *SCORES.values()], *rows)]) + "\n"
+
+
+def format_mean(values: list[float], sign: str = "") -> str:
+    """Mean ± std, or the mean of a single value. sign: "+" to show the sign of positive means."""
+    return f"{statistics.mean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Class maps of annotated images: the class of each pixel, as targets of semantic segmentation."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import Target, image_to_tensor
+
+BACKGROUND = 0
+IGNORED = 255  # pixels that have no target: loss and scores leave them out
+MAX_CATEGORIES = IGNORED - 1
+CLASS_MAP = "class_map"  # key in the targets of a batch
+
+
+def make_class_map(annotated: AnnotatedImage) -> np.ndarray:
+    """Return the class of each pixel, uint8 (H, W): 0 for background, i + 1 for category i, or IGNORED.
+
+    Where objects overlap, the one with the smaller annotated area has the pixel; of equal areas, the later one in the
+    file. Pixels of crowd regions are IGNORED, except where an object covers them.
+    """
+    classes = np.full((annotated.height, annotated.width), BACKGROUND, np.uint8)
+    for obj in sorted(annotated.objects, key=lambda obj: (not obj.crowd, -obj.area)):
+        top, left, mask = decode_cropped_mask(obj, annotated.height, annotated.width)
+        window = classes[top : top + mask.shape[0], left : left + mask.shape[1]]
+        window[mask] = IGNORED if obj.crowd else obj.category + 1
+    return classes
+
+
+def load_with_class_map(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+    """Load an image, float32 (3, H, W) in [0, 1], and its class map."""
+    image, annotated = images.load(index)
+    return image_to_tensor(image), {CLASS_MAP: torch.from_numpy(make_class_map(annotated))}

@@ -1,0 +1,36 @@
+"""Opens the annotated set on which a trained model is evaluated."""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from lambdanets.data.coco.annotations import Category
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.sets import DataLocations, open_validation, open_with_categories
+from lambdanets.errors import InputError
+
+
+class TrainedOnAnnotations(Protocol):
+    """A model that was trained on COCO-format annotations, such as a `Detector` or a `Segmenter`."""
+
+    @property
+    def card(self) -> DataLocations: ...
+    @property
+    def categories(self) -> tuple[Category, ...]: ...
+
+
+def open_evaluation_set(
+    model: TrainedOnAnnotations, data: str | os.PathLike[str] | None, images: str | os.PathLike[str] | None
+) -> AnnotatedImages:
+    """Open the validation data with which the model was trained, or other data with the same categories.
+
+    data: COCO instances file, or None for the validation data.
+    images: their folder or tar.
+    """
+    if (data is None) != (images is None):
+        raise InputError("data and images must be given together, got one without the other")
+    if data is None or images is None:
+        if model.card.data == "":
+            raise InputError("data and images must be given for a model that comes with the package, got none")
+        return open_validation(model.card, model.categories)
+    return open_with_categories(Path(data), Path(images), model.categories)

@@ -1,0 +1,72 @@
+"""Segmentation of annotated datasets and image files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from PIL import Image
+
+from lambdanets.data.coco.class_maps import CLASS_MAP, load_with_class_map
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
+from lambdanets.data.images import read_image
+from lambdanets.errors import InputError
+from lambdanets.inference.inputs import readable_batches
+from lambdanets.inference.segmentation_scores import ImageCounts, SegmentationScores, count_image, summarize
+from lambdanets.inference.segmenter import Segmentation, Segmenter
+from lambdanets.progress import track
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentationEvaluation:
+    """Scores of the readable images of an annotated dataset.
+
+    readable: indices of the readable images. unreadable: one message per unreadable image.
+    """
+
+    scores: SegmentationScores
+    readable: list[int]
+    unreadable: list[str]
+
+    def __repr__(self) -> str:
+        means = [f"{name} {format_score(value)}" for name, value in self.scores.means().items()]
+        return f"SegmentationEvaluation({', '.join([f'{len(self.readable)} images', *means])})"
+
+
+def evaluate_segmenter(
+    segmenter: Segmenter, images: AnnotatedImages, batch_size: int = 1, workers: int = 0
+) -> SegmentationEvaluation:
+    """Segment a dataset and score it. Raises InputError if all images are unreadable.
+
+    batch_size: images per forward pass; images of different sizes have their own pass.
+    workers: number of data loading processes.
+    """
+    counts: list[ImageCounts] = []
+    unreadable: list[str] = []
+    with evaluation_batches(images, batch_size, workers, load=load_with_class_map) as batches:
+        for batch in track(batches, "evaluating", len(batches), "batches"):
+            unreadable += batch.unreadable
+            found = segmenter.segment(batch.images)
+            for index, segmentation, target in zip(batch.indices.tolist(), found, batch.targets, strict=True):
+                labels = segmentation.labels.numpy()
+                counts.append(count_image(index, labels, target[CLASS_MAP].numpy(), len(segmenter.classes)))
+    if not counts:
+        raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
+    return SegmentationEvaluation(summarize(counts, segmenter.classes), [each.image for each in counts], unreadable)
+
+
+def segment_files(
+    segmenter: Segmenter, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
+) -> Iterator[tuple[Path, Image.Image, Segmentation]]:
+    """Yield path, image and segmentation of each readable file; messages about the others go to `unreadable`."""
+    read = partial(read_image, stretch=segmenter.card.stretch)
+    for batch in readable_batches(paths, unreadable, batch_size, read):
+        found = segmenter.segment([image_to_tensor(image) for _, image in batch])
+        for (path, image), segmentation in zip(batch, found, strict=True):
+            yield path, image, segmentation
+
+
+def format_score(value: float | None) -> str:
+    """Format a score with four digits, or as a dash if there is none."""
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,125 @@
+"""Scores of semantic segmentation: Dice, IoU and boundary F1 per class."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lambdanets.data.coco.class_maps import IGNORED
+from lambdanets.errors import explain_missing_extras
+
+TOLERANCE = 2.0  # pixels
+SCORES = ("dice", "iou", "boundary_f1")
+
+
+class ImageCounts(NamedTuple):
+    """What the scores of a dataset need to know about one image. Each tuple has one value per class.
+
+    image: its index in the set. predicted, target, intersection: numbers of pixels. boundary_f1: None for a class
+    without a boundary.
+    """
+
+    image: int
+    predicted: tuple[int, ...]
+    target: tuple[int, ...]
+    intersection: tuple[int, ...]
+    boundary_f1: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class SegmentationScores:
+    """Scores per class and their means over the classes without the background, which is the first class.
+
+    With P, T and I the numbers of predicted, target and common pixels of a class, summed over all images:
+
+        Dice = 2 I / (P + T),    IoU = I / (P + T - I)
+
+    boundary_f1 is the mean of `boundary_f1` over the images in which the class has a boundary. Ignored pixels are not
+    counted. A score is None for a class that no image has, neither predicted nor in the target; means leave it out.
+    """
+
+    classes: tuple[str, ...]
+    dice: tuple[float | None, ...]
+    iou: tuple[float | None, ...]
+    boundary_f1: tuple[float | None, ...]
+
+    def means(self) -> dict[str, float | None]:
+        """The mean of each score over the classes without the background; None if no class has the score."""
+        return {name: _mean(getattr(self, name)[1:]) for name in SCORES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means and scores per class, for JSON."""
+        rows = zip(self.classes, self.dice, self.iou, self.boundary_f1, strict=True)
+        return self.means() | {"classes": [dict(zip(("name", *SCORES), row, strict=True)) for row in rows]}
+
+
+def count_image(image: int, predicted: np.ndarray, target: np.ndarray, classes: int) -> ImageCounts:
+    """Compare a predicted class map with a target, both uint8 (H, W). image: its index in the set."""
+    predicted = np.where(target == IGNORED, IGNORED, predicted).astype(np.uint8)
+    pairs = np.bincount(target[target != IGNORED].astype(np.int64) * classes + predicted[target != IGNORED])
+    confusion = np.pad(pairs, (0, classes**2 - len(pairs))).reshape(classes, classes)  # rows: target
+    boundaries = find_boundaries(predicted), find_boundaries(target)
+    return ImageCounts(
+        image,
+        predicted=tuple(confusion.sum(0).tolist()),
+        target=tuple(confusion.sum(1).tolist()),
+        intersection=tuple(confusion.diagonal().tolist()),
+        boundary_f1=tuple(
+            boundary_f1(boundaries[0] & (predicted == number), boundaries[1] & (target == number))
+            for number in range(classes)
+        ),
+    )
+
+
+def summarize(counts: Iterable[ImageCounts], classes: Sequence[str]) -> SegmentationScores:
+    """Return the scores of a dataset. They do not depend on the order of the images."""
+    images = sorted(counts)
+    predicted, target, common = (
+        [sum(column) for column in zip(*(getattr(image, name) for image in images), strict=True)]
+        for name in ("predicted", "target", "intersection")
+    )
+    return SegmentationScores(
+        tuple(classes),
+        tuple(2 * c / (p + t) if p + t else None for p, t, c in zip(predicted, target, common, strict=True)),
+        tuple(c / (p + t - c) if p + t else None for p, t, c in zip(predicted, target, common, strict=True)),
+        tuple(_mean(column) for column in zip(*(image.boundary_f1 for image in images), strict=True)),
+    )
+
+
+def find_boundaries(labels: np.ndarray) -> np.ndarray:
+    """Return the boundary pixels of a class map, bool (H, W): those with a neighbor of another class.
+
+    Neighbors are above, below, left and right. Ignored pixels and the edge of the image make no boundary.
+    """
+    boundary = np.zeros(labels.shape, bool)
+    for first, second in (((slice(-1),), (slice(1, None),)), ((..., slice(-1)), (..., slice(1, None)))):
+        one, other = labels[first], labels[second]
+        differ = (one != other) & (one != IGNORED) & (other != IGNORED)
+        boundary[first] |= differ
+        boundary[second] |= differ
+    return boundary
+
+
+def boundary_f1(predicted: np.ndarray, target: np.ndarray) -> float | None:
+    """Return the boundary F1 score of a class in an image (Csurka et al., BMVC 2013), given boundaries, bool (H, W).
+
+        F1 = 2 precision recall / (precision + recall)
+
+    precision: fraction of the predicted boundary pixels at most TOLERANCE pixels from a pixel of the target's boundary,
+    in Euclidean distance. recall: the same with prediction and target exchanged. The score is 0 if only one of them has
+    a boundary, and None if neither has.
+    """
+    if not predicted.any() or not target.any():
+        return 0.0 if predicted.any() or target.any() else None
+    with explain_missing_extras():
+        from scipy.ndimage import distance_transform_edt
+    precision = float((distance_transform_edt(~target)[predicted] <= TOLERANCE).mean())
+    recall = float((distance_transform_edt(~predicted)[target] <= TOLERANCE).mean())
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None

@@ -1,0 +1,167 @@
+"""U-Nets for semantic segmentation, with convolutions or with lambda layers at the lowest resolutions.
+
+Source: Ronneberger, Fischer and Brox, *U-Net: Convolutional Networks for Biomedical Image Segmentation* (MICCAI 2015).
+Differences: batch norm after each convolution, and padded convolutions, so that the output has the size of the input.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from lambdanets.errors import InputError
+from lambdanets.layers import LambdaLayer2d
+
+WIDTHS = (16, 32, 64, 128, 256)  # a quarter of those of the paper
+
+
+class UNet(nn.Module):
+    """A U-Net: maps (b, in_chans, H, W) to logits (b, num_classes, H, W), for any height and width.
+
+    An encoder block at each resolution, each but the first after 2x2 max pooling; the last one is the bottleneck. Then
+    a 2x2 transposed convolution, concatenation with the encoder's map of the same resolution, and a decoder block at
+    each resolution but the lowest; a 1x1 convolution at the end. A block has two 3x3 convolutions with batch norm and
+    ReLU. At the lowest resolutions, lambda layers replace the second convolution of each block.
+
+    The input is padded at the bottom and right to a multiple of `stride` by repeating its last row and column, and the
+    output is cropped.
+
+    Args:
+        in_chans: channels of the input.
+        num_classes: channels of the output; 0 for the features before the last convolution, with widths[0] channels.
+        widths: channels at each resolution, from the highest to the bottleneck. The total stride is 2 to the power of
+            len(widths) - 1.
+        lambda_stages: number of resolutions with lambda layers, counted from the bottleneck; default 0, for none.
+        query_depth, heads, scope: arguments of each `LambdaLayer2d`.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_chans: int = 3,
+        num_classes: int = 2,
+        widths: Sequence[int] = WIDTHS,
+        lambda_stages: int = 0,
+        query_depth: int = 16,
+        heads: int = 4,
+        scope: int = 23,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if len(widths) < 2 or min(widths) < 1:
+            raise InputError(f"widths must be two or more positive numbers, got {tuple(widths)}")
+        if not 0 <= lambda_stages <= len(widths):
+            raise InputError(f"lambda_stages must be from 0 to {len(widths)}, got {lambda_stages}")
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+
+        def make_block(dim: int, level: int) -> _Block:
+            width = widths[level]
+            if level < len(widths) - lambda_stages:
+                mixer: nn.Module = nn.Conv2d(width, width, 3, padding=1, bias=False, **factory)
+            else:
+                mixer = LambdaLayer2d(width, query_depth=query_depth, heads=heads, scope=scope, **factory)
+            return _Block(dim, width, mixer, factory)
+
+        self.in_chans, self.num_classes, self.num_features = in_chans, num_classes, widths[0]
+        self.stride = 2 ** (len(widths) - 1)
+        self.encoder = nn.ModuleList(make_block(dim, level) for level, dim in enumerate((in_chans, *widths[:-1])))
+        levels = range(len(widths) - 2, -1, -1)
+        self.upsample = nn.ModuleList(
+            nn.ConvTranspose2d(widths[level + 1], widths[level], 2, stride=2, **factory) for level in levels
+        )
+        self.decoder = nn.ModuleList(make_block(2 * widths[level], level) for level in levels)
+        self.head = self._make_head(factory)
+        for module in self.modules():
+            if isinstance(module, _Block):
+                module.initialize()
+
+    def _make_head(self, factory: dict[str, Any]) -> nn.Module:
+        if not self.num_classes:
+            return nn.Identity()
+        return nn.Conv2d(self.num_features, self.num_classes, 1, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the output of the last decoder block, (b, widths[0], H, W)."""
+        height, width = x.shape[-2:]
+        x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
+        maps: list[Tensor] = []
+        for level, block in enumerate(self.encoder):
+            x = block(F.max_pool2d(x, 2) if level else x)
+            maps.append(x)
+        maps.pop()
+        for upsample, block in zip(self.upsample, self.decoder, strict=True):
+            x = block(torch.cat([maps.pop(), upsample(x)], dim=1))
+        return x[..., :height, :width]
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """Return the logits of `forward_features`' maps."""
+        return self.head(features)
+
+    def get_classifier(self) -> nn.Module:
+        """Return the last convolution, as in timm's models."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Replace the last convolution by a randomly initialized one for another number of classes."""
+        weight = next(self.decoder.parameters())
+        self.num_classes = num_classes
+        self.head = self._make_head({"device": weight.device, "dtype": weight.dtype})
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""
+        return {name for name, _ in self.named_parameters() if name.endswith("table")}
+
+
+class _Block(nn.Module):
+    """A 3x3 convolution and a mixer, each followed by batch norm and ReLU."""
+
+    def __init__(self, dim: int, dim_out: int, mixer: nn.Module, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(dim, dim_out, 3, padding=1, bias=False, **factory)
+        self.bn1 = nn.BatchNorm2d(dim_out, **factory)
+        self.conv2 = mixer
+        self.bn2 = nn.BatchNorm2d(dim_out, **factory)
+
+    def initialize(self) -> None:
+        """Initialize the convolutions as timm does; a lambda layer has its own initialization."""
+        for module in (self.conv1, self.conv2):
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        return F.relu(self.bn2(self.conv2(x)), inplace=True)
+
+
+_CFG = {"input_size": (3, 256, 256), "first_conv": "encoder.0.conv1", "classifier": "head", "license": "apache-2.0"}
+default_cfgs = generate_default_cfgs({"lambda_unet_small.untrained": _CFG, "unet_small.untrained": _CFG})
+
+
+@register_model
+def lambda_unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
+    """`unet_small` with lambda layers in the bottleneck and at the two resolutions above it, in encoder and decoder.
+
+    1.11 million parameters for two classes, 4.0 billion multiply-adds for an image of 256 x 256.
+    overrides: arguments of `UNet`.
+    """
+    return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, **{"lambda_stages": 3} | overrides)
+
+
+@register_model
+def unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
+    """U-Net with a quarter of the paper's channels: 16 at full resolution, 256 in the bottleneck at stride 16.
+
+    1.94 million parameters for two classes, 2.9 billion multiply-adds for an image of 256 x 256.
+    overrides: arguments of `UNet`.
+    """
+    return build_model_with_cfg(UNet, "unet_small", pretrained, **overrides)
+
+
+MODELS = (lambda_unet_small, unet_small)

@@ -1,0 +1,24 @@
+"""Cell nuclei (Data Science Bowl 2018), U-Net with lambda layers; mean Dice not measured yet.
+
+Data: COCO-format files. Baseline: nuclei_convolution, the same U-Net with 3x3 convolutions instead of lambda layers.
+Run: lambdanets segment train nuclei --data TRAIN --images TAR --validation-data VALIDATION --validation-images TAR
+"""
+
+from dataclasses import replace
+
+from lambdanets.training.segmentation.recipe import SegmentationRecipe
+
+recipe = SegmentationRecipe(
+    images="",
+    validation_data="",
+    validation_images="",
+    epochs=20,
+    jitter=(0.7, 1.4),
+    rotate=True,
+    mean=(0.2, 0.2, 0.2),
+    std=(0.2, 0.2, 0.2),
+    clip_gradient=10.0,
+    ema_decay=0.99,
+)
+
+recipes = {"convolution": replace(recipe, model="unet_small")}

@@ -1,0 +1,92 @@
+"""The part of a task that is the same for all tasks on COCO-format annotations."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import seed_everything
+
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.sets import report_findings
+from lambdanets.data.order import BatchSlice
+from lambdanets.data.readable import check_readable
+from lambdanets.inference.weights import file_identity
+from lambdanets.training.coco.data import open_datasets, write_findings
+from lambdanets.training.coco.recipe import CocoRecipe
+from lambdanets.training.distributed import World
+from lambdanets.training.module import TrainingModule, prepare_batch_norm
+from lambdanets.training.task import Task
+
+
+@dataclass
+class CocoTask(Task):
+    """Opens the data, builds the model, and identifies data and initial weights in the result."""
+
+    recipe: CocoRecipe
+    training: AnnotatedImages
+    validation: AnnotatedImages
+    source: str
+    model: Any
+    initial_weights: dict[str, str] | None = None  # name and hash; None in a resumed run
+
+    def __post_init__(self) -> None:
+        categories = self.training.annotations.categories
+        self.classes = tuple(category.name for category in categories)
+        self.category_ids = tuple(category.id for category in categories)
+        self.training_images, self.validation_images = len(self.training), len(self.validation)
+        fingerprints = self.training.fingerprint + self.validation.fingerprint
+        self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
+
+    @classmethod
+    def open(cls, recipe: Any, world: World, resumed: bool) -> "CocoTask":
+        training, validation, source = open_datasets(recipe)
+        if world.is_rank_zero:
+            report_findings(training=training, validation=validation)
+        for split, images in (("training", training), ("validation", validation)):
+            check_readable(images.load, len(images), split, recipe.max_unreadable)
+        seed_everything(recipe.seed, verbose=False)
+        classes = [category.name for category in training.annotations.categories]
+        model = cls.build(replace(recipe, weights=None) if resumed else recipe, classes)
+        prepare_batch_norm(model, recipe, world.world_size)
+        initial_weights = None if resumed or recipe.weights is None else file_identity(Path(recipe.weights))
+        return cls(recipe, training, validation, source, model, initial_weights)
+
+    @classmethod
+    @abstractmethod
+    def build(cls, recipe: Any, classes: Sequence[str]) -> Any:
+        """Build the model for the names of the categories, and load the recipe's initial weights, if any."""
+
+    def module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
+        self._module = self.make_module(recipe, steps_per_epoch, batch_slice)
+        self._module.initial_weights = self.initial_weights
+        return self._module
+
+    @abstractmethod
+    def make_module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
+        """Return the LightningModule."""
+
+    def on_start(self, folder: Path) -> None:
+        write_findings(folder, training=self.training, validation=self.validation)
+
+    def provenance(self, recipe: CocoRecipe) -> dict[str, Any]:
+        """Return the fields of result.json about recipe, data and initial weights."""
+        return {
+            "dropped": {
+                "training": self.training.findings.counts(),
+                "validation": self.validation.findings.counts(),
+            },
+            "recipe": recipe.without_changeable_fields().fields(),
+            "training_data": {
+                "name": recipe.data,
+                # the hash of the whole set, because a subset depends on the seed
+                "sha256": self.training.parent_fingerprint or self.training.fingerprint,
+            },
+            "validation_data": {
+                "name": recipe.validation_data or recipe.data,
+                "sha256": self.validation.fingerprint,
+            },
+            "initial_weights": self._module.initial_weights,
+        }

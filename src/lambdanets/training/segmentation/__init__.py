@@ -1,0 +1,1 @@
+"""Training of semantic segmentation: recipe, data loading, augmentation, losses and --quicktest."""

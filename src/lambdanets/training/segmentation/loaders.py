@@ -1,0 +1,80 @@
+"""Builds the training batches of segmentation, with augmentation of images and class maps."""
+
+import random
+
+import torch
+import torch.nn.functional as F
+from PIL.Image import Image
+from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as transforms
+
+from lambdanets.data.batches import Batches
+from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.class_maps import CLASS_MAP, IGNORED, make_class_map
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate, image_to_tensor
+from lambdanets.data.order import BatchSlice
+from lambdanets.inference.segmenter import normalize
+from lambdanets.training.segmentation.recipe import SegmentationRecipe
+
+
+def training_batches(
+    recipe: SegmentationRecipe, images: AnnotatedImages, batch_slice: BatchSlice
+) -> Batches[AnnotatedBatch]:
+    """Return the recipe's training batches, shuffled and augmented.
+
+    batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
+    """
+    return Batches(
+        images,
+        _LoadAndAugment(recipe),
+        collate,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        training=True,
+        workers=recipe.workers,
+        batch_slice=batch_slice,
+    )
+
+
+class _LoadAndAugment:
+    """Loads and augments an image. This is a class because spawned workers must unpickle it."""
+
+    def __init__(self, recipe: SegmentationRecipe) -> None:
+        self._recipe = recipe
+
+    def __call__(self, images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+        return augment(*images.load(index), self._recipe)
+
+
+def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe) -> tuple[Tensor, Target]:
+    """Return a random crop of a scaled image, normalized, (3, S, S) with S = image_size, and its class map (S, S).
+
+    The scale is a random factor from `jitter`. The crop has a random position; if the scaled image is smaller than S,
+    the rest of the crop is 0 in the image and IGNORED in the class map. Then the crop is flipped and rotated. Uses
+    Python's global random generator.
+    """
+    scale, size = random.uniform(*recipe.jitter), recipe.image_size
+    (top, height, rows), (left, width, columns) = (_random_crop(side, scale, size) for side in image.size[::-1])
+    crop = image_to_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
+    classes = torch.from_numpy(make_class_map(annotated)[None, top : top + height, left : left + width])
+    if (rows, columns) != (height, width):
+        crop = transforms.resize(crop, [rows, columns], antialias=True)
+        classes = transforms.resize(classes, [rows, columns], interpolation=InterpolationMode.NEAREST_EXACT)
+    crop = normalize(crop, recipe.mean, recipe.std)
+    above, before = random.randint(0, size - rows), random.randint(0, size - columns)
+    padding = (before, size - columns - before, above, size - rows - above)
+    crop, classes = F.pad(crop, padding), F.pad(classes, padding, value=IGNORED)
+    if random.random() < recipe.flip:
+        crop, classes = crop.flip(-1), classes.flip(-1)
+    if recipe.rotate:
+        turns = random.randrange(4)
+        crop, classes = (torch.rot90(each, turns, (-2, -1)) for each in (crop, classes))
+    return crop.contiguous(), {CLASS_MAP: classes[0].contiguous()}
+
+
+def _random_crop(side: int, scale: float, size: int) -> tuple[int, int, int]:
+    """Choose a random crop along one side of an image; return its start, its length, and its length after scaling."""
+    length = min(side, max(1, round(size / scale)))
+    return random.randint(0, side - length), length, min(size, max(1, round(length * scale)))

@@ -1,0 +1,71 @@
+"""Class maps: overlapping objects, crowd regions, and the scattered digits."""
+
+import numpy as np
+import pytest
+
+from lambdanets.data.coco.annotations import AnnotatedImage, Object, decode_mask
+from lambdanets.data.coco.class_maps import IGNORED, load_with_class_map, make_class_map
+from lambdanets.data.coco.images import open_annotated
+from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.data.coco.segmentations import encode_rle
+
+HEIGHT, WIDTH = 6, 8
+
+
+def rectangle(top, bottom, left, right, category=0, crowd=False, area=None):
+    mask = np.zeros((HEIGHT, WIDTH), bool)
+    mask[top:bottom, left:right] = True
+    area = mask.sum() if area is None else area
+    return Object(1, category, (left, top, right, bottom), float(area), crowd, encode_rle(mask))
+
+
+def class_map(*objects):
+    return make_class_map(AnnotatedImage(1, "a.png", HEIGHT, WIDTH, objects))
+
+
+SMALL, LARGE = rectangle(1, 3, 1, 3, category=0), rectangle(0, 4, 0, 4, category=4)
+
+
+@pytest.mark.parametrize("objects", [(SMALL, LARGE), (LARGE, SMALL)], ids=["small first", "large first"])
+def test_the_smaller_of_overlapping_objects_has_the_pixel(objects):
+    classes = class_map(*objects)
+    assert classes.dtype == np.uint8
+    assert classes.shape == (HEIGHT, WIDTH)
+    assert (classes[1:3, 1:3] == 1).all()
+    assert classes[0, 0] == 5
+    assert np.bincount(classes.ravel()).tolist() == [HEIGHT * WIDTH - 16, 4, 0, 0, 0, 12]
+
+
+def test_the_later_of_equally_large_objects_has_the_pixel():
+    first, second = rectangle(0, 2, 0, 2, category=0), rectangle(1, 3, 1, 3, category=1)
+    assert (class_map(first, second)[1, 1], class_map(second, first)[1, 1]) == (2, 1)
+
+
+def test_crowd_pixels_are_ignored_unless_an_object_covers_them():
+    crowd = rectangle(0, 4, 0, 6, category=2, crowd=True, area=1)  # the smallest by the area in the file
+    for objects in ((crowd, SMALL), (SMALL, crowd)):
+        classes = class_map(*objects)
+        assert (classes[1:3, 1:3] == 1).all()
+        assert np.count_nonzero(classes == IGNORED) == 24 - 4
+        assert np.count_nonzero(classes == 0) == HEIGHT * WIDTH - 24
+
+
+def test_an_image_without_objects_is_background():
+    assert not class_map().any()
+
+
+def test_class_maps_of_scattered_digits_have_the_classes_of_their_masks(tmp_path):
+    write_scattered_digits(tmp_path, 1, 30, 0)
+    images = open_annotated(tmp_path / "val.json", tmp_path / "val")
+    crowds = 0
+    for index in range(len(images)):
+        image, target = load_with_class_map(images, index)
+        annotated = images.annotations.images[index]
+        expected = np.zeros((annotated.height, annotated.width), np.uint8)
+        for each in annotated.objects:  # they do not overlap
+            mask = decode_mask(each, annotated.height, annotated.width).astype(bool)
+            expected[mask] = IGNORED if each.crowd else each.category + 1
+            crowds += each.crowd
+        assert np.array_equal(target["class_map"].numpy(), expected)
+        assert image.shape == (3, annotated.height, annotated.width)
+    assert crowds

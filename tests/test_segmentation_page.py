@@ -1,0 +1,82 @@
+"""The Python code of docs/segmentation.md runs, and its results are those of experiments/segmentation.py."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts import load_script
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/segmentation.md"
+
+
+@pytest.fixture
+def script():
+    return load_script("experiments/segmentation.py")
+
+
+def call(script, monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["segmentation.py", *map(str, options)])
+    script.main()
+
+
+def test_python_code_of_the_page_segments_a_photo(trained_segmenter, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/regions").symlink_to(trained_segmenter / "run")
+    shutil.copy(sorted((trained_segmenter / "digits/train").iterdir())[0], tmp_path / "photo.png")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    variables: dict = {}
+    exec(code, variables)
+    assert [line.rpartition(" ")[0] for line in capsys.readouterr().out.splitlines()[-3:]] == [
+        *variables["segmentation"].classes
+    ]
+    assert variables["model"].num_classes == 3
+
+
+def test_segmentation_page_has_the_committed_results(script, monkeypatch, tmp_path):
+    page = tmp_path / "segmentation.md"
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(script.BEGIN)
+    page.write_text(before + script.BEGIN + script.END + rest.partition(script.END)[2], encoding="utf-8")
+    call(script, monkeypatch, "--page", page)
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_script_trains_both_networks_and_skips_finished_runs(script, monkeypatch, tmp_path):
+    page, out, commands = tmp_path / "segmentation.md", tmp_path / "results/segmentation.json", []
+    shutil.copy(PAGE, page)
+
+    def train(command, check):
+        commands.append(command[3:])
+        run, seed = Path(command[command.index("--run") + 1]), int(command[command.index("--seed") + 1])
+        result = dict.fromkeys((*script.RUN_FIELDS, *script.SCORES), 7) | {"seconds": 60 * (seed + 1)}
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "test processor"}}))
+
+    def score(folder, data):
+        seed = int(folder.name[-1])
+        value = 0.8 + 0.02 * seed + (0.01 * seed if folder.name.startswith("nuclei-") else 0)
+        return {"test": dict.fromkeys(script.SCORES, value), "test_images": 84}
+
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
+    monkeypatch.setattr(script, "score", score)
+    options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--at-once", 2]
+    call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
+    call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0, 1)
+    trained = sorted((command[2], command[4]) for command in commands)
+    assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
+    results = json.loads(out.read_text())
+    assert {"commit", "versions", "hardware"} <= results.keys()
+    section = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
+    assert "84 test images" in section
+    assert "1 to 2\nminutes per run on test processor, 2 at a time" in section
+    assert "| paired difference to 3x3 convolutions | +0.5 ± 0.7 | +0.5 ± 0.7 | +0.5 ± 0.7 |" in section
+    assert "| 81.5 ± 2.1 |" in section
+    assert "| 81.0 ± 1.4 |" in section
+    assert str(tmp_path) not in out.read_text()

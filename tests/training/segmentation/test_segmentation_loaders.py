@@ -1,0 +1,80 @@
+"""Training crops: image and class map agree, padding is ignored, and the result depends only on seed and epoch."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lambdanets.data.coco.annotations import AnnotatedImage, Object
+from lambdanets.data.coco.class_maps import IGNORED
+from lambdanets.data.coco.segmentations import encode_rle
+from lambdanets.data.order import BatchSlice
+from lambdanets.training.coco.data import open_datasets
+from lambdanets.training.segmentation.loaders import augment, training_batches
+from lambdanets.training.segmentation.recipe import SegmentationRecipe
+from training.segmentation.tiny_segmentation import tiny_segmentation
+
+RECIPE = SegmentationRecipe(data="digits", image_size=32, rotate=True, mean=(0, 0, 0), std=(1, 1, 1))
+
+
+def white_object_on_black(height, width, seed=0):
+    """An image whose white pixels are an object of category 2."""
+    mask = np.random.default_rng(seed).random((-(-height // 6), -(-width // 6))) < 0.4
+    mask = np.kron(mask, np.ones((6, 6), bool))[:height, :width]
+    annotated = Object(1, 2, (0, 0, width, height), float(mask.sum()), False, encode_rle(mask))
+    image = Image.fromarray((mask * 255).astype(np.uint8))
+    return image, AnnotatedImage(1, "a.png", height, width, (annotated,))
+
+
+@pytest.mark.parametrize("size", [(70, 50), (20, 45), (9, 7), (32, 32)])
+def test_image_and_class_map_are_augmented_alike(size):
+    random.seed(0)
+    for jitter in ((1.0, 1.0), (0.5, 2.0)):
+        for _ in range(8):
+            crop, target = augment(*white_object_on_black(*size), replace(RECIPE, jitter=jitter))
+            classes = target["class_map"]
+            assert crop.shape == (3, 32, 32)
+            assert classes.shape == (32, 32)
+            assert set(classes.unique().tolist()) <= {0, 3, IGNORED}
+            known = classes != IGNORED
+            wrong = (crop[0] > 0.5) != (classes == 3)
+            assert wrong[known].float().mean() < (0.15 if jitter[0] < 1 else 1e-9)  # scaling blurs the edges
+
+
+def test_padding_is_0_in_the_image_and_ignored_in_the_class_map():
+    random.seed(1)
+    image, annotated = white_object_on_black(20, 45)
+    recipe = replace(RECIPE, jitter=(1.0, 1.0), rotate=False, mean=(0.5, 0.5, 0.5))
+    crop, target = augment(image, annotated, recipe)
+    padding = target["class_map"] == IGNORED
+    assert padding.sum() == 12 * 32
+    assert not crop[:, padding].any()
+    assert (crop[:, ~padding].abs() == 0.5).all()
+
+
+def test_flips_and_rotations_give_all_eight_orientations():
+    random.seed(0)
+    image, annotated = white_object_on_black(32, 32, seed=3)
+    recipe = replace(RECIPE, jitter=(1.0, 1.0))
+    found = {augment(image, annotated, recipe)[1]["class_map"].numpy().tobytes() for _ in range(80)}
+    assert len(found) == 8
+    fixed = replace(recipe, rotate=False, flip=0.0)
+    assert len({augment(image, annotated, fixed)[1]["class_map"].numpy().tobytes() for _ in range(9)}) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_training_crops_depend_only_on_seed_and_epoch(workers, tmp_path):
+    recipe = tiny_segmentation(tmp_path / "digits")
+    images = open_datasets(recipe)[0]
+
+    def crops(recipe):
+        with training_batches(recipe, images, BatchSlice()) as batches:
+            return [torch.stack(batch.images) for _ in range(2) for batch in batches]
+
+    expected, actual = crops(recipe), crops(replace(recipe, workers=workers))
+    assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
+    assert not torch.equal(expected[0], crops(replace(recipe, seed=recipe.seed + 1))[0])
+    assert not any(torch.equal(expected[0][0], crop) for batch in expected[2:] for crop in batch)

@@ -1,0 +1,53 @@
+"""Cross entropy and Dice loss, compared with their equations, and their independence of micro-batches."""
+
+import pytest
+import torch
+
+from lambdanets.data.coco.class_maps import IGNORED
+from lambdanets.training.segmentation.loss import cross_entropy_and_dice
+
+
+def example(images=3, classes=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(images, classes, 5, 6, generator=generator, dtype=torch.float64) * 2
+    targets = torch.randint(0, classes, (images, 5, 6), generator=generator).byte()
+    targets[0, :2] = IGNORED
+    return logits, targets
+
+
+def test_losses_equal_their_equations():
+    logits, targets = example()
+    cross_entropy, dice = cross_entropy_and_dice(logits, targets)
+    for image in range(len(logits)):
+        pixels = [(y, x) for y in range(5) for x in range(6) if targets[image, y, x] != IGNORED]
+        p = {pixel: logits[image, :, *pixel].softmax(0) for pixel in pixels}
+        expected = -sum(p[pixel][int(targets[image, *pixel])].log() for pixel in pixels) / len(pixels)
+        assert float(cross_entropy[image]) == pytest.approx(float(expected), rel=1e-5)
+        terms = []
+        for number in range(1, 4):
+            common = sum(p[pixel][number] for pixel in pixels if targets[image, *pixel] == number)
+            total = sum(p[pixel][number] + (targets[image, *pixel] == number) for pixel in pixels)
+            terms.append((2 * common + 1) / (total + 1))
+        assert float(dice[image]) == pytest.approx(float(1 - sum(terms) / 3), rel=1e-5)
+
+
+def test_ignored_pixels_have_no_gradient():
+    logits, targets = example()
+    logits.requires_grad_()
+    sum(losses.sum() for losses in cross_entropy_and_dice(logits, targets)).backward()
+    ignored = (targets == IGNORED).unsqueeze(1).expand_as(logits)
+    assert not logits.grad[ignored].any()
+    assert logits.grad[~ignored].all()
+
+
+def test_an_image_of_ignored_pixels_has_a_finite_loss():
+    logits, targets = example(images=1)
+    cross_entropy, dice = cross_entropy_and_dice(logits, torch.full_like(targets, IGNORED))
+    assert (float(cross_entropy), float(dice)) == (0, 0)
+
+
+def test_losses_of_an_image_do_not_depend_on_the_batch():
+    logits, targets = example()
+    together = torch.stack(cross_entropy_and_dice(logits, targets))
+    alone = [torch.stack(cross_entropy_and_dice(logits[i : i + 1], targets[i : i + 1])) for i in range(3)]
+    torch.testing.assert_close(together, torch.cat(alone, dim=1))

@@ -1,0 +1,255 @@
+"""Segmentation runs from end to end. Behavior that all tasks share is tested in training/test_run.py."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import one_hot
+
+from convergence import train_until
+from lambdanets.data.coco.class_maps import IGNORED, load_with_class_map
+from lambdanets.data.coco.loader import evaluation_batches
+from lambdanets.data.order import BatchSlice
+from lambdanets.errors import InputError
+from lambdanets.inference.segmentation import evaluate_segmenter
+from lambdanets.inference.segmenter import Segmenter
+from lambdanets.training import run
+from lambdanets.training.coco.data import open_datasets
+from lambdanets.training.memory import training_memory
+from lambdanets.training.segmentation.model import SegmentationProbe, build_model, describe, make_model_card
+from lambdanets.training.segmentation.module import Segmentation
+from lambdanets.training.segmentation.recipe import SegmentationRecipe
+from lambdanets.training.tasks import read_recipe
+from training.detection.tiny_detection import edit_annotations
+from training.runs import assert_same_result, interrupted_run, load_weights, run_on_two_ranks
+from training.segmentation.tiny_segmentation import CLASSES, tiny_segmentation
+
+
+def read_metrics(folder, split):
+    with (folder / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["split"] == split]
+
+
+def test_segmentation_run_writes_its_files_and_result(trained_segmenter):
+    folder = trained_segmenter / "run"
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        *("recipe.json", "metrics.csv", "speed.csv", "curves.png", "predictions.png", "weights.safetensors"),
+        *("result.json", "checkpoints/last.ckpt", "checkpoints/before.ckpt", "checkpoints/best.ckpt"),
+        *(name for name in files if name.startswith("tensorboard/events")),
+    }
+    result = json.loads((folder / "result.json").read_text())
+    assert [each["name"] for each in result["classes"]] == list(CLASSES)
+    assert result["dice"] == pytest.approx(sum(each["dice"] for each in result["classes"][1:]) / 2)
+    assert 0 < result["iou"] < result["dice"] < 1
+    assert result["images"] == 2
+    assert result["dropped"] == {"training": {}, "validation": {}}
+    assert result["initial_weights"] is None
+    assert result["recipe"]["task"] == "segmentation"
+
+
+def test_segmentation_metrics_have_losses_and_scores(trained_segmenter):
+    training, validation = (read_metrics(trained_segmenter / "run", split) for split in ("train", "val"))
+    scores = ["dice", "iou", "boundary_f1"]
+    assert list(training[0]) == ["step", "epoch", "split", "loss", "cross_entropy", "dice_loss", *scores]
+    for row in training:
+        assert float(row["loss"]) == pytest.approx(float(row["cross_entropy"]) + float(row["dice_loss"]), abs=1e-5)
+        assert {row[name] for name in scores} == {""}
+    result = json.loads((trained_segmenter / "run/result.json").read_text())
+    assert len(validation) == 2
+    assert all(float(validation[-1][name]) == pytest.approx(result[name], abs=1e-6) for name in scores)
+
+
+@pytest.mark.parametrize("changes", [{}, {"micro_batch": 1, "ema_decay": 0.9}], ids=["plain", "accumulation and EMA"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_interrupted_segmentation_resumes_to_the_same_bits(
+    changes, step, trained_segmenter, tmp_path_factory, monkeypatch, uninterrupted_segmentations
+):
+    # 2 steps per epoch and a checkpoint after each step; interrupted in mid-epoch and after the first epoch
+    recipe, expected = uninterrupted_segmentations(changes)
+    folder = interrupted_run(recipe, tmp_path_factory.mktemp("resumed") / "run", monkeypatch, step)
+    run.resume(folder)
+    assert_same_result(expected, folder)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_segmentations(trained_segmenter, tmp_path_factory):
+    """A function that returns the recipe with changes, and the folder of its run, which is trained once."""
+    folders = {}
+
+    def get(changes):
+        recipe = replace(read_recipe(trained_segmenter / "run/recipe.json"), **changes)
+        key = repr(changes)
+        if not changes:
+            folders[key] = trained_segmenter / "run"
+        elif key not in folders:
+            folders[key] = tmp_path_factory.mktemp("uninterrupted") / "run"
+            run.start(recipe, folders[key])
+        return recipe, folders[key]
+
+    return get
+
+
+def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
+    fields = {"validation_data": "train.json", "validation_images": "train"}
+    fields = {name: str(tmp_path / "digits" / path) for name, path in fields.items()}
+    # large momentum, because the running statistics of batch norm must follow within a few steps
+    fields |= {"model": "unet_small", "model_options": {}, "jitter": (1.0, 1.0), "batch_norm_momentum": 0.5}
+    recipe = tiny_segmentation(tmp_path / "digits", **fields, image_size=32, batch_size=4, learning_rate=0.005)
+
+    def train(factor):
+        folder = tmp_path / str(factor)
+        result = run.start(replace(recipe, epochs=20 * factor), folder)
+        return result | {"losses": [float(row["cross_entropy"]) for row in read_metrics(folder, "train")]}
+
+    result = train_until(lambda result: result["classes"][0]["dice"] > 0.8 and result["dice"] > 0.2, train)
+    assert result["losses"][-1] < 0.8 * result["losses"][0]
+
+
+def make_module(recipe, batch_slice=None):
+    torch.manual_seed(0)
+    images = open_datasets(recipe)[1]
+    names, ids = zip(*((each.name, each.id) for each in images.categories), strict=True)
+    model = build_model(recipe, names).eval()
+    module = Segmentation(
+        model, recipe, make_model_card(recipe, names, ids), 1, describe(recipe, names, ids), batch_slice
+    )
+    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
+    return module, images
+
+
+def validate(recipe, batch_slice):
+    module, images = make_module(recipe, batch_slice)
+    module.on_validation_epoch_start()
+    batches = evaluation_batches(images, recipe.batch_size, 0, batch_slice, load_with_class_map)
+    for number, batch in enumerate(batches):
+        module.validation_step(batch, number)
+    module.on_validation_epoch_end()
+    return module.validated
+
+
+@pytest.mark.forks
+def test_segmentation_scores_do_not_depend_on_the_world_size(tmp_path):
+    recipe = tiny_segmentation(tmp_path / "digits")
+    recipe = replace(recipe, validation_data=recipe.data, validation_images=recipe.images)
+    expected = validate(recipe, BatchSlice())
+    assert 0 < expected["dice"] < 1
+    assert run_on_two_ranks(lambda rank: validate(recipe, BatchSlice(rank, 2)), tmp_path) == [expected, expected]
+
+
+def test_gradients_do_not_depend_on_gradient_accumulation(tmp_path):
+    recipe = tiny_segmentation(tmp_path / "digits")
+    (images, _, _) = open_datasets(recipe)
+    samples = [load_with_class_map(images, index) for index in range(2)]
+    crops = [image[:, :40, :40] for image, _ in samples]
+    targets = [{"class_map": target["class_map"][:40, :40]} for _, target in samples]
+    module, _ = make_module(recipe)
+    module.double()
+    (batch,) = evaluation_batches(images.selected([0, 1]), 2)
+    gradients = []
+    for division in ([slice(0, 2)], [slice(0, 1), slice(1, 2)]):
+        module.zero_grad()
+        for part in division:
+            micro_batch = batch._replace(images=[crop.double() for crop in crops[part]], targets=targets[part])
+            module.sums(micro_batch)["loss"].backward()
+        gradients.append([parameter.grad.clone() for parameter in module.parameters()])
+    for whole, divided in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, divided, rtol=1e-4, atol=1e-6)  # the losses are float32
+
+
+class Oracle(nn.Module):
+    """Returns the classes of the images in order, in crowd regions always the last class."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self._maps = iter([load_with_class_map(images, index)[1]["class_map"] for index in range(len(images))])
+
+    def forward(self, x):
+        classes = next(self._maps)
+        return one_hot(classes.where(classes != IGNORED, 2).long(), 3).permute(2, 0, 1)[None].float()
+
+
+def test_crowds_are_not_scored(tmp_path):
+    recipe = tiny_segmentation(tmp_path / "digits")
+
+    def hide_all_but_first(annotations):
+        return [each | {"iscrowd": int(each["id"] > 1)} for each in annotations]
+
+    edit_annotations(Path(recipe.validation_data), annotations=hide_all_but_first)
+    images = open_datasets(recipe)[1]
+    assert any(each.crowd for image in images.annotations.images for each in image.objects)
+    segmenter = Segmenter(Oracle(images), make_model_card(recipe, CLASSES[1:], (4, 7)))
+    scores = evaluate_segmenter(segmenter, images).scores
+    assert [score for score in scores.dice if score is not None] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model": "resnet18", "model_options": {}},
+            "model must return one number per class and pixel, .* got .* from resnet18; choose a U-Net",
+        ),
+        ({"model": "unet"}, "no model named 'unet'"),
+        ({"model_options": {"scopes": 3}}, "takes no argument 'scopes'; did you mean scope"),
+        ({"model_options": {"num_classes": 3}}, "model_options must not have num_classes"),
+        ({"training_images": 5}, "training_images must be at most 4, got 5"),
+        ({"images": "nowhere"}, "nowhere"),
+        ({"weights": "nowhere"}, "nowhere must be a run folder"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_rejects_recipes_that_cannot_be_trained(changes, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        run.start(tiny_segmentation(tmp_path / "digits", **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_size": 16}, "image_size must be an integer, at least 32 and at most 10,000, got 16"),
+        ({"dice_weight": -1.0}, "dice_weight must be a finite number, at least 0"),
+        ({"jitter": (2.0, 1.0)}, "jitter must be two positive numbers, the smaller first"),
+        ({"flip": 1.5}, "flip must be"),
+        ({"std": (0.0, 1.0, 1.0)}, "std must be"),
+        ({"data": "a.json"}, "images must be set with data 'a.json', got none"),
+        ({"data": "a.json", "images": "a"}, "validation_data must be set with data 'a.json', got none"),
+        ({"data": "digits", "images": "a"}, "images must not be set with data 'digits'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_rejects_invalid_fields_of_a_segmentation_recipe(fields, message):
+    with pytest.raises(InputError, match=message):
+        SegmentationRecipe(**fields)
+
+
+def test_weights_of_other_categories_reinitialize_only_the_last_layer(trained_segmenter):
+    recipe = replace(read_recipe(trained_segmenter / "run/recipe.json"), weights=str(trained_segmenter / "run"))
+    trained = load_weights(trained_segmenter / "run")
+    for names in (CLASSES[1:], ("x", "y"), ("x", "y", "z")):
+        state = build_model(recipe, names).state_dict()
+        changed = {
+            name
+            for name in state
+            if state[name].shape != trained[name].shape or not torch.equal(state[name], trained[name])
+        }
+        assert changed == (set() if names == CLASSES[1:] else {"head.weight", "head.bias"})
+
+
+def test_result_names_the_initial_weights_of_a_resumed_segmentation(trained_segmenter, tmp_path, monkeypatch):
+    recipe = tiny_segmentation(trained_segmenter / "digits", weights=str(trained_segmenter / "run"), epochs=1)
+    result = run.resume(interrupted_run(recipe, tmp_path / "run", monkeypatch, 1))
+    assert result["initial_weights"]["name"].endswith("run/weights.safetensors")
+
+
+def test_memory_of_a_segmenter_grows_with_the_crop(tmp_path):
+    recipe = tiny_segmentation(tmp_path / "digits", model="unet_small")
+    small, large = (training_memory(SegmentationProbe(replace(recipe, image_size=size), ("a",))) for size in (64, 128))
+    assert small[0] == large[0]
+    assert large[1] / small[1] == pytest.approx(4, rel=0.05)

@@ -1,0 +1,141 @@
+"""Scores of semantic segmentation, compared with loops over pixels and with torchmetrics."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional.classification import multiclass_jaccard_index
+
+from lambdanets.inference.segmentation_scores import (
+    IGNORED,
+    boundary_f1,
+    count_image,
+    find_boundaries,
+    summarize,
+)
+
+CLASSES = ("background", "a", "b", "never")
+
+
+def random_maps(seed, ignored=True):
+    """A target with blocks of classes and ignored pixels, and a prediction that differs in a third of the blocks."""
+    random = np.random.default_rng(seed)
+    height, width = random.integers(9, 25, 2)
+    blocks = random.choice([0, 1, 2, IGNORED] if ignored else [0, 1, 2], (9, 9))
+    changed = np.where(random.random((9, 9)) < 0.3, random.integers(0, 3, (9, 9)), blocks)
+    target, predicted = (
+        np.kron(each, np.ones((3, 3), int))[:height, :width].astype(np.uint8) for each in (blocks, changed)
+    )
+    predicted[predicted == IGNORED] = 1
+    return predicted, target
+
+
+def boundary_pixels(labels, number):
+    height, width = labels.shape
+    found = []
+    for y, x in itertools.product(range(height), range(width)):
+        neighbors = ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1))
+        inside = [labels[n] for n in neighbors if 0 <= n[0] < height and 0 <= n[1] < width]
+        if labels[y, x] == number and any(label not in (number, IGNORED) for label in inside):
+            found.append((y, x))
+    return found
+
+
+def boundary_f1_by_loops(predicted, target, number):
+    predicted = np.where(target == IGNORED, IGNORED, predicted)
+    ours, theirs = boundary_pixels(predicted, number), boundary_pixels(target, number)
+    if not ours and not theirs:
+        return None
+    if not ours or not theirs:
+        return 0.0
+    near = [sum(any(math.dist(p, q) <= 2 for q in b) for p in a) / len(a) for a, b in ((ours, theirs), (theirs, ours))]
+    return 2 * near[0] * near[1] / sum(near) if sum(near) else 0.0
+
+
+def test_dice_and_iou_equal_sums_over_the_pixels_of_all_images():
+    maps = [random_maps(seed) for seed in range(5)]
+    scores = summarize((count_image(i, *pair, len(CLASSES)) for i, pair in enumerate(maps)), CLASSES)
+    pixels = [pair for predicted, target in maps for pair in zip(predicted.flat, target.flat, strict=True)]
+    known = [(p, t) for p, t in pixels if t != IGNORED]
+    for number in range(3):
+        p, t = (sum(pair[i] == number for pair in known) for i in range(2))
+        common = sum(pair == (number, number) for pair in known)
+        assert scores.dice[number] == pytest.approx(2 * common / (p + t))
+        assert scores.iou[number] == pytest.approx(common / (p + t - common))
+        assert 0.3 < scores.iou[number] < 1
+    assert scores.dice[3] is scores.iou[3] is scores.boundary_f1[3] is None
+    assert scores.means()["dice"] == pytest.approx((scores.dice[1] + scores.dice[2]) / 2)
+
+
+def test_iou_equals_that_of_torchmetrics():
+    maps = [random_maps(seed) for seed in range(3)]
+    scores = summarize((count_image(i, *pair, 3) for i, pair in enumerate(maps)), CLASSES[:3])
+    predicted, target = (torch.cat([torch.from_numpy(pair[i]).flatten() for pair in maps]).long() for i in range(2))
+    expected = multiclass_jaccard_index(predicted, target, 3, average="none", ignore_index=IGNORED)
+    assert scores.iou == pytest.approx(expected.tolist())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_boundary_f1_equals_loops_over_pairs_of_pixels(seed):
+    predicted, target = random_maps(seed)
+    counts = count_image(0, predicted, target, 3)
+    expected = [boundary_f1_by_loops(predicted, target, number) for number in range(3)]
+    assert counts.boundary_f1 == pytest.approx(expected)
+    assert any(0 < each < 1 for each in counts.boundary_f1)
+
+
+def test_boundary_f1_is_the_mean_over_images_with_a_boundary():
+    square = np.zeros((9, 9), np.uint8)
+    square[2:6, 2:6] = 1
+    nothing = np.zeros_like(square)
+    pairs = [(square, square), (square, nothing), (nothing, nothing)]
+    scores = summarize((count_image(i, *pair, 2) for i, pair in enumerate(pairs)), ("background", "square"))
+    assert scores.boundary_f1 == (0.5, 0.5)  # 1, 0 and none
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(0, 1.0), (2, 1.0), (3, 0.0)])
+def test_boundaries_match_within_two_pixels(offset, expected):
+    line = np.zeros((12, 12), bool)
+    line[:, 2] = True
+    assert boundary_f1(line, np.roll(line, offset, axis=1)) == expected
+
+
+def test_boundary_f1_without_a_boundary_in_one_or_both():
+    line = np.eye(5, dtype=bool)
+    nothing = np.zeros((5, 5), bool)
+    assert boundary_f1(line, nothing) == boundary_f1(nothing, line) == 0
+    assert boundary_f1(nothing, nothing) is None
+
+
+def test_image_edges_and_ignored_pixels_are_no_boundary():
+    labels = np.ones((5, 6), np.uint8)
+    assert not find_boundaries(labels).any()
+    labels[:, 3:] = IGNORED
+    assert not find_boundaries(labels).any()
+    labels[:, 5] = 0
+    assert not find_boundaries(labels).any()
+    labels[:, 4] = 1
+    assert find_boundaries(labels).nonzero()[1].tolist() == [4, 5] * 5
+
+
+def test_predictions_at_ignored_pixels_change_no_score():
+    predicted, target = random_maps(0)
+    other = np.where(target == IGNORED, 2 - np.minimum(predicted, 2), predicted)
+    assert not np.array_equal(other, predicted)
+    assert count_image(0, predicted, target, 3) == count_image(0, other, target, 3)
+
+
+def test_scores_do_not_depend_on_the_order_of_images():
+    counts = [count_image(i, *random_maps(i), 3) for i in range(6)]
+    assert summarize(counts, CLASSES[:3]) == summarize(reversed(counts), CLASSES[:3])
+
+
+def test_perfect_predictions_have_score_1_and_wrong_ones_0():
+    target = random_maps(1, ignored=False)[1]
+    for predicted, score in ((target, 1.0), ((target + 1) % 3, 0.0)):
+        scores = summarize([count_image(0, predicted.astype(np.uint8), target, 3)], CLASSES[:3])
+        assert scores.means()["dice"] == scores.means()["iou"] == score
+    scores = summarize([count_image(0, target * 0, target * 0, 3)], CLASSES[:3])
+    assert scores.means() == {"dice": None, "iou": None, "boundary_f1": None}

@@ -1,0 +1,161 @@
+"""Segmenters: predictions at the image's own size for every form of input, evaluation, and model cards."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import lambdanets as ln
+from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.errors import InputError
+from lambdanets.inference.model_card import SegmenterCard
+from lambdanets.inference.segmentation_figures import class_color, overlay_classes
+from training.segmentation.tiny_segmentation import CLASSES
+
+
+@pytest.fixture
+def segmenter(trained_segmenter):
+    return ln.load(trained_segmenter / "run")
+
+
+@pytest.fixture
+def photos(trained_segmenter):
+    return sorted((trained_segmenter / "digits/train").iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "weights.safetensors", "checkpoints/last.ckpt", "checkpoints/best.ckpt"])
+def test_load_accepts_every_file_of_a_segmentation_run(name, trained_segmenter):
+    model = ln.load(trained_segmenter / "run" / name)
+    assert isinstance(model, ln.Segmenter)
+    assert repr(model) == "Segmenter(lambda_unet_small, 3 classes)"
+    assert model.classes == CLASSES
+    assert [(each.id, each.name) for each in model.categories] == [(4, "others"), (7, "with a loop")]
+
+
+def test_segmentations_have_the_sizes_of_their_images(segmenter, photos):
+    images = [photos[0], Image.new("RGB", (7, 33)), np.zeros((1, 1), np.uint8), torch.rand(3, 50, 18), photos[0]]
+    found = segmenter.predict(images, batch_size=3)
+    with Image.open(photos[0]) as image:
+        sizes = [image.size[::-1], (33, 7), (1, 1), (50, 18), image.size[::-1]]
+    for segmentation, size in zip(found, sizes, strict=True):
+        assert segmentation.labels.shape == size
+        assert segmentation.labels.dtype == torch.uint8
+        assert segmentation.probabilities.shape == (3, *size)
+        assert torch.equal(segmentation.labels, segmentation.probabilities.argmax(0).byte())
+        torch.testing.assert_close(segmentation.probabilities.sum(0), torch.ones(size))
+        assert [name for name, _ in segmentation.pixels] == list(CLASSES)
+        assert [count for _, count in segmentation.pixels] == [int((segmentation.labels == i).sum()) for i in range(3)]
+        assert repr(segmentation).startswith(f"Segmentation({size[0]} x {size[1]} pixels, ")
+
+
+def test_batches_give_the_same_segmentations_as_single_images(segmenter, photos):
+    images = [photos[0], photos[1], photos[0]]
+    together, alone = segmenter.predict(images, batch_size=3), segmenter.predict(images)
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one.probabilities, other.probabilities, rtol=1e-3, atol=1e-5)
+
+
+def test_an_image_has_the_same_segmentation_in_every_form(segmenter, photos):
+    with Image.open(photos[0]) as file:
+        image = file.convert("RGB")
+    pixels = np.asarray(image)
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    expected, *others = segmenter.predict([photos[0], image, pixels, tensor, tensor / 255])
+    assert all(torch.equal(expected.probabilities, each.probabilities) for each in others)
+
+
+def test_evaluate_reproduces_the_scores_of_the_segmentation_run(segmenter, trained_segmenter):
+    result = json.loads((trained_segmenter / "run/result.json").read_text())
+    digits = trained_segmenter / "digits"
+    for evaluation in (
+        ln.evaluate(segmenter, batch_size=2),
+        ln.evaluate(trained_segmenter / "run", digits / "val.json", images=digits / "val", workers=1),
+    ):
+        scores = evaluation.scores.to_dict()
+        assert {name: scores[name] for name in ("dice", "iou", "boundary_f1", "classes")} == {
+            name: result[name] for name in ("dice", "iou", "boundary_f1", "classes")
+        }
+    assert repr(evaluation).startswith(f"SegmentationEvaluation(2 images, dice {result['dice']:.4f}, iou ")
+
+
+def test_evaluate_rejects_other_categories_and_arguments_of_a_segmenter(segmenter, tmp_path):
+    write_scattered_digits(tmp_path, 1, 1, 0)
+    with pytest.raises(InputError, match="must have the 2 categories of training"):
+        ln.evaluate(segmenter, tmp_path / "val.json", images=tmp_path / "val")
+    with pytest.raises(InputError, match=r"^data_root must be None for a segmenter, got "):
+        ln.evaluate(segmenter, data_root=tmp_path)
+    with pytest.raises(InputError, match=r"^data and images must be given together"):
+        ln.evaluate(segmenter, tmp_path / "val.json")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda path: ln.explain(path, "a.png"),
+            "must be a classification or detection model, got a segmentation model",
+        ),
+        (
+            lambda path: ln.export(path, "a.onnx"),
+            "must be a classification or detection model, got a segmentation model",
+        ),
+        (lambda path: ln.explain(ln.load(path), "a.png"), "model must be .*, got Segmenter"),
+        (lambda path: ln.export(ln.load(path), "a.onnx"), "model must be .*, got Segmenter"),
+    ],
+    ids=["explain", "export", "explain a segmenter", "export a segmenter"],
+)
+def test_other_functions_reject_a_segmenter(function, message, trained_segmenter):
+    with pytest.raises(InputError, match=message):
+        function(trained_segmenter / "run")
+
+
+def test_network_of_a_segmenter_can_be_explained(segmenter):
+    explanation = ln.explain(segmenter.model, torch.rand(1, 3, 32, 32))
+    assert len(explanation.layers) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"category_ids": [4]}, "category_ids must have one id per class, got 1 ids for 2 classes"),
+        ({"classes": []}, "classes must have at least one name, got none"),
+        ({"classes": ["x"] * 255, "category_ids": [*range(255)]}, "classes must be at most 254, got 255"),
+        ({"std": [0, 1, 1]}, "std must be"),
+        ({"model": "unet_large"}, "no model named 'unet_large'"),
+        ({"model": "unet_small", "model_options": {}}, "contains weights of another architecture"),
+        ({"task": "depth"}, "must be a classification, detection or segmentation model, got a depth model"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_rejects_weights_with_an_invalid_segmenter_card(changes, message, trained_segmenter, segmenter, tmp_path):
+    card = json.loads(segmenter.card.to_json({})) | changes
+    path = tmp_path / "weights.safetensors"
+    save_file(load_file(trained_segmenter / "run/weights.safetensors"), path, {"lambdanets": json.dumps(card)})
+    with pytest.raises(InputError, match=message):
+        ln.load(path)
+
+
+def test_segmenter_card_has_the_recipes_normalization(segmenter):
+    assert isinstance(segmenter.card, SegmenterCard)
+    model, images = segmenter.model, torch.rand(1, 3, 16, 16)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (segmenter.card.mean, segmenter.card.std))
+    with torch.inference_mode():
+        expected = model((images - mean) / std).softmax(1)[0]
+    torch.testing.assert_close(segmenter.segment(list(images))[0].probabilities, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_overlay_tints_classes_and_leaves_the_background():
+    image = Image.new("RGB", (6, 5), (10, 20, 30))
+    labels = np.zeros((5, 6), np.uint8)
+    labels[1:4, 1:5] = 2
+    labels[0, 0] = 255
+    pixels = np.asarray(overlay_classes(image, labels))
+    assert pixels.shape == (5, 6, 3)
+    assert (pixels[4] == (10, 20, 30)).all()
+    assert tuple(pixels[1, 1]) == class_color(2)  # the outline
+    expected = [int(0.6 * a + 0.4 * b) for a, b in zip((10, 20, 30), class_color(2), strict=True)]
+    assert pixels[2, 2].tolist() == expected
+    assert len({class_color(label) for label in range(1, 12)}) == 11
