@@ -17,16 +17,16 @@ recipe = replace(
     mean=(0.491, 0.482, 0.447),
     std=(0.247, 0.243, 0.262),
     image_size=32,
-    scale=(0.4, 1.0),
-    ratio=(0.75, 1.333),
+    scale=(1.0, 1.0),
+    ratio=(1.0, 1.0),
+    crop_padding=4,
     flip=0.5,
-    rand_augment="rand-m5-n2",
-    epochs=100,
+    epochs=60,
     batch_size=128,
     weight_decay=5e-4,
-    warmup_epochs=5.0,
-    ema_decay=0.999,
-    workers=8,
+    warmup_epochs=1.5,
+    ema_decay=0.998,
+    workers=1,
 )
 
 recipes = {"convolution": replace(recipe, model="resnet20_mixer_small", model_options={"mixer": "convolution"})}
