@@ -1,6 +1,7 @@
 """The server of the page, which writes only to a temporary folder and removes it at the end."""
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -53,6 +54,8 @@ def serve(models: "Models", host: str = "127.0.0.1", port: int = 0) -> Iterator[
             yield Server(f"http://{name}:{listener.getsockname()[1]}", lambda: _wait(thread))
         finally:
             with deferred():
+                # after 5 s the socket is closed under a server that is still busy, which is not an error of the user
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
                 server.should_exit = True
                 thread.join(timeout=5)
 
