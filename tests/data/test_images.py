@@ -143,7 +143,8 @@ def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["YCbCr", "LAB", "RGBX"])
 def test_other_color_spaces_become_rgb(tmp_path: Path, mode: str) -> None:
-    assert read_image(save(tmp_path / "a.tiff", Image.new(mode, (4, 4)))).mode == "RGB"
+    # compressed, because Pillow 12.3 cannot read its own uncompressed YCbCr
+    assert read_image(save(tmp_path / "a.tiff", Image.new(mode, (4, 4)), compression="tiff_lzw")).mode == "RGB"
 
 
 def test_the_exif_orientation_is_applied(tmp_path: Path) -> None:
