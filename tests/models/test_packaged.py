@@ -39,6 +39,12 @@ def test_digits_are_classified():
     assert ln.evaluate("digits").top1 >= 0.97
 
 
+def test_a_photograph_of_a_cat_is_classified():
+    skimage_data = pytest.importorskip("skimage.data")
+    (prediction,) = ln.load("cifar10", device="cpu").predict(Image.fromarray(skimage_data.chelsea()))
+    assert prediction.class_name == "cat"
+
+
 def test_nuclei_are_found_in_images_of_12_bits_in_every_form(tmp_path):
     image, _ = draw_nuclei(8, seed=0)
     values = (np.asarray(image).astype(np.uint16)) * 8

@@ -20,7 +20,8 @@ def example_images(source: Classifier | Detector) -> list[tuple[Image.Image, str
         return _scanned_digits() if isinstance(source, Classifier) else [_digit_scene(seed) for seed in range(3)]
     if isinstance(source, Detector) and any("nucle" in name or "cell" in name for name in source.classes):
         return [draw_nuclei(count, seed) for seed, count in enumerate((8, 20, 45))]
-    return _photos()
+    photos = _photos()
+    return [(photo, name) for photo, name in photos if name in source.classes] or photos
 
 
 def draw_nuclei(count: int, seed: int, side: int = 256) -> tuple[Image.Image, str]:
