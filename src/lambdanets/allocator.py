@@ -14,7 +14,7 @@ def keep_freed_memory() -> bool:
 
     By default, glibc maps each tensor above 32 MiB (at most) anew and returns it to the system when it is freed. The
     kernel clears and maps its pages again in every step, one page fault per 4 KiB. A process that keeps up to 2 GiB of
-    freed memory trains 1.1 to 1.7 times as fast and its peak memory grows by up to 15% (docs/training.md). Results do
+    freed memory trains 1.1 to 1.4 times as fast and its peak memory grows by up to 15% (docs/training.md). Results do
     not change. Memory on GPUs is not affected: PyTorch keeps it anyway.
 
     Other C libraries, a preloaded allocator (LD_PRELOAD, usually jemalloc or tcmalloc), and thresholds that the
