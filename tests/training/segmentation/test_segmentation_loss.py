@@ -48,6 +48,6 @@ def test_an_image_of_ignored_pixels_has_a_finite_loss():
 
 def test_losses_of_an_image_do_not_depend_on_the_batch():
     logits, targets = example()
-    together = torch.stack(cross_entropy_and_dice(logits, targets))
+    batched = torch.stack(cross_entropy_and_dice(logits, targets))
     alone = [torch.stack(cross_entropy_and_dice(logits[i : i + 1], targets[i : i + 1])) for i in range(3)]
-    torch.testing.assert_close(together, torch.cat(alone, dim=1))
+    torch.testing.assert_close(batched, torch.cat(alone, dim=1))
