@@ -14,39 +14,18 @@ from torchvision.transforms.v2 import functional as transforms
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate, image_to_tensor
+from lambdanets.data.coco.loader import AnnotatedBatch, Target, image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.data.order import BatchSlice
+from lambdanets.training.coco.loaders import augmented_batches
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 
 def training_batches(
     recipe: DetectionRecipe, images: AnnotatedImages, batch_slice: BatchSlice
 ) -> Batches[AnnotatedBatch]:
-    """Return the recipe's training batches, shuffled and augmented.
-
-    batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
-    """
-    return Batches(
-        images,
-        _LoadAndAugment(recipe),
-        collate,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        training=True,
-        workers=recipe.workers,
-        batch_slice=batch_slice,
-    )
-
-
-class _LoadAndAugment:
-    """Loads and augments an image. This is a class because spawned workers must unpickle it."""
-
-    def __init__(self, recipe: DetectionRecipe) -> None:
-        self._recipe = recipe
-
-    def __call__(self, images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
-        return augment(*images.load(index), self._recipe)
+    """Return the recipe's training batches: `augmented_batches` with `augment`."""
+    return augmented_batches(recipe, images, batch_slice, augment)
 
 
 def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:

@@ -4,10 +4,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from lambdanets.training.coco.quicktest import with_scattered_digits
+from lambdanets.training.coco.quicktest import MAX_IMAGE_SIZE, small_recipe
 from lambdanets.training.detection.recipe import DetectionRecipe
-
-BATCH_SIZE, EPOCHS, MAX_IMAGE_SIZE = 4, 2, 64
 
 
 def quicktest_recipe(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
@@ -19,12 +17,6 @@ def quicktest_recipe(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
     small = replace(
         recipe,
         model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),
-        epochs=EPOCHS,
-        batch_size=BATCH_SIZE,
-        warmup_epochs=min(recipe.warmup_epochs, 0.5),
-        learning_rate=recipe.learning_rate * BATCH_SIZE / recipe.batch_size,
-        workers=min(recipe.workers, 1),
-        checkpoint_every=2,
         image_size=min(recipe.image_size, MAX_IMAGE_SIZE),
         pyramid_channels=16,
         box_layers=(min(recipe.box_layers[0], 1), 32),
@@ -33,4 +25,4 @@ def quicktest_recipe(recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
         sampled_regions=16,
         max_detections=10,
     )
-    return with_scattered_digits(small, folder)
+    return small_recipe(small, folder)

@@ -3,10 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from lambdanets.training.coco.quicktest import with_scattered_digits
+from lambdanets.training.coco.quicktest import MAX_IMAGE_SIZE, small_recipe
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
-
-BATCH_SIZE, EPOCHS, MAX_IMAGE_SIZE = 4, 2, 64
 
 
 def quicktest_recipe(recipe: SegmentationRecipe, folder: Path) -> SegmentationRecipe:
@@ -14,14 +12,4 @@ def quicktest_recipe(recipe: SegmentationRecipe, folder: Path) -> SegmentationRe
 
     Network, augmentation, schedule, EMA and precision are those of the recipe.
     """
-    small = replace(
-        recipe,
-        epochs=EPOCHS,
-        batch_size=BATCH_SIZE,
-        warmup_epochs=min(recipe.warmup_epochs, 0.5),
-        learning_rate=recipe.learning_rate * BATCH_SIZE / recipe.batch_size,
-        workers=min(recipe.workers, 1),
-        checkpoint_every=2,
-        image_size=min(recipe.image_size, MAX_IMAGE_SIZE),
-    )
-    return with_scattered_digits(small, folder)
+    return small_recipe(replace(recipe, image_size=min(recipe.image_size, MAX_IMAGE_SIZE)), folder)
