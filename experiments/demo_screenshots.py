@@ -43,8 +43,8 @@ def take(names):
             page.wait_for_timeout(500)
             image = example_images(model)[1][0]
             start = time.perf_counter()
-            tab.upload("image.png", encode(image))
-            page.get_by_text("image.png: ").wait_for()
+            tab.upload("my_image.png", encode(image))
+            page.get_by_text("my_image.png: ").wait_for()
             upload_seconds = time.perf_counter() - start
             page.wait_for_timeout(500)
             start = time.perf_counter()

@@ -90,6 +90,14 @@ def test_place_shows_the_numbers_of_explain(digits, prediction):
     assert maps.area == explanation.receptive_field(layer, (3, 5)).area()
 
 
+def test_text_names_the_window_of_the_position_weights(prediction):
+    maps = attention_maps(prediction, default_layer(prediction), 0, (2, 2))
+    assert maps.window is None  # a scope of 23 covers maps of 4 x 4 from every place
+    assert "with position weights over all of them" in texts.maps_html(prediction, maps)
+    narrow = dataclasses.replace(maps, window=(5, 3))
+    assert "with position weights over a window of 5 x 3 around the mark" in texts.maps_html(prediction, narrow)
+
+
 def test_maps_differ_between_heads_and_places(prediction):
     layer = default_layer(prediction)
     maps = [

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from lambdanets.bounds import Range, check
 from lambdanets.errors import InputError
 from lambdanets.interpretability import figures
 from lambdanets.interpretability.view import View
+from lambdanets.layers.base import LambdaBase
 from lambdanets.web.predictions import ImagePrediction
 
 SHOWN_SIDE = 480  # longer side in pixels of the image in which a place is chosen
@@ -19,17 +21,19 @@ class AttentionMaps:
     """The attention maps of one place, drawn over the image.
 
     layer, head, at: what is shown; at is a pixel (row, column) of the image. sides: (rows, columns) of the layer's map.
+    window: sides of the neighborhood of the position term; None if it always covers the map.
     content, position: weights of all places, with one color scale from -limit to limit.
     largest_content, largest_position: largest absolute weights.
     share_map: share of the position term at each place. share: of the marked place.
-    field: receptive field. field_is_whole: whether it has all pixels. area: fraction of the image that has 90% of its
-    gradient.
+    field: receptive field. field_sides: (height, width) of the network's input. field_is_whole: whether the field has
+    all its pixels. area: fraction of the input that has 90% of the gradient.
     """
 
     layer: str
     head: int
     at: tuple[int, int]
     sides: tuple[int, ...]
+    window: tuple[int, ...] | None
     content: Image.Image
     position: Image.Image
     largest_content: float
@@ -37,6 +41,7 @@ class AttentionMaps:
     share_map: Image.Image
     share: float
     field: Image.Image
+    field_sides: tuple[int, ...]
     field_is_whole: bool
     area: float
 
@@ -70,7 +75,7 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
     check("head", head, int, Range(0, num_heads(prediction, layer) - 1))
     view, image = explanation.view, prediction.image
     assert isinstance(view, View)
-    attention = explanation.attention_map(layer, at)
+    attention, call = explanation.attention_map(layer, at), explanation.calls[layer]
     weights_by_term = figures.attention_weights(attention)
     largest = [float(np.abs(weights[head]).max()) for weights in weights_by_term]
     limit = max(largest) or 1.0
@@ -81,25 +86,37 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
         figures.panel_image(weights[head], (-limit, limit), view, image, colors=figures.SIGNED_COLORS, at=at)
         for weights in weights_by_term
     )
+    blank = Image.new("L", image.size, 255)  # the image would look like a pattern of the shares
     return AttentionMaps(
         layer,
         head,
         at,
-        explanation.calls[layer].sides,
+        call.sides,
+        _window(call.layer, call.inputs.table, call.sides),
         content,
         position,
         largest[0],
         largest[1],
-        figures.panel_image(shares, (0, 1), view, image, at=at),
+        figures.panel_image(shares, (0, 1), view, blank, at=at),
         float(shares[view.position(at, shares.shape)]),
         figures.panel_image(
             *(figures.gradient_decades(field), (-figures.DECADES, 0), view, image),
             at=at,
             field=None if field_is_whole else field,
         ),
+        tuple(field.gradient.shape),
         field_is_whole,
         field.area(),
     )
+
+
+def _window(layer: LambdaBase, table: Tensor | None, sides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the sides of the neighborhood of the position term, or None if it covers the map from every place."""
+    if table is None:
+        return None
+    scopes = table.shape[layer.multi_head :][: len(sides)]
+    window = tuple((scope - 1) * layer.dilation + 1 for scope in scopes)
+    return None if all(scope >= 2 * side - 1 for scope, side in zip(window, sides, strict=True)) else window
 
 
 def shown_size(image: Image.Image) -> tuple[int, int]:

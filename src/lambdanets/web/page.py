@@ -22,15 +22,15 @@ QUEUE = 8  # maximum number of waiting events; more are refused with a message
 STATE_SECONDS = 1800  # after which a prediction is removed
 FILES = (60, 600)  # every 60 s, uploads and images older than 600 s are removed
 SESSIONS = 32  # maximum number of sessions whose predictions are kept
-_SHAPE_LABELS = {
-    "batch": "Images per batch",
-    "dim": "Channels (dim)",
-    "height": "Height of the map",
-    "width": "Width of the map",
-    "heads": "Heads",
-    "query_depth": "Query depth",
-    "scope": "Scope (odd; 0: whole map)",
-    "intra_depth": "Intra-depth",
+_SHAPE_LABELS = {  # label and explanation
+    "batch": ("Images per batch", "computed together"),
+    "dim": ("Channels (dim)", "features of each place"),
+    "height": ("Height of the map", "places"),
+    "width": ("Width of the map", "places"),
+    "heads": ("Heads", "divisor of the channels"),
+    "query_depth": ("Query depth", "length of a query: k"),
+    "scope": ("Scope", "side of the window: odd; 0 for the whole map"),
+    "intra_depth": ("Intra-depth", "usually 1; u in the paper"),
 }
 
 Models = Mapping[str, Classifier | Detector]
@@ -149,7 +149,8 @@ class _ImageTab:
             maps = texts.maps_html(prediction, attention_maps(prediction, layer, head, at))
         except InputError as error:
             return {**shown_image, self.maps: texts.error(error)}
-        return {**shown_image, self.head: gr.update(choices=list(range(count)), value=head), self.maps: maps}
+        choices = [(f"{index + 1} of {count}", index) for index in range(count)]
+        return {**shown_image, self.head: gr.update(choices=choices, value=head), self.maps: maps}
 
     def _show_prediction(self, prediction: ImagePrediction) -> Updates:
         image = prediction.image
@@ -181,7 +182,8 @@ def _thumbnails(examples: list[tuple[Image.Image, str]]) -> list[tuple[Image.Ima
 def _layer_label(prediction: ImagePrediction, name: str) -> str:
     assert prediction.explanation is not None
     height, width = prediction.explanation.calls[name].sides
-    return f"{texts.short_name(name)}: {height} x {width} places"
+    index = f"{prediction.layers.index(name) + 1} of {len(prediction.layers)}"
+    return f"{index}: {height} x {width} places ({texts.short_name(name)})"
 
 
 def _add_plan_tab() -> None:
@@ -193,7 +195,8 @@ def _add_plan_tab() -> None:
     for names in (options[:4], options[4:]):
         with gr.Row():
             for name in names:
-                number = gr.Number(getattr(defaults, name), label=_SHAPE_LABELS[name], precision=0, min_width=140)
+                label, info = _SHAPE_LABELS[name]
+                number = gr.Number(getattr(defaults, name), label=label, info=info, precision=0, min_width=140)
                 number.elem_id = f"plan-{name}"
                 inputs.append(number)
     result = gr.HTML(_plan_html(*(getattr(defaults, name) for name in _SHAPE_LABELS)), elem_id="plan")

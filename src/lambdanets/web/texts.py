@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from lambdanets.interpretability import figures
-from lambdanets.ops.position.plan import Plan
+from lambdanets.ops.position.plan import WORKSPACE_LIMIT_BYTES, Plan
 from lambdanets.web.attention import AttentionMaps
 from lambdanets.web.predictions import DetectedObjects, ImagePrediction
 from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS
@@ -48,9 +48,10 @@ CSS = """
 .ln-headline { font-size: 1.3em; }
 """.replace("CONTENT_COLOR", _CONTENT_COLOR).replace("POSITION_COLOR", _POSITION_COLOR)
 INTRODUCTION = """<h1>See what a lambda network sees</h1>
-<p>A lambda layer is a part of a neural network that combines information from distant parts of an image. It weights
-each part by <b>what it shows</b> (content) and by its <b>location relative to the part that is computed</b> (position).
-This page shows both. Images stay on the computer that runs this page.</p>"""
+<p>A lambda layer is a part of a neural network. For each place of an image, it computes a weighted sum over other
+places, near and far. A weight depends either on <b>what is there</b> (content), or on <b>direction and distance</b>
+from the place that is computed (position). This page shows both. Images are only sent to the computer on which
+<code>lambdanets demo</code> runs.</p>"""
 CHOOSE = "<h2>1. Choose an image</h2>"
 LIMITS = f"""<p>PNG, JPEG, TIFF, GIF, BMP or WebP, up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 1_000_000} million
 pixels.</p>"""
@@ -58,14 +59,18 @@ PREDICTION = """<h2>2. What the model finds</h2>
 <p>Models make mistakes, above all on images unlike their training images: compare the result with the image.</p>"""
 WHERE = """<h2>3. Where it looks</h2>
 <p>Click a place in the image, or choose its row and column, counted from 0. The maps show which places one layer uses
-to compute its output <i>at the mark</i>. That output is an intermediate value, not the class or the count. A network
-has several lambda layers, and each has several heads, which are parallel copies with other weights.</p>"""
-PLAN = """<h2>What a lambda layer costs</h2>
+to compute its output <i>at the mark</i>. That output is one step on the way to the result: the maps show how far and in
+which pattern the model looks, not why it chose a class or an object. A network has several lambda layers, and each has
+several heads: parallel copies that have learned different weights.</p>"""
+PLAN = f"""<h2>What a lambda layer costs</h2>
 <p>For developers. The position part of a lambda layer can be computed by several algorithms with the same result. Which
 one is fastest depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer
-uses the fastest one whose memory is small enough.</p>"""
-PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training. Memory: needed in
-addition to the input and the result. The content part is not included: it costs the same with every algorithm.</p>"""
+uses the fastest one whose memory is at most {WORKSPACE_LIMIT_BYTES / 2**30:g} GiB.</p>"""
+PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training, without the forward pass; some
+algorithms use the same backward pass. Fewer operations can take longer, since processors execute some kinds of
+operations faster. Memory: needed in addition to the input and the result. The content part is not included: it costs
+the same with every algorithm. The names are values of the argument <code>algorithm</code> of
+<code>lambdanets.LambdaLayer2d</code>.</p>"""
 NO_LAYERS = "<p>This model has no lambda layer on maps, so there is nothing to show here.</p>"
 
 
@@ -117,20 +122,23 @@ def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
     share = round(100 * maps.share)
     signed = _scale(figures.SIGNED_COLORS, f"-{maps.limit:.2g}", f"+{maps.limit:.2g}")
     sides = f"{maps.sides[0]} x {maps.sides[1]}"
-    field_text = _WHOLE_FIELD if maps.field_is_whole else _FRAMED_FIELD
+    field_text = f"How strongly each pixel changes the output at the mark. {_ALL if maps.field_is_whole else _FRAMED}"
+    weaker = f"{10**figures.DECADES:,} times weaker"
     panels = (
-        (maps.content, "Content", "Weight of each place because of what it shows.", signed),
-        (maps.position, "Position", "Weight of each place because of its location relative to the mark.", signed),
+        (maps.content, "Content", "Weight of each place because of what is there.", signed),
+        (maps.position, "Position", "Weight of each place because of its direction and distance from the mark.", signed),
         (
             *(maps.share_map, "Share of position", "How much of the output at each place comes from position."),
             _scale(figures.COLORS, "0% (only content)", "100% (only position)"),
         ),
-        (maps.field, "Receptive field", field_text, _scale(figures.COLORS, "hardly", "strongly")),
+        (maps.field, "Receptive field", field_text, _scale(figures.COLORS, weaker, "strongest")),
     )
     panels_html = "".join(
         f"<figure>{_img(image, f'{title} map')}{scale}<figcaption><b>{title}.</b> {text}</figcaption></figure>"
         for image, title, text, scale in panels
     )
+    window = f"a window of {maps.window[0]} x {maps.window[1]} around the mark" if maps.window else "all of them"
+    field_sides = f"{maps.field_sides[0]} x {maps.field_sides[1]}"
     bars = "".join(
         f"<tr><td>{escape(short_name(layer))}</td><td>{_percent(mean)}</td><td>"
         f'<div class="ln-two"><div style="width: {100 * mean:.1f}%"></div></div></td></tr>'
@@ -138,20 +146,23 @@ def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
     )
     return f"""<p class="ln-headline">At row {row}, column {column}, <b>{share}%</b> of the output comes from position
 and <b>{100 - share}%</b> from content.</p>
+<p>Both parts sum what earlier layers have computed from the image. Only the weights differ: those of position depend on
+what is at the mark and on direction and distance, those of content on what is at the mark and elsewhere.</p>
 <div class="ln-maps">{panels_html}</div>
 <h3>How to read the maps</h3>
 <ul>
-<li>This layer divides the image into {sides} places. Its output at the mark is a weighted sum over these places: by
-content over all of them, by position over those in a window around the mark.</li>
-<li><b>Red</b> places have a positive and <b>blue</b> places a negative weight, which does not mean for or against a
-class. Places without a tint are hardly used. Content and position have the same color scale, so you can compare
-them.</li>
-<li>The content map is often pale: its weights are small, but there are many of them. Here its largest weight is
-{maps.largest_content:.2g}, and that of position is {maps.largest_position:.2g}.</li>
-<li>The <b>share of position</b> is the size of the position sum, divided by the sizes of both sums, over all heads: it
-does not depend on the chosen head. What is summed comes from the pixels in both cases.</li>
-<li>The <b>receptive field</b> is measured on the resized image: how much the output changes if a pixel changes. 90% of
-all change comes from {_percent(maps.area)} of the pixels. Each quarter of the color bar is a factor of 10.</li>
+<li>This layer divides the image into {sides} places, which are the squares of the maps. Its output at the mark is a
+weighted sum over these places: with content weights over all of them, and with position weights over {window}.</li>
+<li><b>Red</b> places are added and <b>blue</b> ones are subtracted; this does not mean for or against a class. Places
+without a tint have weights near 0: there, the image itself is seen. Content and position have the same color scale, so
+you can compare them.</li>
+<li>The content map often has no visible tint: its weights are small, but there are many of them. Here its largest
+weight is {maps.largest_content:.2g}, and that of position is {maps.largest_position:.2g}.</li>
+<li><b>Share of position</b> = position / (position + content), where each is the length of that part of the output,
+which is a vector. All heads are counted, so it does not depend on the chosen one.</li>
+<li>The <b>receptive field</b> is how much the output at the mark changes if a pixel of the network's input changes,
+which is the image resized to {field_sides} pixels. 90% of all change comes from {_percent(maps.area)} of them. Each
+quarter of the color bar is a factor of 10.</li>
 </ul>
 <h3>Share of position in each layer, averaged over the image</h3>
 <table class="ln-bars">{bars}</table>
@@ -165,7 +176,8 @@ def plan_html(plan: Plan) -> str:
         uses = [use for use, chosen in (("forward", plan.chosen), ("backward", plan.backward)) if chosen == name]
         classes.append("ln-chosen" if uses else "")
         if cost is None:
-            rows.append([name, "only on GPUs" if name == "fused" else "not for this shape", "", "", "", ""])
+            reason = "only on GPUs" if name == "fused" else "not for this shape"
+            rows.append([f"{name} ({reason})", "", "", "", "", ""])
             continue
         seconds = (cost.seconds, cost.backward_seconds)
         memory = f"{max(cost.workspaces) / 2**20:,.1f} MiB"
@@ -182,11 +194,12 @@ def short_name(layer: str) -> str:
     return layer.removeprefix("backbone.network.")
 
 
-_DOWNLOADS = """<p>labels.png is for microscopy software, as Fiji: the pixels of object 1 have the value 1, and so
-on; in other programs it looks black. objects.csv has more columns. The score is the model's confidence, from 0 to 1;
-row and column are the center; the diameter is that of a circle of the same area. All lengths are in pixels.</p>"""
-_WHOLE_FIELD = "How strongly each pixel changes the output at the mark. Here, every pixel does."
-_FRAMED_FIELD = "How strongly each pixel changes the output at the mark. Pixels outside of the red frame do not."
+_DOWNLOADS = """<p>The colors of the outlines only separate objects. labels.png is for microscopy software such as Fiji:
+the pixels of object 1 have the value 1, and so on, so it looks black until you increase the contrast. objects.csv also
+has the boxes and intensities. The score is the model's confidence, from 0 to 1; row and column are the center; the
+diameter is that of a circle of the same area. Lengths are in pixels, areas in square pixels.</p>"""
+_ALL = "All pixels have an effect, most of them a very small one."
+_FRAMED = "Pixels outside of the red frame have none."
 _SHOWN_ROWS = 12  # of a table, without scrolling
 _OVERLAY_SIDE = 800  # the file to download has the full size
 _MEDIA_TYPES = {"png": "image/png", "csv": "text/csv", "tif": "image/tiff"}

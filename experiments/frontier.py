@@ -1,0 +1,276 @@
+"""Accuracy against speed (Figure 4 of the paper): LambdaResNets, ResNet-RS, EfficientNets and DeiT on this machine.
+
+    python experiments/frontier.py export WORK [--names NAME ...]    export the networks to OpenVINO, untimed
+    python experiments/frontier.py measure WORK [--out FILE]         time them in PyTorch and OpenVINO
+    python experiments/frontier.py [--page docs/results.md]          write the table and the figure from results
+
+Accuracies are published ones, of networks trained on ImageNet without extra data: LambdaResNets from Table 18 of the
+paper, the others from `PUBLISHED`. Times and peak memory are measured here with random weights in float32, all networks
+in turn in one process. `measure` writes the results after each phase and skips finished ones.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets import create_model, export
+from lambdanets.deployment.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
+from lambdanets.deployment.runtimes import RUNTIMES
+from lambdanets.evidence import plot_style
+from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
+from lambdanets.evidence.benchmark.peak_memory import peak_bytes
+from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
+from lambdanets.evidence.tables.paper import select_numbers
+from lambdanets.evidence.tables.rows import ROWS
+from lambdanets.files import atomic_write
+from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results/epyc-2-cores/frontier.json"
+FIGURE = ROOT / "docs/results/frontier.png"
+BEGIN, END = "<!-- written by experiments/frontier.py -->\n", "<!-- end of frontier -->\n"
+BATCH_SIZE = {"inference": 4, "openvino": 4, "training": 2}
+PHASES = {
+    "inference": "inference, PyTorch",
+    "openvino": "inference, OpenVINO",
+    "training": "training step, PyTorch",
+}
+OURS = "LambdaResNet"
+# Top-1 (%) by family, model and image size. ResNet-RS: Bello et al. 2021, Table 11 and the authors' repository;
+# EfficientNet: Tan and Le 2019 (v5), Table 2; DeiT: Touvron et al. 2021, Table 5, without distillation.
+PUBLISHED: dict[str, dict[tuple[str, int], float]] = {
+    "ResNet-RS": {
+        ("resnetrs50", 160): 78.8,
+        ("resnetrs101", 160): 80.3,
+        ("resnetrs101", 192): 81.2,
+        ("resnetrs152", 192): 82.0,
+        ("resnetrs152", 224): 82.2,
+        ("resnetrs152", 256): 83.0,
+        ("resnetrs200", 256): 83.4,
+        ("resnetrs270", 256): 83.8,
+        ("resnetrs350", 256): 84.0,
+        ("resnetrs350", 320): 84.2,
+        ("resnetrs420", 320): 84.4,
+    },
+    "EfficientNet": {
+        ("efficientnet_b0", 224): 77.1,
+        ("efficientnet_b1", 240): 79.1,
+        ("efficientnet_b2", 260): 80.1,
+        ("efficientnet_b3", 300): 81.6,
+        ("efficientnet_b4", 380): 82.9,
+        ("efficientnet_b5", 456): 83.6,
+        ("efficientnet_b6", 528): 84.0,
+        ("efficientnet_b7", 600): 84.3,
+    },
+    "DeiT": {
+        ("deit_tiny_patch16_224", 224): 72.2,
+        ("deit_small_patch16_224", 224): 79.8,
+        ("deit_base_patch16_224", 224): 81.8,
+        ("deit_base_patch16_384", 384): 83.1,
+    },
+}
+PAPER_SPEEDUPS = {"EfficientNet": (3.2, 4.4), "ResNet-RS": (1.6, 2.3)}  # of LambdaResNets in Figure 4, on TPUv3
+
+
+class Row(NamedTuple):
+    """A point of the figure. top1: published, in percent."""
+
+    family: str
+    model: str
+    image_size: int
+    top1: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.image_size}"
+
+
+def all_rows() -> list[Row]:
+    top1 = {number.row: float(number.value) for number in select_numbers(["18"]) if number.column == "supervised top-1"}
+    rows = [Row(OURS, spec.name, spec.image_size, top1[row]) for row, spec in ROWS["18"].items() if row in top1]
+    rows += [Row(family, *point, top1) for family, points in PUBLISHED.items() for point, top1 in points.items()]
+    return rows
+
+
+@functools.cache
+def make_network(model: str, image_size: int) -> nn.Module:
+    """Create a network with random weights whose output depends on all layers."""
+    torch.manual_seed(0)
+    network = create_model(model).eval()
+    for weight in zero_norm_weights(network):
+        nn.init.constant_(weight, INITIAL_NORM_WEIGHT)
+    set_batch_norm_statistics(network, torch.randn(2, 3, image_size, image_size))
+    return network.eval()
+
+
+def exported_path(row: Row, work: Path) -> Path:
+    return work / f"{row.name}.xml"
+
+
+def export_all(rows: list[Row], work: Path) -> None:
+    """Export the networks that have no file yet, with fixed shapes; compares each with PyTorch."""
+    work.mkdir(parents=True, exist_ok=True)
+    for row in rows:
+        path = exported_path(row, work)
+        if not path.exists():
+            options: dict[str, Any] = {"image_size": row.image_size, "batch_size": BATCH_SIZE["openvino"]}
+            errors = export(make_network(row.model, row.image_size), path, to="openvino", **options).errors
+            print(f"{row.name}: exported, relative error {max(errors.values()):.1e}", flush=True)
+            make_network.cache_clear()
+
+
+def measure(rows: list[Row], work: Path, out: Path, *, repeats: int, seconds: float) -> None:
+    """Time the phases that are not in the results file yet."""
+    content: dict[str, Any] = {"phases": {}}
+    if out.exists():
+        content = json.loads(out.read_text(encoding="utf-8"))
+    for phase in PHASES:
+        if phase not in content["phases"]:
+            content["phases"][phase] = measure_phase(phase, rows, work, repeats=repeats, seconds=seconds)
+            content |= {"threads": torch.get_num_threads(), "batch_size": BATCH_SIZE, "commit": commit()}
+            content |= {"versions": versions(), "hardware": hardware()}
+            atomic_write(out, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def measure_phase(phase: str, rows: list[Row], work: Path, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """Return, for each row, quartiles of the seconds per batch, peak memory and number of parameters."""
+    runs: dict[str, Callable[[], Any]] = {}
+    results = {row.name: {**row._asdict(), "peak_bytes": None} for row in rows}
+    for row in rows:
+        images = torch.randn(BATCH_SIZE[phase], 3, row.image_size, row.image_size)
+        if phase == "openvino":
+            runs[row.name] = functools.partial(RUNTIMES["openvino"].open(exported_path(row, work)), images)
+            continue
+        # networks of fixed image size differ by size; the others are shared by the rows of all sizes
+        network = make_network(row.model, 224 if row.family != "DeiT" else row.image_size)
+        network.to(memory_format=torch.channels_last).train(phase == "training")
+        images = images.contiguous(memory_format=torch.channels_last)
+        runs[row.name] = functools.partial(train_step if phase == "training" else infer, network, images)
+        runs[row.name]()
+        results[row.name]["peak_bytes"] = peak_bytes(runs[row.name], torch.device("cpu"))
+        results[row.name]["parameters"] = sum(parameter.numel() for parameter in network.parameters())
+        print(phase, results[row.name], flush=True)
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    time_interleaved(runs, samples, repeats=repeats, seconds=seconds)
+    for name, taken in samples.items():
+        results[name]["seconds"] = {key: round(value, 5) for key, value in summarize(taken)._asdict().items()}
+    del runs
+    make_network.cache_clear()
+    gc.collect()
+    return list(results.values())
+
+
+@torch.inference_mode()
+def infer(network: nn.Module, images: Tensor) -> None:
+    network(images)
+
+
+def train_step(network: nn.Module, images: Tensor) -> None:
+    """Forward and backward pass; frees the gradients."""
+    network(images).sum().backward()
+    network.zero_grad(set_to_none=True)
+
+
+def frontier(results: dict[str, Any], phase: str, family: str) -> list[tuple[float, float]]:
+    """Return (top-1, images per second) of a family, by increasing accuracy."""
+    batch = results["batch_size"][phase]
+    rows = [row for row in results["phases"][phase] if row["family"] == family]
+    return sorted((row["top1"], batch / row["seconds"]["median"]) for row in rows)
+
+
+def speedups(ours: list[tuple[float, float]], baseline: list[tuple[float, float]]) -> dict[float, float]:
+    """Return the ratio of speeds by top-1 of ours, where the baseline's accuracies enclose it.
+
+    The baseline's speed at the same accuracy is interpolated between its neighbors, linearly in the logarithm.
+    """
+    ratios = {}
+    for top1, speed in ours:
+        for (low, faster), (high, slower) in zip(baseline, baseline[1:], strict=False):
+            if low <= top1 <= high and high > low:
+                position = (top1 - low) / (high - low)
+                interpolated = math.exp((1 - position) * math.log(faster) + position * math.log(slower))
+                ratios[top1] = speed / interpolated
+                break
+    return ratios
+
+
+def write_section(results: dict[str, Any]) -> str:
+    """The text between the page's markers."""
+    rows = []
+    for family in (*PAPER_SPEEDUPS, "DeiT"):
+        cells = []
+        for phase in PHASES:
+            ratios = list(speedups(frontier(results, phase, OURS), frontier(results, phase, family)).values())
+            low, high = min(ratios), max(ratios)
+            cells.append(f"{low:.2f} to {high:.2f} (median {statistics.median(ratios):.2f})")
+        paper = "{} to {}".format(*PAPER_SPEEDUPS[family]) if family in PAPER_SPEEDUPS else ""
+        rows.append([family, paper, *cells])
+    summary = markdown_table(["LambdaResNets faster than", "paper, training on TPUv3", *PHASES.values()], *rows)
+    table = []
+    times = {phase: {f"{r['model']} {r['image_size']}": r for r in results["phases"][phase]} for phase in PHASES}
+    for name, row in times["inference"].items():
+        speeds = [f"{results['batch_size'][phase] / times[phase][name]['seconds']['median']:.3g}" for phase in PHASES]
+        memory = times["training"][name]["peak_bytes"] / results["batch_size"]["training"] / 2**20
+        parameters = f"{row['parameters'] / 1e6:.1f}"
+        size = str(row["image_size"])
+        table.append([row["model"], size, f"{row['top1']:.1f}", parameters, *speeds, f"{memory:.0f}"])
+    header = ["model", "image size", "top-1 (%), published", "parameters (M)"]
+    header += [f"{title} (images/s)" for title in PHASES.values()]
+    full = markdown_table([*header, "training memory (MiB per image)"], *table)
+    machine = f"{results['hardware']['processor']}, {results['threads']} threads, float32"
+    return f"{summary}\n\nAll networks, on {machine}:\n\n{full}\n"
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Draw top-1 against images per second, one panel per phase."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = plot_style.subplots(len(PHASES), height=3.4)
+    styles = [(plot_style.OURS, "o"), *plot_style.BASELINES]
+    for axis, (phase, title) in zip(axes, PHASES.items(), strict=True):
+        for (color, marker), family in zip(styles, [OURS, *PUBLISHED], strict=False):
+            points = frontier(results, phase, family)
+            axis.plot([p[1] for p in points], [p[0] for p in points], marker=marker, color=color, label=family)
+        axis.set(xscale="log", ylabel="ImageNet top-1, published (%)", title=title, ylim=(76.5, 85.5))
+        axis.grid(**plot_style.GRID)
+    axes[0].legend(fontsize=10, loc="lower left")
+    axes[-1].set_xlabel(f"images per second, {results['hardware']['processor']}, {results['threads']} threads")
+    plot_style.save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["export", "measure", "page"], nargs="?", default="page")
+    parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
+    parser.add_argument("--names", nargs="+", help="models, such as resnetrs50; all by default")
+    parser.add_argument("--repeats", type=int, default=10, help="timed runs per network and phase, at most")
+    parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each network, roughly")
+    options = parser.parse_args()
+    if options.action != "page" and options.work is None:
+        parser.error("WORK must name a folder")
+    rows = [row for row in all_rows() if options.names is None or row.model in options.names]
+    if options.action == "export":
+        export_all(rows, options.work)
+    elif options.action == "measure":
+        measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
+    text = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
+    if options.action == "page" and BEGIN in text:
+        results = json.loads(options.out.read_text(encoding="utf-8"))
+        before, _, rest = text.partition(BEGIN)
+        options.page.write_text(before + BEGIN + write_section(results) + END + rest.partition(END)[2], encoding="utf-8")
+        draw(results, FIGURE)
+
+
+if __name__ == "__main__":
+    main()
