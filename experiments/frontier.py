@@ -12,6 +12,7 @@ in turn in one process. `measure` writes the results after each phase and skips 
 import argparse
 import functools
 import gc
+import itertools
 import json
 import math
 import statistics
@@ -195,7 +196,7 @@ def speedups(ours: list[tuple[float, float]], baseline: list[tuple[float, float]
     """
     ratios = {}
     for top1, speed in ours:
-        for (low, faster), (high, slower) in zip(baseline, baseline[1:], strict=False):
+        for (low, faster), (high, slower) in itertools.pairwise(baseline):
             if low <= top1 <= high and high > low:
                 position = (top1 - low) / (high - low)
                 interpolated = math.exp((1 - position) * math.log(faster) + position * math.log(slower))
@@ -268,7 +269,9 @@ def main() -> None:
     if options.action == "page" and BEGIN in text:
         results = json.loads(options.out.read_text(encoding="utf-8"))
         before, _, rest = text.partition(BEGIN)
-        options.page.write_text(before + BEGIN + write_section(results) + END + rest.partition(END)[2], encoding="utf-8")
+        options.page.write_text(
+            before + BEGIN + write_section(results) + END + rest.partition(END)[2], encoding="utf-8"
+        )
         draw(results, FIGURE)
 
 

@@ -66,9 +66,9 @@ PLAN = f"""<h2>What a lambda layer costs</h2>
 <p>For developers. The position part of a lambda layer can be computed by several algorithms with the same result. Which
 one is fastest depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer
 uses the fastest one whose memory is at most {WORKSPACE_LIMIT_BYTES / 2**30:g} GiB.</p>"""
-PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training, without the forward pass; some
-algorithms use the same backward pass. Fewer operations can take longer, since processors execute some kinds of
-operations faster. Memory: needed in addition to the input and the result. The content part is not included: it costs
+PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training, without the forward
+pass; some algorithms use the same backward pass. Fewer operations can take longer, since processors execute some kinds
+of operations faster. Memory: needed in addition to the input and the result. The content part is not included: it costs
 the same with every algorithm. The names are values of the argument <code>algorithm</code> of
 <code>lambdanets.LambdaLayer2d</code>.</p>"""
 NO_LAYERS = "<p>This model has no lambda layer on maps, so there is nothing to show here.</p>"
@@ -126,7 +126,7 @@ def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
     weaker = f"{10**figures.DECADES:,} times weaker"
     panels = (
         (maps.content, "Content", "Weight of each place because of what is there.", signed),
-        (maps.position, "Position", "Weight of each place because of its direction and distance from the mark.", signed),
+        (maps.position, "Position", "Weight of each place because of direction and distance from the mark.", signed),
         (
             *(maps.share_map, "Share of position", "How much of the output at each place comes from position."),
             _scale(figures.COLORS, "0% (only content)", "100% (only position)"),
