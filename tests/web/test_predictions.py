@@ -93,9 +93,9 @@ def test_place_shows_the_numbers_of_explain(digits, prediction):
 def test_text_names_the_window_of_the_position_weights(prediction):
     maps = attention_maps(prediction, default_layer(prediction), 0, (2, 2))
     assert maps.window is None  # a scope of 23 covers maps of 4 x 4 from every place
-    assert "with position weights over all of them" in texts.maps_html(prediction, maps)
+    assert "one over all places with position weights" in texts.maps_html(prediction, maps)
     narrow = dataclasses.replace(maps, window=(5, 3))
-    assert "with position weights over a window of 5 x 3 around the mark" in texts.maps_html(prediction, narrow)
+    assert "one over a window of 5 x 3 places around it with position weights" in texts.maps_html(prediction, narrow)
 
 
 def test_maps_differ_between_heads_and_places(prediction):

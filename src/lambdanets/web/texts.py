@@ -49,9 +49,9 @@ CSS = """
 """.replace("CONTENT_COLOR", _CONTENT_COLOR).replace("POSITION_COLOR", _POSITION_COLOR)
 INTRODUCTION = """<h1>See what a lambda network sees</h1>
 <p>A lambda layer is a part of a neural network. For each place of an image, it computes a weighted sum over other
-places, near and far. A weight depends either on <b>what is there</b> (content), or on <b>direction and distance</b>
-from the place that is computed (position). This page shows both. Images are only sent to the computer on which
-<code>lambdanets demo</code> runs.</p>"""
+places, near and far. The weight of another place depends on the place that is computed, and either on <b>what the
+other place shows</b> (content) or on its <b>direction and distance</b> (position). This page shows both. Images are
+only sent to the computer on which <code>lambdanets demo</code> runs, usually your own.</p>"""
 CHOOSE = "<h2>1. Choose an image</h2>"
 LIMITS = f"""<p>PNG, JPEG, TIFF, GIF, BMP or WebP, up to {MAX_BYTES // 2**20} MB and {MAX_PIXELS // 1_000_000} million
 pixels.</p>"""
@@ -64,8 +64,8 @@ which pattern the model looks, not why it chose a class or an object. A network 
 several heads: parallel copies that have learned different weights.</p>"""
 PLAN = f"""<h2>What a lambda layer costs</h2>
 <p>For developers. The position part of a lambda layer can be computed by several algorithms with the same result. Which
-one is fastest depends on the shape. Type a shape to see the predicted time of each one on this machine's CPU. The layer
-uses the fastest one whose memory is at most {WORKSPACE_LIMIT_BYTES / 2**30:g} GiB.</p>"""
+one is fastest depends on the shape. Type the size of a layer to see the predicted time of each one on this machine's
+CPU. The layer uses the fastest one whose memory is at most {WORKSPACE_LIMIT_BYTES / 2**30:g} GiB.</p>"""
 PLAN_NOTE = """<p>Forward: computing the result. Backward: computing the gradients for training, without the forward
 pass; some algorithms use the same backward pass. Fewer operations can take longer, since processors execute some kinds
 of operations faster. Memory: needed in addition to the input and the result. The content part is not included: it costs
@@ -100,13 +100,14 @@ def prediction_html(prediction: ImagePrediction) -> str:
 
 def _objects_html(objects: DetectedObjects) -> str:
     count = len(objects.rows)
-    headline = f'<p class="ln-headline"><b>{count}</b> {"object" if count == 1 else "objects"} found</p>'
+    classes = sorted({row["class"] for row in objects.rows})
+    of_class = f" of class {escape(classes[0])}" if len(classes) == 1 else ""
+    headline = f'<p class="ln-headline"><b>{count}</b> {"object" if count == 1 else "objects"}{of_class} found</p>'
     links = "".join(
         f'<a download="{name}" href="{_data_url(content, _MEDIA_TYPES[name.rpartition(".")[2]])}">{name}</a>'
         for name, content in objects.files.items()
     )
-    several = len({row["class"] for row in objects.rows}) > 1
-    columns = ("object", *(("class",) if several else ()), "score", "area", "row", "column", "diameter")
+    columns = ("object", *(("class",) if len(classes) > 1 else ()), "score", "area", "row", "column", "diameter")
     body = [[_cell(column, row[column]) for column in columns] for row in objects.rows]
     heading = "<p>All objects; scroll for more:</p>" if count > _SHOWN_ROWS else ""
     table = heading + _table(columns, body) if count else ""
@@ -120,12 +121,12 @@ def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
     """Return the attention maps of a place with explanations."""
     row, column = maps.at
     share = round(100 * maps.share)
-    signed = _scale(figures.SIGNED_COLORS, f"-{maps.limit:.2g}", f"+{maps.limit:.2g}")
+    signed = _scale(figures.SIGNED_COLORS, f"-{maps.limit:.2g}", "0: no tint", f"+{maps.limit:.2g}")
     sides = f"{maps.sides[0]} x {maps.sides[1]}"
     field_text = f"How strongly each pixel changes the output at the mark. {_ALL if maps.field_is_whole else _FRAMED}"
     weaker = f"{10**figures.DECADES:,} times weaker"
     panels = (
-        (maps.content, "Content", "Weight of each place because of what is there.", signed),
+        (maps.content, "Content", "Weight of each place because of what it shows.", signed),
         (maps.position, "Position", "Weight of each place because of direction and distance from the mark.", signed),
         (
             *(maps.share_map, "Share of position", "How much of the output at each place comes from position."),
@@ -137,7 +138,7 @@ def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
         f"<figure>{_img(image, f'{title} map')}{scale}<figcaption><b>{title}.</b> {text}</figcaption></figure>"
         for image, title, text, scale in panels
     )
-    window = f"a window of {maps.window[0]} x {maps.window[1]} around the mark" if maps.window else "all of them"
+    window = f"a window of {maps.window[0]} x {maps.window[1]} places around it" if maps.window else "all places"
     field_sides = f"{maps.field_sides[0]} x {maps.field_sides[1]}"
     bars = "".join(
         f"<tr><td>{escape(short_name(layer))}</td><td>{_percent(mean)}</td><td>"
@@ -146,20 +147,20 @@ def maps_html(prediction: ImagePrediction, maps: AttentionMaps) -> str:
     )
     return f"""<p class="ln-headline">At row {row}, column {column}, <b>{share}%</b> of the output comes from position
 and <b>{100 - share}%</b> from content.</p>
-<p>Both parts sum what earlier layers have computed from the image. Only the weights differ: those of position depend on
-what is at the mark and on direction and distance, those of content on what is at the mark and elsewhere.</p>
+<p>Both parts sum what earlier layers have computed from the image. Only the weights differ. Both depend on what is at
+the mark; position weights then depend on direction and distance, content weights on what the other places show.</p>
 <div class="ln-maps">{panels_html}</div>
 <h3>How to read the maps</h3>
 <ul>
-<li>This layer divides the image into {sides} places, which are the squares of the maps. Its output at the mark is a
-weighted sum over these places: with content weights over all of them, and with position weights over {window}.</li>
+<li>This layer divides the image into {sides} places, which are the squares of the maps. Its output for the place of the
+mark is a weighted sum over all places with content weights, plus one over {window} with position weights.</li>
 <li><b>Red</b> places are added and <b>blue</b> ones are subtracted; this does not mean for or against a class. Places
 without a tint have weights near 0: there, the image itself is seen. Content and position have the same color scale, so
 you can compare them.</li>
-<li>The content map often has no visible tint: its weights are small, but there are many of them. Here its largest
-weight is {maps.largest_content:.2g}, and that of position is {maps.largest_position:.2g}.</li>
-<li><b>Share of position</b> = position / (position + content), where each is the length of that part of the output,
-which is a vector. All heads are counted, so it does not depend on the chosen one.</li>
+<li>The content map often has no visible tint, because its weights are small. Here the largest one is
+{maps.largest_content:.2g}, and that of position is {maps.largest_position:.2g}.</li>
+<li><b>Share of position</b> = position / (position + content). The output is a list of numbers, a vector, which is the
+sum of a vector by position and one by content; here, each stands for its length. All heads are counted.</li>
 <li>The <b>receptive field</b> is how much the output at the mark changes if a pixel of the network's input changes,
 which is the image resized to {field_sides} pixels. 90% of all change comes from {_percent(maps.area)} of them. Each
 quarter of the color bar is a factor of 10.</li>
@@ -198,7 +199,7 @@ _DOWNLOADS = """<p>The colors of the outlines only separate objects. labels.png 
 the pixels of object 1 have the value 1, and so on, so it looks black until you increase the contrast. objects.csv also
 has the boxes and intensities. The score is the model's confidence, from 0 to 1; row and column are the center; the
 diameter is that of a circle of the same area. Lengths are in pixels, areas in square pixels.</p>"""
-_ALL = "All pixels have an effect, most of them a very small one."
+_ALL = "Pixels in yellow matter most."
 _FRAMED = "Pixels outside of the red frame have none."
 _SHOWN_ROWS = 12  # of a table, without scrolling
 _OVERLAY_SIDE = 800  # the file to download has the full size
@@ -215,10 +216,12 @@ def _img(image: Image.Image, description: str, name: str = "") -> str:
     return f'<img class="{name}" alt="{escape(description)}" src="{_data_url(content.getvalue(), "image/jpeg")}">'
 
 
-def _scale(colors: str, low: str, high: str) -> str:
+def _scale(colors: str, *labels: str) -> str:
+    """Return a color bar with labels from its low to its high end."""
     stops = ", ".join(to_hex(matplotlib.colormaps[colors](step / 8)) for step in range(9))
+    spans = "".join(f"<span>{label}</span>" for label in labels)
     gradient = f'<div class="ln-scale" style="background: linear-gradient(to right, {stops})"></div>'
-    return f'{gradient}<div class="ln-ends"><span>{low}</span><span>{high}</span></div>'
+    return f'{gradient}<div class="ln-ends">{spans}</div>'
 
 
 def _legend(color: str) -> str:
