@@ -14,6 +14,7 @@ background, with scikit-image. Its objects have equal scores, so its AP has no r
 """
 
 import argparse
+import dataclasses
 import hashlib
 import io
 import json
@@ -52,6 +53,7 @@ BEGIN, END = "<!-- written by experiments/nuclei_test_set.py -->\n", "<!-- end o
 SPLITS = ("test", "test", "validation", *["train"] * 9)
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm")
 EPOCHS = 16
+INFERENCE = {"image_size": 448, "proposals": 1000, "max_detections": 200}  # chosen on the validation images
 MIN_AREA, MIN_DISTANCE, SIGMA = 20, 5, 1.0  # of the baseline, in pixels; common values, not tuned
 # Sides of the mosaic, of the crops in which nuclei are counted separately, and of the images, which no crop cuts.
 MOSAIC_SIDE, CROP_SIDE, IMAGE_SIDE = 8000, 2000, 250
@@ -127,8 +129,7 @@ def evaluate_models(data: Path, models: list[Path]) -> None:
     test = open_annotated(data / "test.json", data / "test.tar")
     rows = []
     for model in models:
-        detector = ln.load(model, device="cpu")
-        assert isinstance(detector, ln.Detector)
+        detector = load_detector(model)
         started = time.perf_counter()
         scores = evaluate_detector(detector, test).scores.summary()
         seconds = (time.perf_counter() - started) / len(test)
@@ -145,6 +146,14 @@ def evaluate_models(data: Path, models: list[Path]) -> None:
     rows[-1] |= {"seconds_per_image": seconds, **scores}
     print(rows[-1], flush=True)
     save({"images": len(test), "nuclei": sum(len(each.objects) for each in test.annotations.images), "rows": rows})
+
+
+def load_detector(model: Path) -> ln.Detector:
+    """Load a detector with the inference options of the model in the package, which runs do not have."""
+    detector = ln.load(model, device="cpu")
+    assert isinstance(detector, ln.Detector)
+    card = dataclasses.replace(detector.card, **INFERENCE)
+    return ln.Detector.from_weights(card, detector.model.state_dict(), str(model), torch.device("cpu"))
 
 
 def threshold_all(images: AnnotatedImages) -> list[Result]:
