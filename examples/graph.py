@@ -63,11 +63,11 @@ class GraphModel(nn.Module):
         self.layers = nn.ModuleList(
             ln.LambdaLayer(width, query_depth=query_depth, position=position) for _ in range(depth)
         )
-        self.projects = nn.ModuleList(
+        self.projections = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(width), nn.GELU(), nn.Linear(width, width)) for _ in range(depth)
         )
-        for project in self.projects:  # Appendix B: zero-initialize the end of residual branches
-            for parameter in project[-1].parameters():
+        for projection in self.projections:  # Appendix B: zero-initialize the end of residual branches
+            for parameter in projection[-1].parameters():
                 nn.init.zeros_(parameter)
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3))
 
@@ -78,8 +78,8 @@ class GraphModel(nn.Module):
             example, types, node, neighbor = adjacent.nonzero(as_tuple=True)
             size = (len(x), x.shape[1], x.shape[1])
             embeddings = self.edges(torch.stack([example, node, neighbor]), types, size)  # (b, n, m, k)
-        for norm, layer, project in zip(self.norms, self.layers, self.projects, strict=True):
-            x = x + project(layer(norm(x), mask=valid.unsqueeze(1), embeddings=embeddings))
+        for norm, layer, projection in zip(self.norms, self.layers, self.projections, strict=True):
+            x = x + projection(layer(norm(x), mask=valid.unsqueeze(1), embeddings=embeddings))
         return self.head(x)
 
 

@@ -133,7 +133,7 @@ def _time(runs: dict[str, Callable[[], Any]], repeats: int, seconds: float) -> d
     """Median and quartiles by candidate."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     time_interleaved(runs, samples, repeats=repeats, seconds=seconds)
-    summaries = {name: summarize([1e3 * sample for sample in taken]) for name, taken in samples.items()}
+    summaries = {name: summarize([1e3 * sample for sample in times]) for name, times in samples.items()}
     return {name: {key: round(value, 2) for key, value in s._asdict().items()} for name, s in summaries.items()}
 
 
@@ -147,11 +147,9 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
             before, after = medians["original, contiguous"], medians["adopted, contiguous"]
             cells += [f"{before:.0f}", f"{after:.0f} ({before / after:.2f})"]
             layers = _medians(result, name, "layers", phase)
-            last, ratio = (
-                medians["adopted, channels_last"],
-                layers["original, contiguous"] / layers["adopted, contiguous"],
-            )
-            cells += [f"{last:.0f} ({before / last:.2f})", f"{ratio:.1f}"]
+            channels_last = medians["adopted, channels_last"]
+            layer_speedup = layers["original, contiguous"] / layers["adopted, contiguous"]
+            cells += [f"{channels_last:.0f} ({before / channels_last:.2f})", f"{layer_speedup:.1f}"]
         rows.append(cells)
     header = ["network"]
     for phase in ("inference", "training"):
@@ -188,9 +186,9 @@ def _draw(result: dict[str, Any]) -> Any:
     return figure
 
 
-def _medians(result: dict[str, Any], network: str, what: str, phase: str) -> dict[str, float]:
-    """Median milliseconds by candidate."""
-    (row,) = [row for row in result["rows"] if (row["network"], row["what"], row["phase"]) == (network, what, phase)]
+def _medians(result: dict[str, Any], network: str, part: str, phase: str) -> dict[str, float]:
+    """Median milliseconds by candidate. part: "network", or "layers" for its lambda layers alone."""
+    (row,) = [row for row in result["rows"] if (row["network"], row["what"], row["phase"]) == (network, part, phase)]
     return {name: summary["median"] for name, summary in row["milliseconds"].items()}
 
 

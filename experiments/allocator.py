@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        label, kept = options.child
-        print(json.dumps(measure(label, kept == "kept")))
+        label, setting = options.child
+        print(json.dumps(measure(label, keep_freed=setting == "kept")))
         return
     results: dict[str, dict[str, list[dict[str, float]]]] = {}
     for _ in range(options.rounds):
@@ -59,9 +59,9 @@ def main() -> None:
         options.page.write_text(before + BEGIN + write_table(results) + END + rest.partition(END)[2], encoding="utf-8")
 
 
-def measure(label: str, kept: bool) -> dict[str, float]:
-    """Return milliseconds per image, page faults per step, peak memory in GiB and a number that must not change."""
-    if kept:
+def measure(label: str, keep_freed: bool) -> dict[str, float]:
+    """Return milliseconds per image, page faults per step, peak memory in GiB, and a checksum of the last step."""
+    if keep_freed:
         assert keep_freed_memory()
     import torch
 
@@ -90,44 +90,44 @@ def measure(label: str, kept: bool) -> dict[str, float]:
             return loss.item()
 
     for _ in range(2):
-        check = step()
-    faults, times = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, []
+        step()
+    faults_before, times = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, []
     for _ in range(steps):
         start = time.perf_counter()
-        check = step()
+        checksum = step()
         times.append(1e3 * (time.perf_counter() - start) / batch)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "ms_per_image": statistics.median(times),
-        "faults_per_step": (usage.ru_minflt - faults) / steps,
+        "faults_per_step": (usage.ru_minflt - faults_before) / steps,
         "peak_gib": usage.ru_maxrss / 2**20,
-        "check": check,
+        "check": checksum,
     }
 
 
 def write_table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
-    """Return medians over processes and the range of the ratio, as a table."""
+    """Return medians over processes and the range of the speedup, as a table."""
     rows = []
     for label, settings in results.items():
         default, kept = (
             {key: statistics.median(result[key] for result in settings[name]) for key in settings[name][0]}
             for name in ("default", "kept")
         )
-        ratios = [
-            first["ms_per_image"] / second["ms_per_image"]
-            for first, second in zip(settings["default"], settings["kept"], strict=True)
+        speedups = [
+            before["ms_per_image"] / after["ms_per_image"]
+            for before, after in zip(settings["default"], settings["kept"], strict=True)
         ]
         rows.append(
             (
                 label,
                 f"{default['ms_per_image']:.2f}",
                 f"{kept['ms_per_image']:.2f}",
-                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                f"{statistics.median(speedups):.2f} ({min(speedups):.2f} to {max(speedups):.2f})",
                 f"{default['faults_per_step']:,.0f} / {kept['faults_per_step']:,.0f}",
                 f"{default['peak_gib']:.2f} / {kept['peak_gib']:.2f}",
             )
         )
-    header = ("", "default, ms per image", "kept", "speedup", "page faults per step", "peak GiB")
+    header = ("", "default, ms per image", "freed memory kept", "speedup", "page faults per step", "peak GiB")
     return markdown_table(header, *rows) + "\n"
 
 

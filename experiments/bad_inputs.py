@@ -1,4 +1,4 @@
-"""Runs the command with invalid and unusual inputs, and checks that each is rejected in one line, or processed.
+"""Runs `lambdanets` with invalid and unusual inputs, and checks that each is rejected in one line, or processed.
 
     PYTHONPATH=src python experiments/bad_inputs.py [--only GROUP ...] [--match REGEX] [--list] [--out FILE]
 

@@ -124,8 +124,8 @@ def score_by_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]]) -
             ground_truth.dataset = truth
             ground_truth.createIndex()
             # pycocotools uses the area of the mask only if there is no box
-            kept = [{k: v for k, v in each.items() if iou_type == "bbox" or k != "bbox"} for each in results]
-            evaluation = COCOeval(ground_truth, ground_truth.loadRes(kept), iou_type)
+            detections = [{k: v for k, v in each.items() if iou_type == "bbox" or k != "bbox"} for each in results]
+            evaluation = COCOeval(ground_truth, ground_truth.loadRes(detections), iou_type)
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()

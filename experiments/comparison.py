@@ -27,7 +27,8 @@ place of its 3x3 convolutions; blocks, recipe, images and seeds are the same. In
 
 Top-1 is the accuracy in percent on the 10,000 test images of Fashion-MNIST, after one epoch on 12,000 training images,
 measured in November 2026. A paired difference is the difference in top-1 to the baseline with the same seed, as mean ±
-std over seeds. [Setup](#setup) has the details."""
+std over seeds and with its 95% confidence interval by Student's t distribution, not corrected for multiple comparisons.
+[Setup](#setup) has the details."""
 
 PARAGRAPHS = {
     "mixers": """\

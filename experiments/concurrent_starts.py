@@ -26,16 +26,16 @@ from kills import check_bit_identical, write_images
 
 from lambdanets.provenance import commit, hardware, versions
 
-STARTS = (2, 4)
+PROCESS_COUNTS = (2, 4)
 GAPS = (0.0, 1.0, 5.0, 10.0)  # seconds between starts
 # Where the first process is stopped: a description, and the function in whose 12th call it stops itself.
 STOPPED_IN = {"half a checkpoint": "fsync", "between two renames": "replace"}
-FIELDS = {
+RECIPE_OPTIONS = {
     "channels": 3, "image-size": 8, "epochs": 12, "batch-size": 8, "micro-batch": 4, "learning-rate": 0.03,
     "drop-path": 0.2, "ema-decay": 0.9, "checkpoint-every": 1,
 }  # fmt: skip
 
-BATCHES = 96  # per run; two micro-batches per step
+NUM_MICRO_BATCHES = 96  # per run; two per step
 # `lambdanets`, slowed down so that a run lasts longer than the starts. The first argument is the delay after each batch
 # in seconds, the second one the function in which the process stops itself, or empty.
 COMMAND = """
@@ -65,7 +65,7 @@ console()
 
 
 @dataclass
-class Start:
+class TrainingProcess:
     """A process that runs `lambdanets train`, and its log."""
 
     process: subprocess.Popen[bytes]
@@ -76,48 +76,51 @@ class Start:
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def start(images: Path, folder: Path, number: int, seconds: float, stop_in: str = "") -> Start:
-    """Start a run, slowed down to take at least `seconds`. number: of the process, for its log."""
+def start(images: Path, folder: Path, number: int, seconds: float, stop_in: str = "") -> TrainingProcess:
+    """Start a run, slowed down to take at least `seconds`.
+
+    number: index of the process, for the name of its log. stop_in: function in which it stops itself, or empty.
+    """
     log = folder.with_name(f"{folder.name}-{number}.log")
-    fields = [argument for name, value in FIELDS.items() for argument in (f"--{name}", str(value))]
-    lambdanets = [sys.executable, "-c", COMMAND, str(seconds / BATCHES), stop_in]
-    command = [*lambdanets, "train", "--data", str(images), *fields, "--run", str(folder)]
+    options = [argument for name, value in RECIPE_OPTIONS.items() for argument in (f"--{name}", str(value))]
+    lambdanets = [sys.executable, "-c", COMMAND, str(seconds / NUM_MICRO_BATCHES), stop_in]
+    command = [*lambdanets, "train", "--data", str(images), *options, "--run", str(folder)]
     with log.open("wb") as file:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return Start(subprocess.Popen(command, stdout=file, stderr=file, env=environment), log)
+        return TrainingProcess(subprocess.Popen(command, stdout=file, stderr=file, env=environment), log)
 
 
-def check_exit_codes(starts: list[Start]) -> dict[str, Any]:
+def check_exit_codes(processes: list[TrainingProcess]) -> dict[str, Any]:
     """Wait for all processes; raise AssertionError unless one has trained and the others were rejected in one line."""
-    codes = [entry.process.wait(300) for entry in starts]
-    outputs = [entry.log.read_text(errors="replace") for entry in starts]
-    assert sorted(codes) == [0] + [2] * (len(starts) - 1), f"exit codes {codes}:\n" + "\n".join(outputs)
-    pid = starts[codes.index(0)].process.pid
+    codes = [entry.process.wait(300) for entry in processes]
+    outputs = [entry.log.read_text(errors="replace") for entry in processes]
+    assert sorted(codes) == [0] + [2] * (len(processes) - 1), f"exit codes {codes}:\n" + "\n".join(outputs)
+    pid = processes[codes.index(0)].process.pid
     for code, output in zip(codes, outputs, strict=True):
         assert code == 0 or output.count("\n") == 1, output
         assert code == 0 or f"is in use by process {pid} on " in output, output
     return {"exit_codes": codes, "trained": codes.index(0)}
 
 
-def check_result(single: Path, folder: Path) -> None:
-    """Raise AssertionError unless the run is bit-identical to a single run, and speed.csv has each step once."""
-    check_bit_identical(single, folder)
+def check_result(reference: Path, folder: Path) -> None:
+    """Raise AssertionError unless the run is bit-identical to a reference run, and speed.csv has each step once."""
+    check_bit_identical(reference, folder)
     with (folder / "speed.csv").open() as file:
         steps = [row["step"] for row in csv.DictReader(file)]
     assert len(steps) == len(set(steps)), steps
 
 
-def start_apart(images: Path, folder: Path, count: int, gap: float) -> list[Start]:
+def start_apart(images: Path, folder: Path, count: int, gap: float) -> list[TrainingProcess]:
     """Start `count` processes, `gap` seconds apart."""
-    starts = []
+    processes = []
     for number in range(count):
-        starts.append(start(images, folder, number, count * gap + 20))  # 20 s for the imports of the last process
+        processes.append(start(images, folder, number, count * gap + 20))  # 20 s for the imports of the last process
         if number < count - 1:
             time.sleep(gap)
-    return starts
+    return processes
 
 
-def start_while_stopped(images: Path, folder: Path, count: int, stop_in: str) -> list[Start]:
+def start_while_stopped(images: Path, folder: Path, count: int, stop_in: str) -> list[TrainingProcess]:
     """Start `count` processes; the first one is stopped until the others have ended."""
     first = start(images, folder, 0, 12, stop_in)
     while not first.stopped:
@@ -139,18 +142,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         images = write_images(scratch / "images")
-        single = scratch / "single"
-        assert start(images, single, 0, 0).process.wait(300) == 0, (scratch / "single-0.log").read_text()
-        cases: list[tuple[int, str, float | str]] = [(count, "gap", gap) for count in STARTS for gap in GAPS]
-        cases += [(count, "stopped_at", name) for count in STARTS for name in STOPPED_IN]
+        reference = scratch / "single"
+        assert start(images, reference, 0, 0).process.wait(300) == 0, (scratch / "single-0.log").read_text()
+        cases: list[tuple[int, str, float | str]] = [(count, "gap", gap) for count in PROCESS_COUNTS for gap in GAPS]
+        cases += [(count, "stopped_at", name) for count in PROCESS_COUNTS for name in STOPPED_IN]
         for number, (count, kind, value) in enumerate(cases):
             folder = scratch / f"run{number}"
             if isinstance(value, str):
-                starts = start_while_stopped(images, folder, count, STOPPED_IN[value])
+                processes = start_while_stopped(images, folder, count, STOPPED_IN[value])
             else:
-                starts = start_apart(images, folder, count, value)
-            outcome = {"starts": count, kind: value, **check_exit_codes(starts)}
-            check_result(single, folder)
+                processes = start_apart(images, folder, count, value)
+            outcome = {"starts": count, kind: value, **check_exit_codes(processes)}
+            check_result(reference, folder)
             results.append(outcome)
             print(f"{count} starts, {kind} {value}: process {outcome['trained']} trained, the others were rejected")
     print(f"{len(results)} cases, each bit-identical to a single run")

@@ -1,4 +1,4 @@
-"""Makes the screenshots of docs/demo.md in headless Chromium, and prints how long the page takes.
+"""Takes the screenshots of docs/demo.md in headless Chromium, and prints the response times of the page.
 
 Run: python experiments/demo_screenshots.py [MODELS...]
 """
@@ -29,7 +29,7 @@ def save(page, name):
     image.save(ROOT / "docs" / name, quality=72, optimize=True)
 
 
-def take(names):
+def take_screenshots(names):
     """Print times and take a screenshot of the page of each model, and of the plan."""
     models = {name: ln.load(name) for name in names}
     for name, model in models.items():
@@ -38,7 +38,7 @@ def take(names):
             start = time.perf_counter()
             page.reload()
             page.locator("#upload input[type=file]").wait_for(state="attached")
-            ready = time.perf_counter() - start
+            load_seconds = time.perf_counter() - start
             page.locator("#maps img").first.wait_for()
             page.wait_for_timeout(500)
             image = example_images(model)[1][0]
@@ -51,8 +51,8 @@ def take(names):
             tab.click_place(0.4, 0.6)
             row, column = int(0.6 * image.height), int(0.4 * image.width)
             page.get_by_text(f"At row {row}, column {column}").wait_for()
-            clicked = time.perf_counter() - start
-            print(f"{name}: page {ready:.2f} s, upload {upload_seconds:.2f} s, click {clicked:.2f} s")
+            click_seconds = time.perf_counter() - start
+            print(f"{name}: page {load_seconds:.2f} s, upload {upload_seconds:.2f} s, click {click_seconds:.2f} s")
             save(page, f"demo_{Path(name).name}.jpg")
             if name == names[0]:
                 page.get_by_role("tab", name="Plan a layer").click()
@@ -60,4 +60,4 @@ def take(names):
 
 
 if __name__ == "__main__":
-    take(sys.argv[1:] or ["digits"])
+    take_screenshots(sys.argv[1:] or ["digits"])

@@ -302,9 +302,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if STRIDE_8 in options.candidates:
         content["stride_8"] = peak_at_stride_8(options.size, names)
     if TRAINING_STEP in options.candidates:
-        child = [sys.executable, __file__, "--step", "--size", str(options.size)]
+        command = [sys.executable, __file__, "--step", "--size", str(options.size)]
         content["training_step"] = json.loads(
-            subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True).stdout
+            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         )
     return content | {"commit": commit(), "versions": versions() | baseline_versions(), "hardware": hardware()}
 

@@ -84,8 +84,8 @@ def measure(names: list[str], folder: Path, threads: int, batch: int, seconds: f
     samples: dict[Any, list[float]] = {key: [] for key in runs}
     time_interleaved(runs, samples, repeats=50, seconds=seconds)
     rows = []
-    for (name, to), taken in samples.items():
-        summary = summarize([1e3 * sample for sample in taken])
+    for (name, to), times in samples.items():
+        summary = summarize([1e3 * sample for sample in times])
         rows.append({"network": name, "to": to, "threads": threads, "batch": batch})
         rows[-1] |= {"error": errors.get((name, to)), "bytes": sizes.get((name, to))}
         rows[-1]["milliseconds"] = {key: round(value, 2) for key, value in summary._asdict().items()}
@@ -101,8 +101,8 @@ def _run(network: torch.nn.Module, images: torch.Tensor) -> None:
     network(images)
 
 
-def write_page(page: Path, result: dict[str, Any], compared: dict[str, Any]) -> None:
-    """Replace the table between the markers of the page."""
+def write_page(page: Path, result: dict[str, Any], comparison: dict[str, Any]) -> None:
+    """Replace the table between the markers of the page. comparison: the results file with the errors."""
     medians = {
         (row["threads"], row["batch"], row["to"], row["network"]): row["milliseconds"]["median"]
         for row in result["rows"]
@@ -117,11 +117,12 @@ def write_page(page: Path, result: dict[str, Any], compared: dict[str, Any]) -> 
         ]
         rows.append([str(threads), str(batch), TITLES[to], *ratios])
     table = markdown_table(["threads", "batch", "runtime", *names], *rows)
-    errors = max(error for row in compared["dynamic"] for error in row["errors"].values())
+    max_error = max(error for row in comparison["dynamic"] for error in row["errors"].values())
     text = page.read_text(encoding="utf-8")
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     sentence = (
-        f"With dynamic sizes, at three shapes, outputs differ from PyTorch's by at most {errors:.1e} (relative norm)."
+        "With dynamic sizes, at three shapes, outputs differ from PyTorch's by at most "
+        f"{max_error:.1e} (relative norm)."
     )
     page.write_text(f"{text[:start]}{table}\n\n{sentence}\n{text[end:]}", encoding="utf-8")
 

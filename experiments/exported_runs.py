@@ -82,8 +82,8 @@ def measure(name: str, run: Path, data: str, folder: Path, seconds: float) -> li
     rows["PyTorch", "float32"] = {"run": name, "to": "PyTorch", "dtype": "float32"}
     samples: dict[Any, list[float]] = {key: [] for key in runs}
     time_interleaved(runs, samples, repeats=200, seconds=seconds)
-    for key, taken in samples.items():
-        summary = summarize([1e3 * sample for sample in taken])
+    for key, times in samples.items():
+        summary = summarize([1e3 * sample for sample in times])
         rows[key]["milliseconds"] = {field: round(value, 3) for field, value in summary._asdict().items()}
         print(*key, rows[key]["milliseconds"], flush=True)
     return list(rows.values())
@@ -102,20 +102,20 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
             cells += [f"{row['milliseconds']['median']:.2f}" for row in (before, after)]
             rows.append([name, RUNTIMES[to].title, metric, *cells, str(len(after["float_layers"]))])
     table = markdown_table(
-        ["model", "runtime", "metric", "float32", "int8", "size", "float32 ms", "int8 ms", "left in float32"], *rows
+        ["model", "runtime", "metric", "float32", "int8", "size", "float32 ms", "int8 ms", "layers in float32"], *rows
     )
-    same = []
+    agreements = []
     for to in FORMATS:
-        chosen = [row for row in result["objects"] if row["to"] == to]
-        differ = sum(round(row["fraction_that_differs"] * row["objects"]) for row in chosen)
-        objects = sum(row["objects"] for row in chosen)
-        same.append(f"{RUNTIMES[to].title} {objects - differ:,} of {objects:,}")
+        images = [row for row in result["objects"] if row["to"] == to]
+        num_different = sum(round(row["fraction_that_differs"] * row["objects"]) for row in images)
+        num_objects = sum(row["objects"] for row in images)
+        agreements.append(f"{RUNTIMES[to].title} {num_objects - num_different:,} of {num_objects:,}")
     sentence = (
         f"Objects of the nuclei detector in {len(result['objects']) // len(FORMATS)} images that are the same as in "
-        f"PyTorch (label, box and mask IoU above 0.99, score to 0.001): {', '.join(same)}.\n\nTimes are for one image "
-        "and one thread, beside other work on the machine. On an idle machine, and with one RoIAlign over all levels "
-        "instead of one per level, the float32 nuclei detector takes 154 to 159 ms in ONNX Runtime, 208 ms in OpenVINO "
-        "and 167 to 182 ms in PyTorch."
+        f"PyTorch (label, box and mask IoU above 0.99, score to 0.001): {', '.join(agreements)}.\n\nTimes are for one "
+        "image and one thread, with other work on the machine. On an idle machine, and with one RoIAlign over all "
+        "levels instead of one per level, the float32 nuclei detector takes 154 to 159 ms in ONNX Runtime, 208 ms in "
+        "OpenVINO and 167 to 182 ms in PyTorch."
     )
     text = page.read_text(encoding="utf-8")
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)

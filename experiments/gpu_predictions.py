@@ -26,16 +26,16 @@ CONVOLUTION_RATE = 0.7  # as a fraction of the data sheet's rate; the plan assum
 
 
 def layer_problem(side: int, v: int, dtype: torch.dtype = torch.bfloat16) -> Problem:
-    reach = min(SCOPE // 2, side - 1)
-    return Problem(BATCH, HEADS, (side, side), 16, v, 1, (reach,) * 2, (reach,) * 2, False, dtype, "cuda")
+    radius = min(SCOPE // 2, side - 1)
+    return Problem(BATCH, HEADS, (side, side), 16, v, 1, (radius,) * 2, (radius,) * 2, False, dtype, "cuda")
 
 
 def convolution_seconds(side: int, v: int, gpu: GpuSpec) -> float:
     """Predicted seconds of the forward pass of a 3x3 convolution with the same number of channels."""
     channels, positions = HEADS * v, BATCH * side * side
     return max(
-        2 * positions * 9 * channels**2 / (CONVOLUTION_RATE * gpu.bfloat16),
-        2 * 2 * positions * channels / (0.8 * gpu.memory),
+        2 * positions * 9 * channels**2 / (CONVOLUTION_RATE * gpu.bfloat16_flops),
+        2 * 2 * positions * channels / (0.8 * gpu.memory_bandwidth),
     )
 
 
@@ -64,15 +64,15 @@ def arithmetic_intensities(device: str) -> list[dict[str, Any]]:
     for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS):
         for side, v in LAYERS:
             tiles = choose_tiles(kernel, CAPABILITIES[device], 2, BATCH, HEADS, side * side, v)
-            reach = layer_problem(side, v).before
-            rows_per_step = choose_table_step((side, side), reach, tiles.positions, tiles.step)[0]
+            radius = layer_problem(side, v).before
+            rows_per_step = choose_table_step((side, side), radius, tiles.positions, tiles.step)[0]
             step = step_work(kernel, tiles, HEADS, rows_per_step if kernel == "grad_table_partial" else 1)
             # each block of value channels recomputes the other factor, which is not useful work
             blocks = -(-v // tiles.values)
             useful = 2 * step.multiply_adds
             if kernel != LAMBDA_ORDER:
                 useful *= (16 / blocks + tiles.values) / (16 + tiles.values)
-            rows.append({"kernel": kernel, "v": v, "operations_per_byte": useful / (2 * step.loaded)})
+            rows.append({"kernel": kernel, "v": v, "operations_per_byte": useful / (2 * step.loaded_elements)})
     return rows
 
 

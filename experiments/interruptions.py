@@ -128,8 +128,8 @@ def prepare(scratch: Path) -> None:
         f"shard {images} {scratch / 'shards'} --images-per-shard 3",
         f"pseudo-label {scratch / 'run'} {scratch / 'shards'} {scratch / 'labels'}",
     ):
-        code, _, output = run_command(arguments.split(), scratch / "log")
-        assert code == 0, output
+        exit_code, _, output = run_command(arguments.split(), scratch / "log")
+        assert exit_code == 0, output
 
 
 def run_command(
@@ -159,7 +159,7 @@ def run_command(
 
 
 def _run_child(arguments: list[str], log: Path) -> None:
-    code = 99
+    exit_code = 99
     try:
         file = log.open("w", buffering=1)
         os.dup2(file.fileno(), 1)
@@ -167,11 +167,11 @@ def _run_child(arguments: list[str], log: Path) -> None:
         sys.stdout = sys.stderr = file
         exit_quietly_on_signals()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        code = cli.main(arguments)
+        exit_code = cli.main(arguments)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:
-        os._exit(code)
+        os._exit(exit_code)
 
 
 def read_outputs(out: Path, files_with_times: tuple[str, ...]) -> dict[str, bytes]:
@@ -200,33 +200,34 @@ def interrupt(
     folder.mkdir()
     out = folder / reference.name
     arguments = command.arguments.format(out).split()
-    code, seconds, output = run_command(arguments, folder.with_suffix(".log"), signal_number, delay)
-    assert code in (0, 130), f"{name} ended with {code}:\n{output}"
+    exit_code, seconds, output = run_command(arguments, folder.with_suffix(".log"), signal_number, delay)
+    assert exit_code in (0, 130), f"{name} ended with {exit_code}:\n{output}"
     assert seconds - delay < 30, f"{name} took {seconds - delay:.0f} s to end"
     assert "Traceback" not in output, output
     assert "Exception ignored" not in output, output
     assert not hidden_files(folder), f"{name} left {hidden_files(folder)}:\n{output}"
-    finished = command.count_finished(out)
-    resume = arguments
+    num_finished = command.count_finished(out)
+    resume_arguments = arguments
     if name == "compare" and (out / "plan.json").is_file():
-        resume = ["compare", "--resume", str(out)]
-    if code:
-        resume_code, _, resume_output = run_command(resume, folder.with_suffix(".log"))
-        # if the command had finished before the signal, the second run is rejected
+        resume_arguments = ["compare", "--resume", str(out)]
+    if exit_code:
+        resume_exit_code, _, resume_output = run_command(resume_arguments, folder.with_suffix(".log"))
+        # if the outputs were complete before the signal, the second run is rejected
         pattern = r"exists(;| and is finished;) choose another"
-        had_finished = resume_code == 2 and re.search(pattern, resume_output) is not None
-        assert resume_code == 0 or had_finished, f"{name} did not resume:\n{output}\n{resume_output}"
+        was_complete = resume_exit_code == 2 and re.search(pattern, resume_output) is not None
+        assert resume_exit_code == 0 or was_complete, f"{name} did not resume:\n{output}\n{resume_output}"
         is_predict = name in ("predict", "detect predict")
-        assert command.count_finished(out) >= finished or not finished or is_predict, resume_output
-        if is_predict and finished and not had_finished:
-            assert f"resuming: {finished} of " in resume_output, resume_output
+        assert command.count_finished(out) >= num_finished or not num_finished or is_predict, resume_output
+        if is_predict and num_finished and not was_complete:
+            assert f"resuming: {num_finished} of " in resume_output, resume_output
     actual, expected = (read_outputs(path, command.files_with_times) for path in (out, reference))
     assert actual.keys() == expected.keys(), f"{name} left {actual.keys() ^ expected.keys()}"
     expected = {path: data.replace(bytes(reference.parent), bytes(out.parent)) for path, data in expected.items()}
     different = [path for path in actual if actual[path] != expected[path]]
-    assert not different, f"{name} ended with different {different}"
+    assert not different, f"{name} ended with different files: {different}"
     shutil.rmtree(folder)
-    return {"command": name, "signal": signal_number, "after": round(delay, 3), "exit_code": code, "finished": finished}
+    result = {"command": name, "signal": signal_number, "after": round(delay, 3)}
+    return result | {"exit_code": exit_code, "finished": num_finished}
 
 
 def interrupt_imports(scratch: Path, generator: random.Random, count: int) -> list[dict[str, Any]]:
@@ -245,14 +246,15 @@ def interrupt_imports(scratch: Path, generator: random.Random, count: int) -> li
                 process = subprocess.Popen(command, stdout=log, stderr=log)
                 time.sleep(delay)
                 process.send_signal(signal_number)
-                code = process.wait(60)
+                exit_code = process.wait(60)
             output = (scratch / "start.log").read_text()
-            assert code in (0, 130), f"a process interrupted after {delay:.2f} s ended with {code}:\n{output}"
+            assert exit_code in (0, 130), f"a process interrupted after {delay:.2f} s ended with {exit_code}:\n{output}"
             assert "Traceback" not in output, output
             for leftover in scratch.glob("*start.jsonl*"):
                 assert not leftover.name.startswith("."), leftover
                 leftover.unlink()
-            results.append({"command": "start", "signal": signal_number, "after": round(delay, 3), "exit_code": code})
+            result = {"command": "start", "signal": signal_number, "after": round(delay, 3), "exit_code": exit_code}
+            results.append(result)
     return results
 
 
@@ -280,8 +282,8 @@ def main() -> None:
                 continue
             (scratch / "reference").mkdir(exist_ok=True)
             reference = scratch / "reference" / name.replace(" ", "-")
-            code, seconds, output = run_command(command.arguments.format(reference).split(), scratch / "log")
-            assert code == 0, output
+            exit_code, seconds, output = run_command(command.arguments.format(reference).split(), scratch / "log")
+            assert exit_code == 0, output
             for signal_number in SIGNALS:
                 for number in range(options.interruptions):
                     folder = scratch / f"{reference.name}-{signal_number}-{number}"
@@ -290,7 +292,7 @@ def main() -> None:
             exit_codes = Counter(entry["exit_code"] for entry in results if entry["command"] == name)
             with_work = sum(entry["finished"] > 0 for entry in results if entry["command"] == name)
             print(
-                f"{name}: {exit_codes[130]} interrupted ({with_work} with work done), {exit_codes[0]} had finished",
+                f"{name}: {exit_codes[130]} interrupted ({with_work} with work done), {exit_codes[0]} ended before",
                 flush=True,
             )
             write_results(results, options.out)

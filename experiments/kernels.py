@@ -110,7 +110,11 @@ def _is_float32(configuration: Configuration, pointer: str) -> bool:
 
 
 def examine(configuration: Configuration) -> dict[str, Any]:
-    """Compile a kernel; returns its resources and the instruction counts of its inner loop per warp."""
+    """Compile a kernel; returns its resources and the instruction counts of its inner loop per warp.
+
+    "products" counts matrix (MMA) instructions, "loads" asynchronous and "loads_not_ahead" synchronous loads from
+    global memory; "stages_ahead" is the number of pipeline stages that are prefetched.
+    """
     row: dict[str, Any] = asdict(configuration)
     try:
         code = compile_kernel(configuration)
@@ -118,25 +122,27 @@ def examine(configuration: Configuration) -> dict[str, Any]:
         return row | {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
     registers, stack = resources(code)
     loop = inner_loop(code)
-    loads = [opcode for opcode in loop if opcode.startswith("LDGSTS")]
+    async_loads = [opcode for opcode in loop if opcode.startswith("LDGSTS")]
+    num_sync_loads = sum(opcode.startswith("LDG.") for opcode in loop)
     tiles, ptx = configuration.tiles, code.asm["ptx"]
-    shared = code.metadata.shared
+    prefetched_stages = re.findall(r"cp\.async\.wait_group\s+(0x[0-9a-f]+|\d+)", ptx)  # stages that are not waited for
+    shared_bytes = code.metadata.shared
     limit = max_shared_memory(divmod(configuration.architecture, 10))
-    resident_programs = min((limit + 1024) // (shared + 1024), REGISTERS // (registers * 32 * tiles.warps))
+    resident_programs = min((limit + 1024) // (shared_bytes + 1024), REGISTERS // (registers * 32 * tiles.warps))
     return row | {
-        "shared": shared,
-        "fits": shared <= limit,
+        "shared": shared_bytes,
+        "fits": shared_bytes <= limit,
         "registers": registers,
         "stack": stack,
         "residency": resident_programs,
         "warps_per_scheduler": resident_programs * tiles.warps / 4,
         "instructions": len(loop),
-        "products": sum("MMA" in opcode for opcode in loop),
+        "products": count_mma(loop),
         "instruction": next((name for name in ("tcgen05.mma", "wgmma.mma_async", "mma.sync") if name in ptx), "fma"),
-        "loads": len(loads),
-        "loads_of_16_bytes": sum(".128" in opcode for opcode in loads),
-        "loads_not_ahead": sum(opcode.startswith("LDG.") for opcode in loop),
-        "stages_ahead": max((int(n) for n in re.findall(r"cp\.async\.wait_group\s+(0x[0-9a-f]+|\d+)", ptx)), default=0),
+        "loads": len(async_loads),
+        "loads_of_16_bytes": sum(".128" in opcode for opcode in async_loads),
+        "loads_not_ahead": num_sync_loads,
+        "stages_ahead": max(map(int, prefetched_stages), default=0),
     }
 
 
@@ -180,13 +186,17 @@ def inner_loop(code: Any) -> list[str]:
     if not loops:
         return []
 
-    def products(loop: tuple[int, int]) -> int:
-        return sum("MMA" in opcode for opcode in opcodes[slice(*loop)])
+    def priority(loop: tuple[int, int]) -> tuple[int, int]:
+        length, num_mma = loop[1] - loop[0], count_mma(opcodes[slice(*loop)])
+        return num_mma, -length if num_mma else length
 
-    start, end = max(
-        loops, key=lambda loop: (products(loop), loop[0] - loop[1] if products(loop) else loop[1] - loop[0])
-    )
+    start, end = max(loops, key=priority)
     return opcodes[start:end]
+
+
+def count_mma(opcodes: Sequence[str]) -> int:
+    """The number of matrix-product instructions."""
+    return sum("MMA" in opcode for opcode in opcodes)
 
 
 def failures(row: dict[str, Any]) -> Iterator[str]:
@@ -229,22 +239,22 @@ def main() -> int:
     import triton
 
     selected = configurations(arguments.architectures, arguments.heads, arguments.depths, arguments.dtypes)
-    rows, failed, spilling = [], 0, 0
+    rows, num_failed, num_spilling = [], 0, 0
     with ProcessPoolExecutor(arguments.processes) as pool:
         for configuration, row in zip(selected, pool.map(examine, selected), strict=True):
             rows.append(row)
             reasons = "; ".join(failures(row))
-            failed += bool(reasons)
-            spilling += row.get("stack", 0) > 0
+            num_failed += bool(reasons)
+            num_spilling += row.get("stack", 0) > 0
             if reasons or row["stack"]:
                 name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
                 note = reasons or f"{row['stack']} bytes of stack, allowed"
                 print(f"{name} {configuration.dtype} {astuple(configuration.tiles)}: {note}", flush=True)
-    print(f"{len(rows)} configurations, {failed} failed, {spilling} use the stack; Triton {triton.__version__}")
+    print(f"{len(rows)} configurations, {num_failed} failed, {num_spilling} use the stack; Triton {triton.__version__}")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(to_json(rows, triton.__version__))
-    return int(failed > 0)
+    return int(num_failed > 0)
 
 
 if __name__ == "__main__":

@@ -200,8 +200,8 @@ def check_bit_identical(uninterrupted: Path, folder: Path) -> None:
             f"{folder} ended with a different {name}"
         )
     expected, actual = (read_weights(path / "checkpoints" / BEST)[0] for path in (uninterrupted, folder))
-    same = all(torch.equal(expected[name], actual[name]) for name in expected | actual)
-    assert same, f"{folder} ended with a different {BEST}"
+    equal = all(torch.equal(expected[name], actual[name]) for name in expected | actual)
+    assert equal, f"{folder} ended with a different {BEST}"
     expected_top1, top1 = (json.loads((path / run.RESULT).read_text())["top1"] for path in (uninterrupted, folder))
     assert top1 == expected_top1, f"{folder} ended with top-1 {top1}, not {expected_top1}"
     different = file_names(folder) ^ file_names(uninterrupted)
@@ -216,9 +216,9 @@ def file_names(folder: Path) -> set[str]:
 
 def draw_kill_point(generator: random.Random, uninterrupted: ChildResult, resumes: bool) -> KillPoint:
     """Draw when to kill next, given the times of an uninterrupted run. resumes: whether the killed run resumes."""
-    impossible, short = PHASE_NAMES[1 if resumes else 2], PHASE_NAMES[2 if resumes else 1]
-    frequent = ["any time", "any time", HALF_FILE, HALF_FILE, RENAME, RENAME, "training", short]
-    event = generator.choice([*frequent, *(name for name in PHASE_NAMES if name != impossible)])
+    missing_phase, short_phase = PHASE_NAMES[1 if resumes else 2], PHASE_NAMES[2 if resumes else 1]
+    frequent = ["any time", "any time", HALF_FILE, HALF_FILE, RENAME, RENAME, "training", short_phase]
+    event = generator.choice([*frequent, *(name for name in PHASE_NAMES if name != missing_phase)])
     if event == "any time":
         return KillPoint(PHASE_NAMES[0], 1, generator.uniform(0, uninterrupted.seconds))
     if event not in PHASES:  # most checkpoints need two renames, the first one from last.ckpt to before.ckpt

@@ -40,14 +40,14 @@ SIZE = (1024, 768)  # of generated images: width, height
 
 def make_images(folder: Path, count: int) -> None:
     """Write JPEG files of color noise with equal power in each octave, compressed about as well as photographs."""
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for number in range(count):
         pixels = np.full((SIZE[1], SIZE[0], 3), 128.0, np.float32)
         for octave in range(2, 10):
-            small = random.normal(0, 24, (SIZE[1] >> octave or 1, SIZE[0] >> octave or 1, 3))
+            small = generator.normal(0, 24, (SIZE[1] >> octave or 1, SIZE[0] >> octave or 1, 3))
             layer = np.clip(128 + small, 0, 255).astype(np.uint8)
             pixels += np.asarray(Image.fromarray(layer).resize(SIZE, Image.Resampling.BICUBIC), np.float32) - 128
-        pixels += random.normal(0, 5, pixels.shape)
+        pixels += generator.normal(0, 5, pixels.shape)
         class_folder = folder / f"class{number % CLASSES}"
         class_folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(class_folder / f"{number:05}.jpg", quality=89)

@@ -103,16 +103,16 @@ def split(data: Path, folder: Path) -> None:
         objects: list[dict[str, Any]] = []
         with tarfile.open(folder / f"{name}.tar", "w") as tar:
             for number, (source, image) in enumerate(selected, 1):
-                first = len(objects) + 1
-                of_image = annotations[source, image["id"]]
-                objects += [each | {"image_id": number, "id": first + i} for i, each in enumerate(of_image)]
+                first_id = len(objects) + 1
+                image_annotations = annotations[source, image["id"]]
+                objects += [each | {"image_id": number, "id": first_id + i} for i, each in enumerate(image_annotations)]
                 info = tarfile.TarInfo(image["file_name"])
                 info.size = len(files[image["file_name"]])
                 tar.addfile(info, io.BytesIO(files[image["file_name"]]))
-        listed = [image | {"id": number} for number, (_, image) in enumerate(selected, 1)]
-        coco = {"images": listed, "annotations": objects, "categories": content["categories"]}
+        renumbered = [image | {"id": number} for number, (_, image) in enumerate(selected, 1)]
+        coco = {"images": renumbered, "annotations": objects, "categories": content["categories"]}
         (folder / f"{name}.json").write_text(json.dumps(coco))
-        print(f"{name}: {len(listed)} images, {len(objects)} nuclei")
+        print(f"{name}: {len(renumbered)} images, {len(objects)} nuclei")
 
 
 def training_command(recipe: str, data: Path, run: Path) -> list[str]:
@@ -192,26 +192,27 @@ def threshold(pixels: np.ndarray) -> np.ndarray:
 def count_mosaic(data: Path, model: Path) -> None:
     """Count the nuclei in a mosaic of test images and in its crops, and write counts, time and peak memory."""
     test = open_annotated(data / "test.json", data / "test.tar")
-    tiles = [test.load(index)[0].convert("RGB") for index in range(len(test))]
-    tiles = [image for image in tiles if image.size == (256, 256) and np.asarray(image).mean() < 100]
+    images = [test.load(index)[0].convert("RGB") for index in range(len(test))]
+    images = [image for image in images if image.size == (256, 256) and np.asarray(image).mean() < 100]
     generator = np.random.default_rng(0)
     mosaic = Image.new("RGB", (MOSAIC_SIDE, MOSAIC_SIDE))
     for top in range(0, MOSAIC_SIDE, IMAGE_SIDE):
         for left in range(0, MOSAIC_SIDE, IMAGE_SIDE):
-            mosaic.paste(tiles[generator.integers(len(tiles))].crop((0, 0, IMAGE_SIDE, IMAGE_SIDE)), (left, top))
+            image = images[generator.integers(len(images))]
+            mosaic.paste(image.crop((0, 0, IMAGE_SIDE, IMAGE_SIDE)), (left, top))
     detector = ln.load(model, device="cpu")
     assert isinstance(detector, ln.Detector)
-    size = detector.card.tile_size or 256
+    tile_size = detector.card.tile_size or 256
     started = time.perf_counter()
-    whole = len(detect_tiled(detector, mosaic, size, batch_size=4).above(0.5))
+    num_nuclei = len(detect_tiled(detector, mosaic, tile_size, batch_size=4).above(0.5))
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     sum_over_crops = 0
     for top in range(0, MOSAIC_SIDE, CROP_SIDE):
         for left in range(0, MOSAIC_SIDE, CROP_SIDE):
             crop = mosaic.crop((left, top, left + CROP_SIDE, top + CROP_SIDE))
-            sum_over_crops += len(detect_tiled(detector, crop, size, batch_size=4).above(0.5))
-    result = {"side": MOSAIC_SIDE, "crop_side": CROP_SIDE, "nuclei": whole, "sum_over_crops": sum_over_crops}
+            sum_over_crops += len(detect_tiled(detector, crop, tile_size, batch_size=4).above(0.5))
+    result = {"side": MOSAIC_SIDE, "crop_side": CROP_SIDE, "nuclei": num_nuclei, "sum_over_crops": sum_over_crops}
     result |= {"seconds": seconds, "peak": peak}
     print(result)
     save({"mosaic": result})
@@ -220,8 +221,8 @@ def count_mosaic(data: Path, model: Path) -> None:
 def save(result: dict[str, Any]) -> None:
     """Merge into the results file."""
     existing = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    facts = {"commit": commit(), "versions": versions(), "hardware": hardware()}
-    RESULTS.write_text(json.dumps(existing | facts | result, indent=1) + "\n", encoding="utf-8")
+    provenance = {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    RESULTS.write_text(json.dumps(existing | provenance | result, indent=1) + "\n", encoding="utf-8")
 
 
 NAMES = {

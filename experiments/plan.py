@@ -62,13 +62,13 @@ def measure(function: Callable[[], object], seconds: float = 0.5) -> float:
     return statistics.median(times)
 
 
-def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> list[dict[str, Any]]:
+def compare(grid: tuple[int, ...], scope: tuple[int, ...], b: int, v: int) -> list[dict[str, Any]]:
     """Predict and measure the seconds of each algorithm for one shape, forward and backward."""
     torch.manual_seed(0)
     n = math.prod(grid)
     rows = torch.randn(b, n, 64 + v)
     queries, values = rows[..., :64].unflatten(2, (4, 16)).transpose(1, 2), rows[..., 64:].unsqueeze(-1)
-    table = torch.randn(*(min(r, 2 * s - 1) for r, s in zip(sides, grid, strict=True)), 16, 1)
+    table = torch.randn(*(min(r, 2 * s - 1) for r, s in zip(scope, grid, strict=True)), 16, 1)
     grad_output = torch.randn(b, n, 4, v).transpose(1, 2)
     all_grads = NeedsGrad(True, True, True)
     plan = make_plan(make_problem(queries, table, values, grid, False))
@@ -94,7 +94,7 @@ def compare(grid: tuple[int, ...], sides: tuple[int, ...], b: int, v: int) -> li
             if prediction < MAX_RATIO * predicted[chosen]:
                 check(run(name), expected)
                 seconds[name] = {"predicted": prediction, "measured": measure(lambda run=run, name=name: run(name))}
-        shape = {"grid": grid, "sides": sides, "b": b, "v": v}
+        shape = {"grid": grid, "sides": scope, "b": b, "v": v}
         results.append({**shape, "pass": name_of_pass, "chosen": chosen, "seconds": seconds})
     return results
 
@@ -124,9 +124,9 @@ def main() -> None:
             continue
         for row in compare(*shape):
             rows.append(row)
-            grid, sides = ("x".join(str(side) for side in x) for x in shape[:2])
-            name = f"{grid} scope {sides} b {shape[2]} v {shape[3]}, {row['pass']}"
-            print(f"{number}: {name}; chosen / best {slowdown(row):.2f}")
+            grid, scope = ("x".join(map(str, sides)) for sides in shape[:2])
+            label = f"{grid} scope {scope} b {shape[2]} v {shape[3]}, {row['pass']}"
+            print(f"{number}: {label}; chosen / best {slowdown(row):.2f}")
             for name, times in row["seconds"].items():
                 mark = "*" if name == row["chosen"] else " "
                 print(
@@ -134,9 +134,9 @@ def main() -> None:
                     + "".join(f"{kind} {1e3 * seconds:9.2f} ms  " for kind, seconds in times.items())
                 )
     slowdowns = sorted(slowdown(row) for row in rows)
-    near_best = sum(x <= 1.1 for x in slowdowns)
+    num_near_best = sum(x <= 1.1 for x in slowdowns)
     mean = statistics.geometric_mean(slowdowns)
-    print(f"chosen / best: geometric mean {mean:.3f}; within 10% in {near_best} of {len(slowdowns)}")
+    print(f"chosen / best: geometric mean {mean:.3f}; within 10% in {num_near_best} of {len(slowdowns)}")
     print("worst: " + ", ".join(f"{x:.2f}" for x in slowdowns[-5:]))
     if options.out:
         versions = {

@@ -1,10 +1,10 @@
-"""The trained models that come with the package: packs the weights of a run, and writes the page of models.
+"""Pretrained models of the package: packs the weights of a run, and writes the table of docs/pretrained.md.
 
     python experiments/pretrained.py pack RUN NAME [--data DATA] [--card KEY=VALUE ...]    write NAME.safetensors
     python experiments/pretrained.py page [--page docs/pretrained.md]                       write the page's table
 
 Matrices and convolutions are stored in float16, vectors (biases, scales, statistics of norms) in float32. The model
-card has no paths: --data is what evaluation opens by default, such as "digits" or "torch/cifar10". --card changes
+card has no paths: --data is the default dataset of evaluation, such as "digits" or "torch/cifar10". --card changes
 entries of the card that the run does not determine, such as tile_size=256 stretch=true.
 """
 
@@ -30,13 +30,13 @@ BEGIN, END = "<!-- written by experiments/pretrained.py -->\n", "<!-- end of pre
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     actions = parser.add_subparsers(dest="action", required=True)
-    packing = actions.add_parser("pack")
-    packing.add_argument("run", type=Path)
-    packing.add_argument("name")
-    packing.add_argument("--data", default="")
-    packing.add_argument("--card", nargs="*", default=[])
-    writing = actions.add_parser("page")
-    writing.add_argument("--page", type=Path, default=ROOT / "docs/pretrained.md")
+    pack_parser = actions.add_parser("pack")
+    pack_parser.add_argument("run", type=Path)
+    pack_parser.add_argument("name")
+    pack_parser.add_argument("--data", default="")
+    pack_parser.add_argument("--card", nargs="*", default=[])
+    page_parser = actions.add_parser("page")
+    page_parser.add_argument("--page", type=Path, default=ROOT / "docs/pretrained.md")
     options = parser.parse_args()
     if options.action == "pack":
         pack(options.run, options.name, options.data, dict(entry.split("=", 1) for entry in options.card))
@@ -44,18 +44,20 @@ def main() -> None:
         write_page(options.page)
 
 
-def pack(run: Path, name: str, data: str, changes: dict[str, str]) -> None:
-    """Write the weights of a run as float16, with a model card without paths, to the package."""
+def pack(run: Path, name: str, data: str, card_fields: dict[str, str]) -> None:
+    """Write the weights of a run as float16, with a model card without paths, to the package.
+
+    data: the dataset in the model card. card_fields: other fields of the model card to set, as JSON.
+    """
     tensors, metadata = read_weights(find_weights(run))
     card = json.loads(metadata["lambdanets"])
-    for path in TASKS[card["task"]].recipe.PATHS:
-        if path in card["recipe"]:
-            card["recipe"][path] = data if path == "data" else None
-        if path in card:
-            card[path] = data if path == "data" else None
+    for field in TASKS[card["task"]].recipe_class.PATHS:
+        for fields in (card, card["recipe"]):
+            if field in fields:
+                fields[field] = data if field == "data" else None
     if "source" in card:
         card["source"] |= {"data": data, "data_root": None}
-    card |= {key: json.loads(value) for key, value in changes.items()}
+    card |= {field: json.loads(value) for field, value in card_fields.items()}
     packed = {key: x.half() if x.ndim > 1 and x.is_floating_point() else x for key, x in tensors.items()}
     assert all(torch.isfinite(x).all() for x in packed.values())
     file = FOLDER / f"{name}.safetensors"

@@ -32,10 +32,10 @@ from lambdanets.training.speed import format_duration
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"
-SIZES = {"50_128": 128, "152_224": 224, "152_288": 288}
-IMAGES, LABELED = 130_000_000, 1_281_167
+IMAGE_SIZES = {"50_128": 128, "152_224": 224, "152_288": 288}  # by the suffix of the imagenet_350 recipe
+NUM_PSEUDO_LABELED, NUM_LABELED = 130_000_000, 1_281_167
 EPOCHS = 350  # over the labeled images
-RATIO = 14  # of pseudo-labeled to labeled images in a batch
+PSEUDO_RATIO = 14  # of pseudo-labeled to labeled images in a batch
 DEVICES = (8, 64, 512)
 TRAIN_RATE, LABEL_RATE = 1620 / 8, 6100 / 8  # images/s of a TPUv3 core, LambdaResNet-152 at 288 (Table 5)
 HOURS_PER_FAILURE = 54 * 24 * 16_384 / 419  # device hours: 419 failures in 54 days on 16,384 GPUs (arXiv:2407.21783)
@@ -47,7 +47,7 @@ def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
     files = [generate_jpeg(number) for number in range(64)]
     milliseconds = {}
-    for name, size in SIZES.items():
+    for name, size in IMAGE_SIZES.items():
         recipe = find_recipe(f"imagenet_350_{name}")
         transform = make_transform(recipe)
         milliseconds[str(size)] = 1000 * median_seconds(partial(prepare_all, files, transform)) / len(files)
@@ -89,10 +89,10 @@ def median_seconds(function: Any) -> float:
 
 def generate_jpeg(seed: int) -> bytes:
     """A JPEG file of noise with equal power in each octave, about as large as a file of ImageNet."""
-    random = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     pixels = np.full((375, 500, 3), 128.0, np.float32)
     for octave in range(1, 8):
-        small = np.clip(128 + random.normal(0, 22, ((375 >> octave) + 1, (500 >> octave) + 1, 3)), 0, 255)
+        small = np.clip(128 + generator.normal(0, 22, ((375 >> octave) + 1, (500 >> octave) + 1, 3)), 0, 255)
         layer = Image.fromarray(small.astype(np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
         pixels += np.asarray(layer, np.float32) - 128
     file = io.BytesIO()
@@ -102,11 +102,11 @@ def generate_jpeg(seed: int) -> bytes:
 
 def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any]) -> str:
     """The text of docs/scale.md."""
-    bytes_per_image = 138e9 / LABELED  # of ImageNet
-    images_seen = EPOCHS * LABELED * (1 + RATIO)
+    bytes_per_image = 138e9 / NUM_LABELED  # of ImageNet
+    images_seen = EPOCHS * NUM_LABELED * (1 + PSEUDO_RATIO)
     seconds_per_image = scale["milliseconds_per_image"]["288"] / 1000  # on one core
-    shards = -(-IMAGES // SHARD_IMAGES)
-    label_bytes = selection["label_bytes"] / selection["options"]["rows"] * IMAGES
+    shards = -(-NUM_PSEUDO_LABELED // SHARD_IMAGES)
+    label_bytes = selection["label_bytes"] / selection["options"]["rows"] * NUM_PSEUDO_LABELED
     rows = []
     for devices in DEVICES:
         seconds = images_seen / (TRAIN_RATE * devices)
@@ -114,17 +114,17 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         failures = hours * devices / HOURS_PER_FAILURE
         row = {
             "devices": str(devices),
-            "labeling": format_duration(IMAGES / (LABEL_RATE * devices)),
+            "labeling": format_duration(NUM_PSEUDO_LABELED / (LABEL_RATE * devices)),
             "training": format_duration(seconds),
-            "350 passes over all": format_duration(EPOCHS * IMAGES / (TRAIN_RATE * devices)),
+            "350 passes over all": format_duration(EPOCHS * NUM_PSEUDO_LABELED / (TRAIN_RATE * devices)),
             "images/s": f"{TRAIN_RATE * devices:,.0f}",
             "reading": f"{TRAIN_RATE * devices * bytes_per_image / 1e6:,.0f} MB/s",
             "CPU cores": f"{TRAIN_RATE * devices * seconds_per_image:,.0f}",
             "failures": f"{failures:.1f}",
-            "images per device and step": f"{-(-4096 // devices)} + {-(-4096 * RATIO // devices)}",
+            "images per device and step": f"{-(-4096 // devices)} + {-(-4096 * PSEUDO_RATIO // devices)}",
         }
         rows.append(row)
-    steps = EPOCHS * -(-LABELED // 4096)
+    steps = EPOCHS * -(-NUM_LABELED // 4096)
     lost_steps = 500 / 2  # on average after a failure
     rates = [
         [name, f"{statistics.median(values):.0f}", f"{min(values):.0f}", f"{max(values):.0f}"]
@@ -134,7 +134,7 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         [name, *(f"{milliseconds:.2f}" for milliseconds in times.values())]
         for name, times in loader["milliseconds_per_image"].items()
     ]
-    return f"""# 130 million images
+    return f"""# Training on 130 million images
 
     lambdanets shard IMAGES SHARDS --unlabeled --processes 32
     torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 -m -- lambdanets pseudo-label TEACHER SHARDS LABELS
@@ -154,9 +154,9 @@ cores), since this project has not measured any. `python experiments/scale.py` w
 
 {markdown_table(list(rows[0]), *(list(row.values()) for row in rows))}
 
-- **Epochs.** A step has 4,096 labeled images and {RATIO} times as many pseudo-labeled ones (the ratio of Noisy Student's larger
+- **Epochs.** A step has 4,096 labeled images and {PSEUDO_RATIO} times as many pseudo-labeled ones (the ratio of Noisy Student's larger
   models). Epochs count the labeled images: {steps:,} steps see {images_seen / 1e9:.2f} billion images, and each
-  pseudo-labeled image {EPOCHS * LABELED * RATIO / IMAGES:.0f} times. The fourth column is for another interpretation of the paper, 350 passes over all 130 million images.
+  pseudo-labeled image {EPOCHS * NUM_LABELED * PSEUDO_RATIO / NUM_PSEUDO_LABELED:.0f} times. The fourth column is for another interpretation of the paper, 350 passes over all 130 million images.
 - **Reading.** The data rate of all devices together, at {bytes_per_image / 1e3:.0f} kB per image. Each rank reads different shards in
   an epoch.
 - **Processor cores.** Decoding, cropping and augmenting (RandAugment, two layers) an image takes {1000 * seconds_per_image:.1f} ms of one core for 288 pixels,
@@ -172,14 +172,14 @@ cores), since this project has not measured any. `python experiments/scale.py` w
 
 ## Storage
 
-| data | size | estimated basis |
+| data | size | basis of the estimate |
 |---|---|---|
-| 130 million images in shards of {SHARD_IMAGES:,} | {IMAGES * bytes_per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * bytes_per_image / 1e9:.2f} GB | {bytes_per_image / 1e3:.0f} kB per image, the mean of ImageNet |
+| 130 million images in shards of {SHARD_IMAGES:,} | {NUM_PSEUDO_LABELED * bytes_per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * bytes_per_image / 1e9:.2f} GB | {bytes_per_image / 1e3:.0f} kB per image, the mean of ImageNet |
 | the labels of the teacher, 5 classes per image | {label_bytes / 1e9:.1f} GB | {selection["label_bytes"] / selection["options"]["rows"]:.1f} bytes per row, measured over {selection["options"]["rows"]:,} rows |
 | a selection of 130,000 images per class | {selection["selection_bytes"] / selection["kept"] * 81e6 / 1e9:.1f} GB | {selection["selection_bytes"] / selection["kept"]:.1f} bytes per selected row; Xie et al. keep 81 million, some repeatedly |
 | a checkpoint: weights, EMA, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB each; the last two and the best are kept | written in {scale["checkpoint_seconds"]:.1f} s including checks, on one disk |
 
-Selecting the labels takes {IMAGES / selection["rows_per_second"]:.0f} s and at most {selection["peak_bytes"] / 2**20:.0f} MiB of memory: {selection["rows_per_second"] / 1e6:.2f} million
+Selecting the labels takes {NUM_PSEUDO_LABELED / selection["rows_per_second"]:.0f} s and at most {selection["peak_bytes"] / 2**20:.0f} MiB of memory: {selection["rows_per_second"] / 1e6:.2f} million
 rows/s, measured over {selection["options"]["rows"]:,} rows on two cores ({selection["seconds"]:.0f} s).
 
 ## Reading images

@@ -62,10 +62,10 @@ def generate(folder: Path, size: Size) -> None:
     frequency = 1 / (10 + np.arange(size.classes))
     cumulative = np.cumsum(frequency / frequency.sum())
     for shard, first in enumerate(range(0, size.rows, size.shard_rows)):
-        random = np.random.default_rng((0, shard))
+        generator = np.random.default_rng((0, shard))
         n = min(size.shard_rows, size.rows - first)
-        best = np.minimum(np.searchsorted(cumulative, random.random(n)), size.classes - 1)
-        confidence = np.where(random.random(n) < 0.02, 1, random.random(n) ** 0.75)
+        best = np.minimum(np.searchsorted(cumulative, generator.random(n)), size.classes - 1)
+        confidence = np.where(generator.random(n) < 0.02, 1, generator.random(n) ** 0.75)
         others = [np.minimum(confidence, (1 - confidence) / 2**i) for i in range(1, size.top)]
         write_table(
             folder / f"train-{shard:05}.parquet",
@@ -82,6 +82,7 @@ def check(labels: Path, out: Path, size: Size, confidence: float, per_class: int
     """Assert that each class has `per_class` images, evenly repeated, and that the most confident rows are selected."""
     origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "synthetic"}, size.top)
     min_confidence, min_selected = np.float32(confidence), np.full(size.classes, 2, np.float32)
+    # counts per class: copies of images, selected rows, rows of sufficient confidence, and rows above min_selected
     images, selected, confident, above, selected_above = np.zeros((5, size.classes), np.int64)
     max_copies, min_copies = np.zeros(size.classes, np.int64), np.full(size.classes, per_class)
     rows = 0

@@ -5,12 +5,12 @@ from typing import Any
 from torch._dynamo.backends.debugging import aot_eager
 
 
-class Counter:
+class CompileCounter:
     """Like the backend "aot_eager" of torch.compile, and counts its compilations."""
 
     def __init__(self) -> None:
-        self.compilations = 0
+        self.num_compilations = 0
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
-        self.compilations += 1
+        self.num_compilations += 1
         return aot_eager(graph, inputs)

@@ -43,7 +43,7 @@ SLOW_FILES = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    items.sort(key=_start)  # stable, and the same in all workers, as pytest-xdist requires
+    items.sort(key=_sort_key)  # stable, and the same in all workers, as pytest-xdist requires
     for item in items:
         for name in EXPENSIVE_FIXTURES:
             if name in item.fixturenames:
@@ -53,8 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not work after a fork"))
 
 
-def _start(item: pytest.Function) -> int:
-    """Return a number by which tests are sorted."""
+def _sort_key(item: pytest.Function) -> int:
+    """Return the sort key of a test; tests with the lowest keys run first."""
     fixtures = [index for index, name in enumerate(EXPENSIVE_FIXTURES) if name in item.fixturenames]
     files = [len(EXPENSIVE_FIXTURES) + index for index, name in enumerate(SLOW_FILES) if name == item.path.name]
     return min([*fixtures, *files, len(EXPENSIVE_FIXTURES) + len(SLOW_FILES)])
@@ -85,11 +85,11 @@ def skip_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(autouse=True)
 def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
     """Set one thread for tests that fork: OpenMP's threads do not exist in the fork, which would wait for them."""
-    threads = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     if request.node.get_closest_marker("forks"):
         torch.set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

@@ -29,51 +29,51 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: HubServer
 
     def do_POST(self) -> None:
-        body = self._body()
+        body = self._read_body()
         if self.path == "/api/repos/create":
             fields = json.loads(body)
             name = f"{fields.get('organization') or 'user'}/{fields['name']}"
             self.server.repositories.setdefault(name, {})
             if fields.get("private") or fields.get("visibility") == "private":
                 self.server.private.add(name)
-            self._json({"url": f"{self.server.url}/{name}", "name": name})
+            self._send_json({"url": f"{self.server.url}/{name}", "name": name})
         elif self.path == "/api/validate-yaml":
-            self._json({"errors": [], "warnings": []})
+            self._send_json({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             names = [file["path"] for file in json.loads(body)["files"]]
             uploads = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
-            self._json({"files": uploads, "commitOid": "0" * 40})
+            self._send_json({"files": uploads, "commitOid": "0" * 40})
         elif "/commit/" in self.path:
-            name = self._repository("/api/models/")
+            name = self._repository_name("/api/models/")
             files = self.server.repositories[name]
             for line in body.decode().splitlines():
                 entry = json.loads(line)
                 if entry["key"] == "file":
                     files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
             url = f"{self.server.url}/{name}/commit/{'1' * 40}"
-            self._json({"success": True, "commitOid": "1" * 40, "commitUrl": url})
+            self._send_json({"success": True, "commitOid": "1" * 40, "commitUrl": url})
         else:
-            self._missing()
+            self._send_not_found()
 
     def do_GET(self) -> None:
-        self._body()
+        self._read_body()
         if self.path.startswith("/api/models/"):
-            name = self._repository("/api/models/")
+            name = self._repository_name("/api/models/")
             if name not in self.server.repositories:
-                self._missing("RepoNotFound")
+                self._send_not_found("RepoNotFound")
                 return
             files = self.server.repositories[name]
             if "/tree/" in self.path:
                 listed = [{"type": "file", "path": path, "size": len(content)} for path, content in files.items()]
-                self._json([{**file, "oid": hashlib.sha1(file["path"].encode()).hexdigest()} for file in listed])
+                self._send_json([{**file, "oid": hashlib.sha1(file["path"].encode()).hexdigest()} for file in listed])
                 return
             siblings = [{"rfilename": file} for file in files]
             model = {"id": name, "modelId": name, "sha": "1" * 40, "siblings": siblings}
-            self._json({**model, "private": False, "tags": []})
+            self._send_json({**model, "private": False, "tags": []})
             return
-        content = self._file()
+        content = self._find_file()
         if content is None:
-            self._missing("EntryNotFound")
+            self._send_not_found("EntryNotFound")
             return
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
@@ -85,14 +85,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _file(self) -> bytes | None:
+    def _find_file(self) -> bytes | None:
         name, _, rest = urllib.parse.unquote(self.path.split("?")[0]).lstrip("/").partition("/resolve/")
         return self.server.repositories.get(name, {}).get(rest.partition("/")[2])
 
-    def _repository(self, prefix: str) -> str:
+    def _repository_name(self, prefix: str) -> str:
         return "/".join(urllib.parse.unquote(self.path.split("?")[0]).removeprefix(prefix).split("/")[:2])
 
-    def _body(self) -> bytes:
+    def _read_body(self) -> bytes:
         self.server.requests.append(f"{self.command} {self.path}")
         if self.headers.get("Transfer-Encoding") == "chunked":
             body = b""
@@ -103,7 +103,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return body
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def _json(self, content: object) -> None:
+    def _send_json(self, content: object) -> None:
         body = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -112,7 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _missing(self, code: str = "EntryNotFound") -> None:
+    def _send_not_found(self, code: str = "EntryNotFound") -> None:
         self.send_response(404)
         self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")

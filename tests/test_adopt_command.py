@@ -62,7 +62,7 @@ def test_adopts_a_folder_that_timm_saved(network, tmp_path):
     [
         (["resnet18", "--no-pretrained"], "must contain lambda layers"),
         (["lambda_resnet26"], "no model named 'lambda_resnet26'"),
-        (["weights.pth"], "model must be the name of the model of timm"),
+        (["weights.pth"], "model must be the name of the timm model"),
         (["weights.pth", "--model", "lambda_resnet50ts"], "another architecture"),
         (["folder"], "config.json"),
         (["lambda_resnet26t", "--batch-size", "0"], "batch_size must be"),

@@ -29,16 +29,16 @@ def trained(tmp_path_factory):
     """The folder of a finished run on two classes, dark and light."""
     folder = tmp_path_factory.mktemp("trained")
     random = np.random.default_rng(0)
-    for name, bright in (("dark", 60), ("light", 190)):
+    for name, brightness in (("dark", 60), ("light", 190)):
         (folder / "images" / name).mkdir(parents=True)
         for i in range(10):
-            pixels = np.clip(random.normal(bright, 20, (9, 9)), 0, 255).astype(np.uint8)
+            pixels = np.clip(random.normal(brightness, 20, (9, 9)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / "images" / name / f"{i}.png")
     recipe = replace(DIGITS, data=str(folder / "images"), image_size=8, batch_size=6, learning_rate=0.03, seed=SEED)
 
-    def train(times):
+    def train(factor):
         shutil.rmtree(folder / "run", ignore_errors=True)
-        return run.start(replace(recipe, epochs=15 * times), folder / "run")
+        return run.start(replace(recipe, epochs=15 * factor), folder / "run")
 
     train_until(lambda result: result["top1"] == 1.0, train)
     return folder
@@ -114,14 +114,14 @@ def test_predict_skips_and_lists_unreadable_images(trained, tmp_path, capsys):
     assert len((tmp_path / "o.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
+def test_predict_keeps_predictions_on_a_signal_and_resumes(signum, trained, tmp_path, monkeypatch, capsys):
     predict = classifiers.predict_files
 
     def with_signal(*arguments):
-        for count, prediction in enumerate(predict(*arguments)):
-            if count == 7:
-                os.kill(os.getpid(), number)
+        for index, prediction in enumerate(predict(*arguments)):
+            if index == 7:
+                os.kill(os.getpid(), signum)
             yield prediction
 
     command = ["predict", str(trained / "run"), str(trained / "images"), "--out"]
@@ -130,8 +130,8 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(number, trained, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(classifiers, "predict_files", with_signal)
         assert main([*command, str(out)]) == 130
-    kept = f"stopped after 7 of 20 images, saved in {out}.partial; run the same command to resume"
-    assert capsys.readouterr().err.strip() == kept
+    message = f"stopped after 7 of 20 images, saved in {out}.partial; run the same command to resume"
+    assert capsys.readouterr().err.strip() == message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.partial", "uninterrupted.jsonl"]
     assert "was started with options [3, None], not [1, None]; remove it" in fails(capsys, *command, out, "--top", 1)
     assert "was started with other images" in fails(capsys, *command[:2], trained / "images/dark", "--out", out)

@@ -15,14 +15,14 @@ from lambdanets.training.recipe import Recipe
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 HEAVY = ("torch", "torchvision", "timm", "lightning", "numpy", "matplotlib", "pyarrow")
-HELP = [
+HELP_COMMANDS = [
     *COMMANDS,
     *(f"detect {action}" for action in ("train", "evaluate", "predict", "report")),
     *(f"segment {action}" for action in ("train", "evaluate", "predict")),
     *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling")),
     *("train cifar10", "pseudo-label select", "compare scope"),
 ]
-INVALID = [
+INVALID_COMMANDS = [
     *("trian", "--verison", "train digits --epoch 3", "train digits --epochs x", "train digits --epochs 0"),
     *("train nothing", "train --image-size", "detect trian", "detect train --epoch 3", "detect predict a b --score 2"),
     *("segment trian", "segment train --epoch 3", "segment predict a b --batch-size 0"),
@@ -48,9 +48,9 @@ print(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
-def answers():
+def results():
     """Exit code, output and heavy modules imported so far, for each command line, all run in one process."""
-    lines = ["", "--help", "--version", *(f"{command} --help" for command in HELP), *INVALID]
+    lines = ["", "--help", "--version", *(f"{command} --help" for command in HELP_COMMANDS), *INVALID_COMMANDS]
     code = f"HEAVY = {HEAVY!r}\n{SCRIPT}"
     process = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(lines), capture_output=True, text=True, check=True
@@ -58,39 +58,39 @@ def answers():
     return json.loads(process.stdout)
 
 
-def test_help_and_usage_errors_do_not_import_pytorch(answers):
-    assert {line: heavy for line, (_, _, heavy) in answers.items() if heavy} == {}
+def test_help_and_usage_errors_do_not_import_pytorch(results):
+    assert {line: heavy for line, (_, _, heavy) in results.items() if heavy} == {}
 
 
-def test_help_exits_with_0_and_usage_errors_with_2_in_one_line(answers):
-    assert {line: code for line, (code, _, _) in answers.items() if line not in INVALID and code} == {}
-    for line in INVALID:
-        code, output, _ = answers[line]
+def test_help_exits_with_0_and_usage_errors_with_2_in_one_line(results):
+    assert {line: code for line, (code, _, _) in results.items() if line not in INVALID_COMMANDS and code} == {}
+    for line in INVALID_COMMANDS:
+        code, output, _ = results[line]
         assert (code, output.count("\n")) == (2, 1), output
         assert output.startswith("lambdanets: ")
 
 
-def test_help_does_not_show_raw_type_names(answers):
-    for line, (_, output, _) in answers.items():
+def test_help_does_not_show_raw_type_names(results):
+    for line, (_, output, _) in results.items():
         assert not re.search(r"\{None\}|\(default: \)|\b(STR|INT|FLOAT)\b", output), line
-    assert "lambdanets train [RECIPE] [-h]" in answers["train --help"][1]
-    assert "lambdanets train cifar10 [-h]" in answers["train cifar10 --help"][1]
-    assert " TEACHER SHARDS OUT" in answers["pseudo-label --help"][1].splitlines()[0]
-    assert " CHECKPOINT IMAGES..." in answers["predict --help"][1].splitlines()[0]
-    assert " [TABLES...]" in answers["tables --help"][1].splitlines()[0]
+    assert "lambdanets train [RECIPE] [-h]" in results["train --help"][1]
+    assert "lambdanets train cifar10 [-h]" in results["train cifar10 --help"][1]
+    assert " TEACHER SHARDS OUT" in results["pseudo-label --help"][1].splitlines()[0]
+    assert " CHECKPOINT IMAGES..." in results["predict --help"][1].splitlines()[0]
+    assert " [TABLES...]" in results["tables --help"][1].splitlines()[0]
 
 
-def test_help_groups_options_and_explains_defaults(answers):
-    output = answers["train cifar10 --help"][1]
+def test_help_groups_options_and_explains_defaults(results):
+    output = results["train cifar10 --help"][1]
     titles = re.findall(r"^ ([\w ]+) options +$", output, re.MULTILINE)
     assert titles[:4] == ["data", "model", "optimization", "regularization"]
-    assert " Mask R-CNN options " in answers["detect train --help"][1]
-    assert " measurement options " in answers["tables --help"][1]
-    for line, (_, output, _) in answers.items():
-        words = " ".join(output.split())
-        assert not re.search(r"(by default|if none)[^.]*\. \(default: none\)", words), line
+    assert " Mask R-CNN options " in results["detect train --help"][1]
+    assert " measurement options " in results["tables --help"][1]
+    for line, (_, output, _) in results.items():
+        text = " ".join(output.split())
+        assert not re.search(r"(by default|if none)[^.]*\. \(default: none\)", text), line
     for line in ("predict --help", "detect predict --help", "segment predict --help"):
-        assert "Image files, folders and globs. (required)" in " ".join(answers[line][1].split())
+        assert "Image files, folders and globs. (required)" in " ".join(results[line][1].split())
 
 
 @pytest.mark.parametrize("recipe", [Recipe, DetectionRecipe, SegmentationRecipe])

@@ -140,14 +140,14 @@ class Probe(MemoryProbe):
     def build(self):
         return nn.Linear(64, 64)
 
-    def loss(self, model, images, device):
-        return model(torch.empty(images, 64, device=device)).sum()
+    def loss(self, model, batch_size, device):
+        return model(torch.empty(batch_size, 64, device=device)).sum()
 
 
 class Module(TrainingModule):
     SUMS = ("loss",)
 
-    def count(self, batch):
+    def num_images(self, batch):
         return len(batch.images)
 
     def sums(self, batch):
@@ -157,18 +157,18 @@ class Module(TrainingModule):
         return (batch.images,)
 
     def validation_step(self, batch, batch_idx):
-        self.validated = {"loss": float(self.sums(batch)["loss"]) / len(batch.images)}
+        self.validation_metrics = {"loss": float(self.sums(batch)["loss"]) / len(batch.images)}
 
     def on_validation_epoch_end(self):
-        self.validated["gain"] = -self.validated["loss"]
-        self.log("gain", self.validated["gain"], logger=False)
+        self.validation_metrics["gain"] = -self.validation_metrics["loss"]
+        self.log("gain", self.validation_metrics["gain"], logger=False)
 
-    def format_validated(self):
-        return f"val loss {self.validated['loss']:.3f}"
+    def format_validation_metrics(self):
+        return f"val loss {self.validation_metrics['loss']:.3f}"
 
 
 class EchoTask(Task):
-    METRICS, PANELS, BEST, RESULT = ("loss", "gain"), (("loss", ("loss",)),), "gain", Result
+    METRICS, PANELS, BEST_METRIC, RESULT = ("loss", "gain"), (("loss", ("loss",)),), "gain", Result
     classes, source, fingerprint = ("none",), "digits", "digits"
 
     def __init__(self, recipe):

@@ -42,12 +42,12 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def score_lines(result):
-    """The last two lines that a command prints for these scores."""
+def metric_lines(result):
+    """The last two lines that a command prints: the metrics of boxes and masks."""
     lines = []
-    for kind, label in (("bbox", "boxes"), ("segm", "masks")):
-        scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in result[kind].items()]
-        lines.append("  ".join([label, *scores]))
+    for iou_type, label in (("bbox", "boxes"), ("segm", "masks")):
+        metrics = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in result[iou_type].items()]
+        lines.append("  ".join([label, *metrics]))
     return lines
 
 
@@ -57,9 +57,9 @@ def test_help_lists_the_actions_and_their_options(capsys):
     assert all(f"  {action} " in output for action in ("train", "evaluate", "predict", "report"))
     options = {"train": "--pyramid-channels", "evaluate": "--data", "predict": "--score", "report": "--format"}
     for action, option in options.items():
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as raised:
             main(["detect", action, "--help"])
-        assert ended.value.code == 0
+        assert raised.value.code == 0
         assert option in capsys.readouterr().out
 
 
@@ -73,10 +73,10 @@ def test_repeated_quicktest_prints_the_same_scores(tmp_path, capsys):
     succeeds(*command)
     output = capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert output[-2:] == score_lines(result)
+    assert output[-2:] == metric_lines(result)
     assert f"predictions:      {tmp_path / 'run/predictions.png'}" in output
     succeeds(*command)
-    assert capsys.readouterr().out.splitlines()[-2:] == score_lines(result)
+    assert capsys.readouterr().out.splitlines()[-2:] == metric_lines(result)
 
 
 def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, capsys):
@@ -84,19 +84,19 @@ def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, caps
     result = json.loads((trained_detector / "run/result.json").read_text())
     output = capsys.readouterr().out.splitlines()
     assert output[0].startswith("4 images, ")
-    assert output[-2:] == score_lines(result)
+    assert output[-2:] == metric_lines(result)
 
 
 def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, capsys):
     recipe = json.loads((trained_detector / "run/recipe.json").read_text())
     fields = recipe | {"data": str(tmp_path / "gone.json"), "images": str(tmp_path / "gone")}
-    names = [each["name"] for each in TWO_CATEGORIES]
+    names = [category["name"] for category in TWO_CATEGORIES]
     description = json.dumps({"recipe": fields, "classes": names, "category_ids": [4, 7]})
     path = tmp_path / "weights.safetensors"
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
     succeeds("evaluate", path)
     result = json.loads((trained_detector / "run/result.json").read_text())
-    assert capsys.readouterr().out.splitlines()[-2:] == score_lines(result)
+    assert capsys.readouterr().out.splitlines()[-2:] == metric_lines(result)
 
 
 def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp_path, capsys):
@@ -113,7 +113,7 @@ def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp
     output = capsys.readouterr().out.splitlines()
     assert output[0] == f"4 images, {len(results)} detections"
     assert {result["category_id"] for result in results} <= {4, 7}
-    assert output[-2:] == score_lines(json.loads((trained_detector / "run/result.json").read_text()))
+    assert output[-2:] == metric_lines(json.loads((trained_detector / "run/result.json").read_text()))
 
 
 def test_evaluate_reports_dropped_annotations(trained_detector, tmp_path, capsys):
@@ -134,9 +134,9 @@ def test_evaluate_writes_scores_per_category(trained_detector, tmp_path):
     scores = json.loads((tmp_path / "out/scores.json").read_text())
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert scores == {name: result[name] for name in ("bbox", "segm", "AP_by_category", "images")}
-    for kind, by_category in scores["AP_by_category"].items():
-        assert list(by_category) == [each["name"] for each in TWO_CATEGORIES]
-        assert sum(by_category.values()) / 2 == pytest.approx(scores[kind]["AP"])
+    for iou_type, by_category in scores["AP_by_category"].items():
+        assert list(by_category) == [category["name"] for category in TWO_CATEGORIES]
+        assert sum(by_category.values()) / 2 == pytest.approx(scores[iou_type]["AP"])
 
 
 def test_evaluate_creates_its_folder_before_it_predicts(trained_detector, tmp_path, monkeypatch, capsys):
@@ -153,7 +153,7 @@ def test_evaluate_keeps_its_scores_if_drawing_fails(trained_detector, tmp_path, 
     command = ["detect", "evaluate", str(trained_detector / "run"), "--out", str(tmp_path / "out")]
     assert main(command) == 2
     output = capsys.readouterr()
-    assert output.out.splitlines()[-2:] == score_lines(json.loads((trained_detector / "run/result.json").read_text()))
+    assert output.out.splitlines()[-2:] == metric_lines(json.loads((trained_detector / "run/result.json").read_text()))
     assert "No space left on device" in output.err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "scores.json"]
 
@@ -244,11 +244,11 @@ def test_predict_writes_label_images_and_a_table_of_their_objects(trained_detect
         pixels = np.asarray(Image.open(path))
         assert pixels.dtype == np.uint16
         assert pixels.shape == (entry["height"], entry["width"])
-        of_image = [row for row in rows if row["image"] == encode_utf8(entry["file_name"]).decode()]
-        assert [int(row["object"]) for row in of_image] == list(range(1, pixels.max() + 1))
-        assert [int(float(row["area"])) for row in of_image] == np.bincount(pixels.ravel())[1:].tolist()
-        assert all(0.3 <= float(row["score"]) <= 1 for row in of_image)
-        assert {row["class"] for row in of_image} <= {category["name"] for category in TWO_CATEGORIES}
+        image_rows = [row for row in rows if row["image"] == encode_utf8(entry["file_name"]).decode()]
+        assert [int(row["object"]) for row in image_rows] == list(range(1, pixels.max() + 1))
+        assert [int(float(row["area"])) for row in image_rows] == np.bincount(pixels.ravel())[1:].tolist()
+        assert all(0.3 <= float(row["score"]) <= 1 for row in image_rows)
+        assert {row["class"] for row in image_rows} <= {category["name"] for category in TWO_CATEGORIES}
 
 
 def test_predict_divides_large_images_of_several_channels_into_tiles(trained_detector, tmp_path, capsys):
@@ -281,15 +281,15 @@ def test_predict_keeps_nonempty_folders_and_creates_none_without_images(trained_
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda signum: signum.name)
 def test_predict_keeps_detections_on_a_signal_and_resumes(
-    number, trained_detector, photos, tmp_path, monkeypatch, capsys
+    signum, trained_detector, photos, tmp_path, monkeypatch, capsys
 ):
     calls, draw = [], detection_figures.draw_predicted
 
     def with_signal(*arguments):
         if len(calls) == 2:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signum)
         calls.append(None)
         return draw(*arguments)
 

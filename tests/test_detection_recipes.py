@@ -71,11 +71,11 @@ def test_coco_recipe_has_the_papers_hyperparameters():
     assert (recipe.image_size, recipe.jitter, recipe.sync_batch_norm) == (1024, (0.1, 2.0), True)
     steps = recipe.epochs * (118_287 // 256)
     assert steps == pytest.approx(130_000, rel=0.005)
-    scale = make_schedule(recipe, 118_287 // 256)
-    assert scale(999) == pytest.approx(1, abs=2e-3)
-    assert scale(500) == pytest.approx(0.5, abs=2e-3)
+    factor = make_schedule(recipe, 118_287 // 256)
+    assert factor(999) == pytest.approx(1, abs=2e-3)
+    assert factor(500) == pytest.approx(0.5, abs=2e-3)
     fractions = (0.899, 0.901, 0.951, 0.976)
-    assert [scale(round(fraction * steps)) for fraction in fractions] == pytest.approx([1, 0.1, 0.01, 0.001])
+    assert [factor(round(fraction * steps)) for fraction in fractions] == pytest.approx([1, 0.1, 0.01, 0.001])
 
 
 def test_the_rows_of_table_14_differ_only_in_the_backbone():

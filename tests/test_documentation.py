@@ -89,4 +89,4 @@ def test_python_code_runs_and_prints_the_shapes_in_its_comments(page, capsys, tm
         assert f"[{shape}]" in output
     if page == "docs/layers.md":
         parameters = variables["model"].named_parameters()
-        assert {tuple(each.shape) for name, each in parameters if name.endswith("table")} == {(23, 23, 16)}
+        assert {tuple(parameter.shape) for name, parameter in parameters if name.endswith("table")} == {(23, 23, 16)}

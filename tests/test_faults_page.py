@@ -40,7 +40,7 @@ def asserts(function: ast.FunctionDef) -> bool:
 
 def called_names(function: ast.FunctionDef) -> set[str]:
     functions = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
-    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in functions}
+    return {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in functions}
 
 
 @pytest.mark.parametrize(("file", "name"), TESTS)

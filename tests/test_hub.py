@@ -28,19 +28,19 @@ def teacher(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def foreign():
+def timm_network():
     """A network of timm with lambda layers that affect its output, and three classes."""
     torch.manual_seed(0)
     return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
 
-def online(folder, url):
+def hub_environment(folder, url):
     """Environment variables with which huggingface_hub uses the server at url and an empty cache."""
     settings = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "cache"), "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "0"}
     return {**os.environ, **settings}
 
 
-def images(channels, side):
+def random_images(channels, side):
     return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
 
 
@@ -49,7 +49,7 @@ def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):
     folder = ln.save_pretrained(original, tmp_path / "model")
     loaded = ln.load(folder, device="cpu")
     assert loaded.card == original.card
-    x = images(1, original.card.preprocessing.image_size)
+    x = random_images(1, original.card.preprocessing.image_size)
     expected = original.probabilities(x)
     torch.testing.assert_close(loaded.probabilities(x), expected)
     network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -72,14 +72,14 @@ def test_readme_has_data_scores_recipe_and_figures_of_a_run(quick_run, tmp_path)
     assert (folder / "curves.png").read_bytes() == (quick_run / "curves.png").read_bytes()
 
 
-def test_adopted_weights_are_saved_with_the_keys_of_timm(foreign, tmp_path):
+def test_adopted_weights_are_saved_with_the_keys_of_timm(timm_network, tmp_path):
     adopted = timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
-    adopted.load_state_dict(foreign.state_dict())
+    adopted.load_state_dict(timm_network.state_dict())
     ln.adopt(adopted)
     folder = ln.save_pretrained(adopted, tmp_path / "model")
-    x = images(3, 64).double()
+    x = random_images(3, 64).double()
     with torch.inference_mode():
-        expected = foreign.double()(x)
+        expected = timm_network.double()(x)
         network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         torch.testing.assert_close(network.double()(x), expected)
         for loaded in (
@@ -90,8 +90,8 @@ def test_adopted_weights_are_saved_with_the_keys_of_timm(foreign, tmp_path):
             torch.testing.assert_close(loaded.double()(x), expected)
 
 
-def test_train_and_evaluate_take_a_folder_of_timm(foreign, two_classes, tmp_path, capsys):
-    timm.models.save_for_hf(foreign, tmp_path / "model", safe_serialization=True)
+def test_train_and_evaluate_take_a_folder_of_timm(timm_network, two_classes, tmp_path, capsys):
+    timm.models.save_for_hf(timm_network, tmp_path / "model", safe_serialization=True)
     run = ["train", "finetune", "--data", str(two_classes), "--weights", str(tmp_path / "model")]
     assert (
         main([*run, "--run", str(tmp_path / "run"), "--epochs", "1", "--image-size", "64", "--batch-size", "2"]) == 0
@@ -112,7 +112,7 @@ def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path):
     )
     with hub_server() as server:
         server.repositories["user/digits"] = {"README.md": b"mine"}
-        environment = online(tmp_path, server.url)
+        environment = hub_environment(tmp_path, server.url)
         output = subprocess.run(
             [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
             env=environment, stdout=subprocess.PIPE, text=True, check=True,
@@ -132,7 +132,7 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path):
         "    try: work()\n"
         "    except ValueError as error: print(error)\n"
     )
-    environment = online(tmp_path, "http://127.0.0.1:9")
+    environment = hub_environment(tmp_path, "http://127.0.0.1:9")
     lines = subprocess.run(
         [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
         env=environment, capture_output=True, text=True, check=True,

@@ -25,7 +25,7 @@ def test_journal_resumes_with_its_entries_and_is_removed_at_the_end(tmp_path):
     path = tmp_path / "out.partial"
     write_and_interrupt(path, [{"a": 1}, {"a": "\udcff"}], {"weights": "x"})
     with open_journal(path, {"weights": "x"}) as journal:
-        assert (journal.entries, journal.resumed) == ([{"a": 1}, {"a": "\udcff"}], 2)
+        assert (journal.entries, journal.num_resumed) == ([{"a": 1}, {"a": "\udcff"}], 2)
         journal.add({"a": 3})
     assert journal.entries[-1] == {"a": 3}
     assert not path.exists()

@@ -27,16 +27,16 @@ def gpu(tmp_path, monkeypatch):
     """A CPU that passes the self-test of the kernels, and runs the algorithm query_order instead of them."""
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    counted = Path(__file__).parent / "ops/position/counted_self_test.py"
-    command = (sys.executable, str(counted), str(tmp_path / "runs"))
+    self_test_script = Path(__file__).parent / "ops/position/counted_self_test.py"
+    command = (sys.executable, str(self_test_script), str(tmp_path / "runs"))
     monkeypatch.setattr(self_test_process, "SELF_TEST", command)
     monkeypatch.setattr(kernel_calibration, "SHAPES", ((2, 4, 7, 23, 16, 16),))
 
     def forward(order, queries, table, values, problem, content=None):
         return run_forward(queries, table, values, content, problem, "query_order")
 
-    def gradients(gradient, queries, table, values, problem, wanted, content=None):
-        return run_backward(gradient, queries, table, values, content, problem, "query_order", wanted)[:3]
+    def gradients(grad_output, queries, table, values, problem, needs_grad, content=None):
+        return run_backward(grad_output, queries, table, values, content, problem, "query_order", needs_grad)[:3]
 
     monkeypatch.setattr(fused, "forward_in_order", forward)
     monkeypatch.setattr(fused, "gradients", gradients)

@@ -23,8 +23,8 @@ def run_failing_command(error, monkeypatch):
     return cli.main(["evaluate"])
 
 
-def os_error(number, *filename):
-    return OSError(number, os.strerror(number), *filename)
+def os_error(code, *filename):
+    return OSError(code, os.strerror(code), *filename)
 
 
 @pytest.mark.parametrize(

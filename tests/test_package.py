@@ -95,17 +95,19 @@ def test_reference_page_lists_the_names_of_each_package(package):
     assert set(re.findall(rf"`ln\.{package}\.(\w+)[`(]", REFERENCE)) == public - set(lambdanets.__all__)
 
 
-CALLS = re.findall(r"`ln\.((?:\w+\.)?\w+)\(([^`]*)\)`", REFERENCE)
+SIGNATURES = re.findall(r"`ln\.((?:\w+\.)?\w+)\(([^`]*)\)`", REFERENCE)
 
 
-@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
-def test_signatures_on_the_reference_page_match_the_code(name, arguments):
+@pytest.mark.parametrize(("name", "parameters"), SIGNATURES, ids=[name for name, _ in SIGNATURES])
+def test_signatures_on_the_reference_page_match_the_code(name, parameters):
     function: object = lambdanets
     for part in name.split("."):
         function = getattr(function, part)
-    parameters = inspect.signature(function).parameters.values()
-    unannotated = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])
-    assert f"({arguments})" == str(unannotated).replace("'", '"')
+    signature = inspect.signature(function)
+    unannotated = inspect.Signature(
+        [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    )
+    assert f"({parameters})" == str(unannotated).replace("'", '"')
 
 
 def test_a_layer_and_an_operation_can_be_pickled():

@@ -23,7 +23,7 @@ from lambdanets.training.recipe import Recipe
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
 # and one of cifar10 without lambda layers.
-QUICKTESTED = {"imagenet_350": "imagenet_350_350_288", "cifar10": "cifar10_convolution"}
+QUICKTEST_VARIANTS = {"imagenet_350": "imagenet_350_350_288", "cifar10": "cifar10_convolution"}
 VARIANTS = [variant for name in list_recipes() for variant in list_variants(name)]
 
 # Depth, image size, RandAugment magnitude, dropout and stochastic depth of Table 20.
@@ -120,9 +120,9 @@ def test_imagenet_350_has_the_hyperparameters_of_table_20(row):
     assert fields(recipe, "dropout", "drop_path") == (dropout, drop_path)
     assert recipe.rand_augment.startswith(f"rand-m{magnitude:g}-n2")
     assert fields(recipe, "epochs", "weight_decay", "learning_rate", "batch_size") == (350, 4e-5, 1.6, 4096)
-    holds_out = (depth, size) in {(350, 288), (350, 320), (420, 320)}
-    assert recipe.hold_out == (0.02 if holds_out else 0)
-    assert (recipe.patience is not None) == holds_out
+    stops_early = (depth, size) in {(350, 288), (350, 320), (420, 320)}
+    assert recipe.hold_out == (0.02 if stops_early else 0)
+    assert (recipe.patience is not None) == stops_early
 
 
 def test_imagenet_350_variants_are_the_rows_of_table_20():
@@ -147,22 +147,23 @@ def test_mobilenet_recipe_has_the_papers_hyperparameters():
 
 def test_mobilenet_learning_rate_decays_by_099_every_three_epochs():
     recipe = find_recipe("imagenet_mobilenetv2")
-    scale = make_schedule(recipe, 10)
-    warmup = int(recipe.warmup_epochs * 10)
-    assert [scale(0), scale(warmup - 1), scale(warmup)] == pytest.approx([1 / warmup, 1, 1])
-    for epochs in range(40):
-        assert scale(warmup + 10 * epochs) == pytest.approx(0.99 ** (epochs // 3), rel=1e-12)
+    factor = make_schedule(recipe, 10)
+    warmup_steps = int(recipe.warmup_epochs * 10)
+    assert [factor(0), factor(warmup_steps - 1), factor(warmup_steps)] == pytest.approx([1 / warmup_steps, 1, 1])
+    for epoch in range(40):
+        assert factor(warmup_steps + 10 * epoch) == pytest.approx(0.99 ** (epoch // 3), rel=1e-12)
 
 
 @pytest.fixture(scope="module", params=["imagenet_350", "imagenet_90_u4", "imagenet_mobilenetv2"])
-def built(request):
+def model_and_recipe(request):
     recipe = find_recipe(request.param)
     return prepare_batch_norm(build_model(recipe, 10), recipe), recipe
 
 
-@pytest.mark.parametrize("built", ["imagenet_350", "imagenet_90_u4"], indirect=True)  # MobileNet has no such norms
-def test_last_batch_norm_of_each_residual_block_is_zero_initialized(built):
-    model, _ = built
+# without MobileNet, which has no such norms
+@pytest.mark.parametrize("model_and_recipe", ["imagenet_350", "imagenet_90_u4"], indirect=True)
+def test_last_batch_norm_of_each_residual_block_is_zero_initialized(model_and_recipe):
+    model, _ = model_and_recipe
     norms = [module for name, module in model.named_modules() if name.endswith(".bn3")]
     assert len(norms) == 16
     assert all(not norm.weight.any() for norm in norms)
@@ -170,20 +171,20 @@ def test_last_batch_norm_of_each_residual_block_is_zero_initialized(built):
     assert all(norm.weight.all() for norm in others)
 
 
-def test_norms_biases_and_tables_have_no_weight_decay(built):
-    model, recipe = built
+def test_norms_biases_and_tables_have_no_weight_decay(model_and_recipe):
+    model, recipe = model_and_recipe
     optimizer = Classification(model, recipe, 10, 1, "").configure_optimizers()["optimizer"]
-    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert len(decays) == len(list(model.parameters()))
-    free = {id(module.table) for module in model.modules() if isinstance(module, RelativeEmbedding)}
-    assert free
+    weight_decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(weight_decays) == len(list(model.parameters()))
+    no_decay = {id(module.table) for module in model.modules() if isinstance(module, RelativeEmbedding)}
+    assert no_decay
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            free |= {id(module.weight), id(module.bias)}
+            no_decay |= {id(module.weight), id(module.bias)}
         elif getattr(module, "bias", None) is not None:
-            free.add(id(module.bias))
+            no_decay.add(id(module.bias))
     for name, parameter in model.named_parameters():
-        assert decays[id(parameter)] == (0 if id(parameter) in free else recipe.weight_decay), name
+        assert weight_decays[id(parameter)] == (0 if id(parameter) in no_decay else recipe.weight_decay), name
 
 
 def test_batch_norm_momentum_changes_the_running_mean():
@@ -199,7 +200,9 @@ def test_batch_norm_momentum_changes_the_running_mean():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [QUICKTESTED.get(name, name) for name in list_recipes() if name != "imagenet_90"])
+@pytest.mark.parametrize(
+    "name", [QUICKTEST_VARIANTS.get(name, name) for name in list_recipes() if name != "imagenet_90"]
+)
 def test_quicktest_keeps_recipe_options_at_small_size(name, tmp_path, capsys):
     assert main(["train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run/result.json").read_text())

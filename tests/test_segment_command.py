@@ -98,15 +98,15 @@ def test_segment_predict_writes_class_maps_figures_and_a_table(trained_segmenter
     with (out / "classes.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["label"], row["class"]) for row in rows] == [*zip("012", CLASSES, strict=True)] * 3
-    for number, (name, path) in enumerate(zip(names, sorted(photos.glob("[!t]*")), strict=True)):
+    for index, (name, path) in enumerate(zip(names, sorted(photos.glob("[!t]*")), strict=True)):
         labels = np.asarray(Image.open(out / "classes" / name))
         with Image.open(path) as image, Image.open(out / name) as figure:
             assert labels.shape == image.size[::-1] == figure.size[::-1]
         assert labels.dtype == np.uint8
-        of_image = rows[3 * number : 3 * number + 3]
-        assert {row["image"] for row in of_image} == {str(path)}
-        assert [int(row["pixels"]) for row in of_image] == np.bincount(labels.ravel(), minlength=3).tolist()
-        assert [float(row["fraction"]) for row in of_image] == pytest.approx(
+        image_rows = rows[3 * index : 3 * index + 3]
+        assert {row["image"] for row in image_rows} == {str(path)}
+        assert [int(row["pixels"]) for row in image_rows] == np.bincount(labels.ravel(), minlength=3).tolist()
+        assert [float(row["fraction"]) for row in image_rows] == pytest.approx(
             [(labels == label).mean() for label in range(3)], abs=1e-6
         )
     succeeds("predict", trained_segmenter / "run", photos / "a.png", "--out", tmp_path / "maps", "--no-figures")
@@ -160,14 +160,14 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), ERRORS, ids=[" ".join(arguments) for arguments, _ in ERRORS])
-def test_segment_reports_user_errors_in_one_sentence(
+def test_segment_reports_user_errors_in_one_line(
     arguments, message, trained_segmenter, photos, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     before = contents(tmp_path)
-    places = {"RUN": trained_segmenter / "run", "PHOTOS": photos, "NEW": tmp_path / "new"}
-    for name, path in places.items():
-        arguments = [each.replace(name, str(path)) for each in arguments]
+    paths = {"RUN": trained_segmenter / "run", "PHOTOS": photos, "NEW": tmp_path / "new"}
+    for name, path in paths.items():
+        arguments = [argument.replace(name, str(path)) for argument in arguments]
     assert message in fails(capsys, *arguments)
     assert contents(tmp_path) == before
 

@@ -14,7 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
 from lambdanets.locks import locked_folder
 
-NUMBERS = pytest.mark.parametrize("number", signals.SIGNALS, ids=lambda number: number.name)
+ALL_SIGNALS = pytest.mark.parametrize("signum", signals.SIGNALS, ids=lambda signum: signum.name)
 
 
 def run(command):
@@ -38,46 +38,46 @@ def run_forked(command, tmp_path):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (tmp_path / "log").read_text()
 
 
-def send(number):
-    os.kill(os.getpid(), number)
+def send(signum):
+    os.kill(os.getpid(), signum)
 
 
-@NUMBERS
-def test_signal_before_any_work_exits_with_130_silently(number, tmp_path):
+@ALL_SIGNALS
+def test_signal_before_any_work_exits_with_130_silently(signum, tmp_path):
     def command():
-        send(number)
+        send(signum)
         raise AssertionError
 
     assert run_forked(command, tmp_path) == (130, "")
 
 
 def test_signal_ignored_at_process_start_stays_ignored(tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for background jobs
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for background jobs
     try:
         assert run_forked(lambda: send(signal.SIGINT) or 7, tmp_path) == (7, "")
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
-@NUMBERS
-def test_signal_outside_of_the_command_exits_with_130_silently(number):
+@ALL_SIGNALS
+def test_signal_outside_of_the_command_exits_with_130_silently(signum):
     script = (
         "import os, sys\n"
         "from lambdanets import __main__, cli\n"
-        f"cli.main = lambda: os.kill(os.getpid(), {int(number)})\n"
+        f"cli.main = lambda: os.kill(os.getpid(), {int(signum)})\n"
         "__main__.console()"
     )
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
 
 
-@NUMBERS
-def test_signal_during_an_atomic_write_keeps_the_previous_file(number, tmp_path):
+@ALL_SIGNALS
+def test_signal_during_an_atomic_write_keeps_the_previous_file(signum, tmp_path):
     def command():
         with atomic_open(tmp_path / "file") as file:
             file.write(b"new")
             file.flush()
-            send(number)
+            send(signum)
         raise AssertionError
 
     (tmp_path / "file").write_bytes(b"old")
@@ -86,23 +86,23 @@ def test_signal_during_an_atomic_write_keeps_the_previous_file(number, tmp_path)
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-@NUMBERS
-def test_signal_while_locked_leaves_no_lock_and_no_empty_folder(number, tmp_path):
+@ALL_SIGNALS
+def test_signal_while_locked_leaves_no_lock_and_no_empty_folder(signum, tmp_path):
     def command():
         with locked_folder(tmp_path / "new/folder"):
-            send(number)
+            send(signum)
         raise AssertionError
 
     assert run_forked(command, tmp_path) == (130, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
 
 
-@NUMBERS
-def test_signal_in_a_deferred_block_takes_effect_at_its_end(number, tmp_path):
+@ALL_SIGNALS
+def test_signal_in_a_deferred_block_takes_effect_at_its_end(signum, tmp_path):
     def command():
         with signals.interruptible():
             with signals.deferred():
-                send(number)
+                send(signum)
                 (tmp_path / "done").touch()
             raise AssertionError
 
@@ -110,12 +110,12 @@ def test_signal_in_a_deferred_block_takes_effect_at_its_end(number, tmp_path):
     assert (tmp_path / "done").exists()
 
 
-@NUMBERS
-def test_signal_during_work_allows_one_cleanup(number, tmp_path):
+@ALL_SIGNALS
+def test_signal_during_work_allows_one_cleanup(signum, tmp_path):
     def command():
         try:
             with signals.resumable("all is kept"), atomic_open(tmp_path / "file"):
-                send(number)
+                send(signum)
         finally:
             send(signal.SIGTERM)  # job schedulers may send it several times
             (tmp_path / "cleaned").touch()
@@ -164,9 +164,9 @@ def test_signal_in_a_destructor_is_not_lost(tmp_path):
 
 
 def test_signal_handlers_are_restored(tmp_path):
-    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    handlers_before = [signal.getsignal(signum) for signum in signals.SIGNALS]
     assert cli.main(["--version"]) == 0
-    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+    assert [signal.getsignal(signum) for signum in signals.SIGNALS] == handlers_before
 
 
 def test_input_error_without_a_signal_exits_with_2():

@@ -8,7 +8,7 @@ from skimage.measure import label, regionprops
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.label_images import make_label_image
-from lambdanets.inference.tiles import _Found, _merge, detect_tiled, is_tiled
+from lambdanets.inference.tiles import _merge, _TileObject, detect_tiled, is_tiled
 
 
 class Rectangles:
@@ -83,7 +83,7 @@ def test_objects_larger_than_a_tile_are_found_in_pieces():
 def test_objects_covered_by_several_others_of_another_tile_are_dropped():
     def found(left, right, tile, score):
         box = [float(left), 0.0, float(right), 10.0]
-        return _Found(box, 1, score, CroppedMask(0, left, np.ones((10, right - left), bool)), tile, False)
+        return _TileObject(box, 1, score, CroppedMask(0, left, np.ones((10, right - left), bool)), tile, False)
 
     pair = [found(0, 20, (0, 0), 0.9), found(20, 40, (0, 0), 0.8)]
     assert len(_merge([*pair, found(11, 29, (0, 11), 0.7)], (10, 60))) == 2

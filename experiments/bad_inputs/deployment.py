@@ -6,7 +6,7 @@ import torch
 
 from .files import file, folder, malicious_pickle, pipe
 from .inputs import Input, Setup, accepted, rejected
-from .weights import edit_weights, fill
+from .weights import edit_weights, set_first_element
 
 ADOPT = "adopt {source} --out model --seconds 0"
 EXPORT = "export {source} --out model.onnx --seconds 0"
@@ -21,10 +21,12 @@ def save_tensors(content: object) -> Setup:
 
 
 def adopt(source: str, output: str, *setup: Setup, **fields: str) -> Input:
+    """An `adopt` command that must be rejected."""
     return rejected(ADOPT.format(source=source), output, *setup, **fields)
 
 
 def export(source: str, output: str, *setup: Setup, **fields: str) -> Input:
+    """An `export` command that must be rejected."""
     return rejected(EXPORT.format(source=source), output, *setup, **fields)
 
 
@@ -54,7 +56,7 @@ DEPLOYMENT: list[Input] = [
     export("empty", "empty", folder("empty")),
     export("w.safetensors", r"w\.safetensors", file("w.safetensors", b""), name="export an empty file"),
     export("w.safetensors", r"w\.safetensors", pipe("w.safetensors"), name="export a named pipe"),
-    export("w.safetensors", "finite weights", edit_weights(fill(float("nan"))), name="export NaN weights"),
+    export("w.safetensors", "finite weights", edit_weights(set_first_element(float("nan"))), name="export NaN weights"),
     export(f"{SMALL} --to tensorrt", "--to must be one of"),
     export(f"{SMALL} --to openvino", r"must end in \.xml"),
     export(f"{SMALL} --batch-size 0", "batch_size must be"),

@@ -34,7 +34,7 @@ def delete(*path: str) -> Callable[[Any], Any]:
 
 
 # Changes that make shards.json invalid.
-INVALID_LISTS: dict[str, Callable[[Any], Any]] = {
+INVALID_SHARDS_JSON: dict[str, Callable[[Any], Any]] = {
     "not an object": lambda content: [],
     "a number": lambda content: 5,
     "no parts": delete("parts"),
@@ -85,7 +85,7 @@ DIFFERENT_SHARDS: dict[str, tuple[Any, ...]] = {
 
 SAMPLES = [(f"{n}.{kind}", data) for n in range(4) for kind, data in (("png", png(n)), ("cls", b"%d" % (n % 2)))]
 # Folders that `shard --index` must reject: the setup, and a pattern of the error message.
-WITHOUT_LIST = {
+NOT_INDEXABLE = {
     "not a tar": ([file("t/a.txt", "x")], "tar"),
     "an empty tar": ([file("t/a.tar", b"")], "a.tar"),
     "a tar without images": ([file("t/a.tar", tar_bytes([("a.txt", b"x")]))], "a.tar"),
@@ -99,7 +99,10 @@ WITHOUT_LIST = {
     ),
     "a class of 2**62": ([file("t/a.tar", tar_bytes([("0.png", png()), ("0.cls", b"%d" % 2**62)]))], "class|a.tar"),
     "some images without a class": ([file("t/a.tar", tar_bytes(SAMPLES[:-1]))], "cls|class"),
-    "a list": ([file("t/a.tar", tar_bytes(SAMPLES)), file("t/shards.json", "{}")], "shards.json exists"),
+    "an existing shards.json": (
+        [file("t/a.tar", tar_bytes(SAMPLES)), file("t/shards.json", "{}")],
+        "shards.json exists",
+    ),
     "a pipe": ([pipe("t/a.tar")], "a.tar"),
 }
 
@@ -109,7 +112,7 @@ RETRY_MESSAGE = "retrying|trying again"
 SHARD_SETS: list[Input] = [
     *(
         rejected(VERIFY, "shards.json|shard", SHARDS, edit_json(SHARDS_JSON, change), name=f"shards.json: {case}")
-        for case, change in INVALID_LISTS.items()
+        for case, change in INVALID_SHARDS_JSON.items()
     ),
     *(
         rejected(
@@ -120,7 +123,7 @@ SHARD_SETS: list[Input] = [
             name=f"shards.json: {case}",
             allowed_lines=".",
         )
-        for case, change in list(INVALID_LISTS.items())[:14]
+        for case, change in list(INVALID_SHARDS_JSON.items())[:14]
     ),
     *(
         rejected(VERIFY, r"$", SHARDS, file(SHARDS_JSON, content), name=f"shards.json: {case}")
@@ -162,8 +165,8 @@ SHARD_SETS: list[Input] = [
         name="made is a list",
     ),
     *(
-        rejected("shard t --index", output, *setup, name=f"list shards: {case}")
-        for case, (setup, output) in WITHOUT_LIST.items()
+        rejected("shard t --index", output, *setup, name=f"index: {case}")
+        for case, (setup, output) in NOT_INDEXABLE.items()
     ),
     rejected("shard t --index --classes c.txt", "names", file("t/a.tar", tar_bytes(SAMPLES)), file("c.txt", "one\n")),
     rejected("shard t --index --classes c.txt", "c.txt", file("t/a.tar", tar_bytes(SAMPLES)), file("c.txt", b"\xff\n")),

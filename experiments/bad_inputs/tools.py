@@ -12,7 +12,7 @@ LAYER = (
     "benchmark layer --shapes 4x4x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 0.02 --passes inference --out new"
 )
 SCALING = "benchmark scaling --sides 4 --lengths 8 --repeats 1 --seconds 0.01 --out new"
-LAMBDA_LAYER = "--candidates lambdanets"
+ONLY_LAMBDANETS = "--candidates lambdanets"
 MEASURED = copy("measured/results.json", "m.json")
 
 
@@ -33,7 +33,7 @@ TOOLS: list[Input] = [
     rejected("benchmark laier", "layer"),
     rejected("benchmark layer --nonsense", "--nonsense"),
     *(
-        rejected(f"{LAYER} {LAMBDA_LAYER} --{option}", field_pattern(re.split("[= ]", option)[0]).rstrip("s"))
+        rejected(f"{LAYER} {ONLY_LAMBDANETS} --{option}", field_pattern(re.split("[= ]", option)[0]).rstrip("s"))
         for option in (
             "shapes 4x4",
             "shapes 0x4x8",
@@ -70,11 +70,11 @@ TOOLS: list[Input] = [
             "candidates ''",
         )
     ),
-    rejected(f"{LAYER} --device cuda {LAMBDA_LAYER}", "cuda|GPU"),
-    rejected(f"{LAYER} {LAMBDA_LAYER}", "new", folder("new"), file("new/mine.txt", "x")),
-    rejected(f"{LAYER} {LAMBDA_LAYER}", "new", file("new", "x")),
+    rejected(f"{LAYER} --device cuda {ONLY_LAMBDANETS}", "cuda|GPU"),
+    rejected(f"{LAYER} {ONLY_LAMBDANETS}", "new", folder("new"), file("new/mine.txt", "x")),
+    rejected(f"{LAYER} {ONLY_LAMBDANETS}", "new", file("new", "x")),
     rejected(
-        LAYER.replace("4x4x8", "100000x100000x64") + f" {LAMBDA_LAYER}",
+        LAYER.replace("4x4x8", "100000x100000x64") + f" {ONLY_LAMBDANETS}",
         "memory",
         name="a shape too large for memory",
         allowed_lines=".",
@@ -99,8 +99,8 @@ TOOLS: list[Input] = [
         for option in ("patterns XXXX", "patterns CCC", "patterns", "image-size=0", "image-size=x", "scope=4")
     ),
     rejected("benchmark memory --passes nonsense --out new", "passes"),
-    accepted(f"{LAYER} {LAMBDA_LAYER}", "new", check=check_json("new/results.json")),
-    accepted(f"{LAYER} {LAMBDA_LAYER} --shapes 1x1x4 --scopes 9", "new", check=check_json("new/results.json")),
+    accepted(f"{LAYER} {ONLY_LAMBDANETS}", "new", check=check_json("new/results.json")),
+    accepted(f"{LAYER} {ONLY_LAMBDANETS} --shapes 1x1x4 --scopes 9", "new", check=check_json("new/results.json")),
     *(
         rejected(f"tables {arguments}", output)
         for arguments, output in {

@@ -46,7 +46,7 @@ def edit_checkpoint(change: Callable[[dict[str, Any]], Any]) -> Setup:
     return setup
 
 
-def fill(value: float, suffix: str = "") -> Callable[[Tensors], Any]:
+def set_first_element(value: float, suffix: str = "") -> Callable[[Tensors], Any]:
     """Set the first element of each floating-point tensor whose name ends with `suffix`."""
 
     def change(tensors: Tensors) -> None:
@@ -77,10 +77,10 @@ def set_old_recipe(**fields: Any) -> Callable[[dict[str, Any]], Any]:
 
 # Weights with non-finite values.
 NON_FINITE = {
-    "NaN in every tensor": edit_weights(fill(float("nan"))),
-    "inf in every tensor": edit_weights(fill(float("inf"))),
-    "-inf in one tensor": edit_weights(fill(float("-inf"), "fc.bias")),
-    "NaN in a running variance": edit_weights(fill(float("nan"), "running_var")),
+    "NaN in every tensor": edit_weights(set_first_element(float("nan"))),
+    "inf in every tensor": edit_weights(set_first_element(float("inf"))),
+    "-inf in one tensor": edit_weights(set_first_element(float("-inf"), "fc.bias")),
+    "NaN in a running variance": edit_weights(set_first_element(float("nan"), "running_var")),
 }
 EVALUATE, PREDICT = "evaluate w.safetensors", "predict w.safetensors {photo}"
 # Changes that make the model card invalid.

@@ -18,9 +18,9 @@ def console() -> None:
 
 def exit_quietly_on_signals() -> None:
     """Make signals end the process immediately and without a message. Signals that are ignored stay ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: os._exit(130))
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, lambda *_: os._exit(130))
 
 
 if __name__ == "__main__":  # false in spawned worker processes, which import this module under another name

@@ -6,23 +6,23 @@ import platform
 
 # Parameters of mallopt in glibc's malloc.h, and the values of their environment variables.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_KEPT, _PADDING = 2**31 - 1, 64 * 2**20  # bytes; mallopt takes an int
+_MAX_THRESHOLD, _TOP_PAD_BYTES = 2**31 - 1, 64 * 2**20  # bytes; mallopt takes an int
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc's malloc keep freed tensors' memory for the next tensors. Returns whether it does; affects the process.
+    """Let glibc's malloc reuse the memory of freed tensors, in the whole process. Returns whether this was set.
 
-    By default, glibc maps each tensor above 32 MiB (at most) anew and returns it to the system when it is freed. The
-    kernel clears and maps its pages again in every step, one page fault per 4 KiB. A process that keeps up to 2 GiB of
-    freed memory trains 1.1 to 1.4 times as fast and its peak memory grows by up to 15% (docs/training.md). Results do
-    not change. Memory on GPUs is not affected: PyTorch keeps it anyway.
+    By default, glibc maps new memory for each tensor above 32 MiB (at most) and returns it to the system when it is
+    freed. In every step, the kernel clears and maps its pages again, one page fault per 4 KiB. A process that
+    keeps up to 2 GiB of freed memory trains 1.1 to 1.4 times as fast and its peak memory grows by up to 15%
+    (docs/training.md). Results do not change. Memory on GPUs is not affected: PyTorch keeps it anyway.
 
     Other C libraries, a preloaded allocator (LD_PRELOAD, usually jemalloc or tcmalloc), and thresholds that the
     environment sets (MALLOC_MMAP_THRESHOLD_, GLIBC_TUNABLES) are left as they are.
     """
-    is_chosen = any(name.startswith("MALLOC_") or name in ("LD_PRELOAD", "GLIBC_TUNABLES") for name in os.environ)
-    if platform.libc_ver()[0] != "glibc" or is_chosen:
+    is_configured = any(name.startswith("MALLOC_") or name in ("LD_PRELOAD", "GLIBC_TUNABLES") for name in os.environ)
+    if platform.libc_ver()[0] != "glibc" or is_configured:
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    settings = ((_TRIM_THRESHOLD, _KEPT), (_TOP_PAD, _PADDING), (_MMAP_THRESHOLD, _KEPT))
+    settings = ((_TRIM_THRESHOLD, _MAX_THRESHOLD), (_TOP_PAD, _TOP_PAD_BYTES), (_MMAP_THRESHOLD, _MAX_THRESHOLD))
     return all(mallopt(parameter, value) == 1 for parameter, value in settings)

@@ -59,21 +59,22 @@ def check(name: str, value: Any, annotation: Any, bounds: Range | None = None) -
     convert(value, annotation, name, bounds)
 
 
-def convert(value: Any, annotation: Any, name: str = "it", bounds: Range | None = None) -> Any:
+def convert(value: Any, annotation: Any, name: str = "", bounds: Range | None = None) -> Any:
     """Convert a JSON value to an annotated type: objects to dataclasses or TypedDicts, lists to tuples.
 
     annotation: a dataclass, TypedDict, list, tuple, dict, union, Literal or other class.
-    name: of the value, for error messages.
+    name: name of the value in error messages, such as "train[0].size"; if empty, they begin with "it".
     bounds: range of numbers.
 
     An int is accepted as a float, but a bool is not accepted as a number. Floats must be finite. Raises InputError if
     the value does not match.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
+    prefix = f"{name}." if name else ""
     if isinstance(value, dict) and (dataclasses.is_dataclass(annotation) or is_typeddict(annotation)):
-        return _convert_record(value, annotation, "" if name == "it" else f"{name}.")
+        return _convert_record(value, annotation, prefix)
     if isinstance(value, dict) and origin is dict:
-        return {key: convert(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
+        return {key: convert(item, arguments[1], f"{prefix}{key}") for key, item in value.items()}
     if isinstance(value, list | tuple) and origin in (list, tuple):
         has_fixed_length = origin is tuple and arguments[-1] is not Ellipsis
         item_types = arguments if has_fixed_length else arguments[:1] * len(value)
@@ -90,7 +91,8 @@ def convert(value: Any, annotation: Any, name: str = "it", bounds: Range | None 
         return value
     expected = describe_type(annotation) + (f", {bounds}" if bounds else "")
     text = repr(value)
-    raise InputError(f"{name} must be {expected}, got {text if len(text) < 200 else f'{text[:150]} ... {text[-45:]}'}")
+    shortened = text if len(text) < 200 else f"{text[:150]} ... {text[-45:]}"
+    raise InputError(f"{name or 'it'} must be {expected}, got {shortened}")
 
 
 def _convert_record(value: dict[str, Any], record_type: Any, prefix: str) -> Any:

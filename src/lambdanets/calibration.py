@@ -52,10 +52,10 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
         raise InputError(f"device must be one of {torch.cuda.device_count()} GPUs, got {device!r}")
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    threads = torch.get_num_threads() if device == "cpu" else 1
+    num_threads = torch.get_num_threads() if device == "cpu" else 1
     corrections: dict[str, object] = {}
     with torch.no_grad(), contextlib.nullcontext() if device == "cpu" else torch.cuda.device(device):
-        rates = _measure_rates(device, threads)
+        rates = _measure_rates(device, num_threads)
         if device != "cpu":
             from lambdanets.kernel_calibration import calibrate_kernels
 
@@ -63,17 +63,17 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
     cached = {}
     with contextlib.suppress(OSError, ValueError):
         cached = json.loads(path.read_text())
-    cached[calibration_key(device, threads)] = asdict(rates) | corrections
+    cached[calibration_key(device, num_threads)] = asdict(rates) | corrections
     atomic_write(path, json.dumps(cached, indent=1).encode())
     return rates
 
 
-def median_seconds(function: Callable[[], object], device: str, runs: int = 15) -> float:
+def median_seconds(function: Callable[[], object], device: str, num_runs: int = 15) -> float:
     """Measure the median time of a call in seconds, after two warm-up calls."""
     if device != "cpu":
-        return _median_seconds_on_gpu(function, runs)
+        return _median_seconds_on_gpu(function, num_runs)
     times = []
-    for run in range(runs + 2):
+    for run in range(num_runs + 2):
         start = time.perf_counter()
         function()
         if run > 1:
@@ -81,7 +81,7 @@ def median_seconds(function: Callable[[], object], device: str, runs: int = 15) 
     return statistics.median(times)
 
 
-def _median_seconds_on_gpu(function: Callable[[], object], runs: int) -> float:
+def _median_seconds_on_gpu(function: Callable[[], object], num_runs: int) -> float:
     """Measure with CUDA events around several milliseconds of calls. Synchronizing after each call would add 10 us."""
     for _ in range(2):
         function()
@@ -89,39 +89,44 @@ def _median_seconds_on_gpu(function: Callable[[], object], runs: int) -> float:
     start = time.perf_counter()
     function()
     torch.cuda.synchronize()
-    calls = max(1, min(500, math.ceil(5e-3 / (time.perf_counter() - start))))
+    num_calls = max(1, min(500, math.ceil(5e-3 / (time.perf_counter() - start))))
     times = []
-    for _ in range(runs):
+    for _ in range(num_runs):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        for _ in range(calls):
+        for _ in range(num_calls):
             function()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / calls)
+        times.append(begin.elapsed_time(end) / 1e3 / num_calls)
     return statistics.median(times)
 
 
-def _measure_rates(device: str, threads: int) -> Rates:
+def _measure_rates(device: str, num_threads: int) -> Rates:
     # a GPU is saturated only by larger problems, which must also exceed its L2 cache of up to 126 MB
     side, scale = (1024, 1) if device == "cpu" else (8192, 32)
     large = torch.randn(side, side, device=device)
-    operations = 2 * side**3 / median_seconds(lambda: large @ large, device)
+    operations_per_second = 2 * side**3 / median_seconds(lambda: large @ large, device)
     # a product of shapes (32, 16) and (16, 256) has the size of a tile; it is slower than a large one by the factor
-    # (1 + s / 32) (1 + s / 16) (1 + s / 256), where s is the half side of `Rates`
+    # (1 + s / 32) (1 + s / 16) (1 + s / 256), where s is `Rates.half_peak_side`
     count = 256 * scale
     first, second = torch.randn(count, 32, 16, device=device), torch.randn(count, 16, 256, device=device)
-    slowdown = median_seconds(lambda: torch.bmm(first, second), device) * operations / (2 * count * 32 * 16 * 256)
+    slowdown = (
+        median_seconds(lambda: torch.bmm(first, second), device) * operations_per_second / (2 * count * 32 * 16 * 256)
+    )
     maps = torch.randn(8 * scale, 784, 64, 4, device=device)
     rows = torch.empty(784, 4, 8 * scale, 64, device=device)
-    copied_bytes = 2 * maps.nbytes / median_seconds(lambda: rows.copy_(maps.permute(1, 3, 0, 2)), device)
+    bytes_per_second = 2 * maps.nbytes / median_seconds(lambda: rows.copy_(maps.permute(1, 3, 0, 2)), device)
     small = torch.zeros(4, 4, device=device)
-    call_seconds = median_seconds(lambda: [small.narrow(0, 0, 2).add_(1) for _ in range(100)], device) / 100
+    seconds_per_call = median_seconds(lambda: [small.narrow(0, 0, 2).add_(1) for _ in range(100)], device) / 100
     signals = torch.randn(16 * scale, 96, 96, device=device)
     points = signals.numel() * torch.log2(torch.tensor(96.0**2)).item()
-    fft_points = points / median_seconds(lambda: torch.fft.irfft2(torch.fft.rfft2(signals)), device) * 2
-    speedup = _bfloat16_speedup(threads) if device == "cpu" else _bfloat16_speedup_on_gpu(large)
-    return Rates(operations, _solve_half_peak_side(slowdown), copied_bytes, call_seconds, fft_points, speedup)
+    points_per_second = points / median_seconds(lambda: torch.fft.irfft2(torch.fft.rfft2(signals)), device) * 2
+    bfloat16_gain = _bfloat16_speedup(num_threads) if device == "cpu" else _bfloat16_speedup_on_gpu(large)
+    half_peak_side = _solve_half_peak_side(slowdown)
+    return Rates(
+        operations_per_second, half_peak_side, bytes_per_second, seconds_per_call, points_per_second, bfloat16_gain
+    )
 
 
 def _solve_half_peak_side(slowdown: float) -> float:
@@ -141,7 +146,7 @@ def _bfloat16_speedup_on_gpu(matrix: torch.Tensor) -> float:
     return median_seconds(lambda: matrix @ matrix, "cuda") / median_seconds(lambda: rounded @ rounded, "cuda")
 
 
-def _bfloat16_speedup(threads: int) -> float:
-    command = [sys.executable, "-c", _SPEEDUP_SCRIPT, str(threads)]
+def _bfloat16_speedup(num_threads: int) -> float:
+    command = [sys.executable, "-c", _SPEEDUP_SCRIPT, str(num_threads)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     return max(_UNSUPPORTED_SPEEDUP, float(process.stdout)) if process.returncode == 0 else _UNSUPPORTED_SPEEDUP

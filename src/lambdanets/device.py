@@ -39,7 +39,7 @@ def has_fast_bfloat16() -> bool:
 
 
 def check_precision(precision: str) -> None:
-    """Raise InputError if the default device does not support a precision of Lightning.
+    """Raise InputError if the default device does not support a Lightning precision.
 
     16-mixed needs a GPU; bf16-mixed fails on machines whose CPU advertises AMX but does not permit it.
     """
@@ -88,8 +88,8 @@ def _free_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
             root, (limit, usage, cache) = cgroups / "memory", _CGROUP1
         else:
             continue
-        own = root / path.lstrip("/")
-        for folder in (own, *own.parents):  # in a container only the root may be visible
+        own_cgroup = root / path.lstrip("/")
+        for folder in (own_cgroup, *own_cgroup.parents):  # in a container only the root may be visible
             if folder.is_relative_to(root) and ".." not in folder.parts:
                 maximum, current = _read_number(folder / limit), _read_number(folder / usage)
                 if maximum is not None and current is not None:

@@ -25,7 +25,7 @@ EXTRAS = {
 
 
 class InputError(ValueError):
-    """An argument or file of the user is invalid. Format of the message: `{argument} must be {expected}, got {value}`.
+    """A user's argument or file is invalid. Format of the message: `{argument} must be {expected}, got {value}`.
 
     The command line prints the message and exits with code 2.
     """
@@ -67,7 +67,7 @@ def is_user_fixable(error: OSError) -> bool:
 def explain_missing_extras(extra: str | None = None) -> Iterator[None]:
     """Raise InputError with the install command if an import in the block fails because an extra is not installed.
 
-    extra: the one to install for any missing dependency; by default the smallest that has it.
+    extra: extra to install for any missing dependency; by default the smallest one that contains it.
     """
     try:
         yield

@@ -16,12 +16,12 @@ SUFFIX = ".partial"
 
 
 class Journal:
-    """An open journal. entries: all entries, of which the first `resumed` are from the interrupted command."""
+    """An open journal. entries: all entries, of which the first `num_resumed` are from the interrupted command."""
 
     def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
         self._file = file
         self.entries = entries
-        self.resumed = len(entries)
+        self.num_resumed = len(entries)
 
     def add(self, entry: Any) -> None:
         """Append an entry and flush it, so that it is kept if the process is killed."""

@@ -21,7 +21,7 @@ from lambdanets.ops.position.rates import Corrections, Rates
 SHAPES = ((32, 4, 56, 23, 16, 16), (32, 4, 28, 23, 16, 32), (32, 4, 14, 23, 16, 64), (32, 4, 7, 23, 16, 128))
 # PyTorch algorithms are not timed if they are predicted to be slower than the fastest by more than this factor.
 _MAX_SLOWDOWN = 30
-_ALL = NeedsGrad(True, True, True)
+_ALL_NEED_GRAD = NeedsGrad(True, True, True)
 _KERNELS = {"forward": verification.FORWARD, "backward": verification.BACKWARD}
 
 
@@ -36,7 +36,7 @@ class Timing:
     direction: str
     algorithm: str
     seconds: float
-    predicted: float
+    predicted_seconds: float
 
 
 def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) -> Corrections:
@@ -47,13 +47,13 @@ def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) 
     Kernels that pass their self-test are also compared with a PyTorch algorithm at the benchmarked shapes. Returns the
     ratio of measured to predicted time of each algorithm.
     """
-    supported = kernel_device(device)
-    if supported is None:
+    gpu = kernel_device(device)
+    if gpu is None:
         report("no fused kernels: they need Triton and a GPU of compute capability 8.0 or newer")
     else:
         report(f"{'kernel':<22}{'dtype':<10}{'test s':>8}{'error':>10}{'allowed':>10}  result")
         for dtype in verification.DTYPES:
-            for name, result in verification.retest(supported, dtype).items():
+            for name, result in verification.retest(gpu, dtype).items():
                 _report_result(name, dtype, result, report)
     timings = []
     report(f"\n{'problem':<44}{'pass':<10}{'fused ms':>10}{'PyTorch ms':>12}  fastest PyTorch algorithm")
@@ -61,8 +61,7 @@ def calibrate_kernels(device: str, rates: Rates, report: Callable[[str], None]) 
         for shape in SHAPES:
             example = _example(shape, dtype, device)
             is_usable = {
-                direction: supported is not None and _verify(supported, direction, example, report)
-                for direction in _KERNELS
+                direction: gpu is not None and _verify(gpu, direction, example, report) for direction in _KERNELS
             }
             for direction in _KERNELS:
                 shape_timings = list(_measure_timings(example, direction, rates, is_usable[direction], device))
@@ -77,7 +76,7 @@ def corrections_from(timings: Sequence[Timing]) -> Corrections:
 
     def mean_ratio(algorithm: str, dtype: torch.dtype, direction: str) -> float:
         ratios = [
-            timing.seconds / timing.predicted
+            timing.seconds / timing.predicted_seconds
             for timing in timings
             if (timing.algorithm, timing.problem.dtype, timing.direction) == (algorithm, dtype, direction)
         ]
@@ -93,16 +92,16 @@ def _example(shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, dev
     """Return a problem with the strides of a layer's tensors, and the results of "query_order" in float32."""
     # b: batch, h: heads, k: query depth, v: value depth, n: positions; q, r, g: float32 queries, table, grad_output
     b, h, side, scope, k, v = shape
-    n, sides = side * side, (min(scope, 2 * side - 1),) * 2
+    n, table_sides = side * side, (min(scope, 2 * side - 1),) * 2
     generator = torch.Generator().manual_seed(0)
-    shapes = (b, n, h, k), (*sides, k, 1), (b, n, v, 1), (b, n, h, v)
+    shapes = (b, n, h, k), (*table_sides, k, 1), (b, n, v, 1), (b, n, h, v)
     queries, table, values, grad_output = (torch.randn(size, generator=generator).to(device, dtype) for size in shapes)
     inputs = queries.transpose(1, 2), table, values, grad_output.transpose(1, 2)
     q, r, value, g = (tensor.float() for tensor in inputs)
     problem = make_problem(q, r, value, (side, side), False)
     results = run_forward(q, r, value, None, problem, "query_order"), *_gradients(g, (q, r, value), problem)
     exact = tuple(result.cpu().double() for result in results if result is not None)
-    pairs = min(n, math.prod(sides))
+    pairs = min(n, math.prod(table_sides))
     terms = pairs * k, pairs * v, b * h * n * v, pairs * h * k
     return Example(inputs, make_problem(*inputs[:3], (side, side), False), exact, terms)
 
@@ -111,7 +110,7 @@ def _gradients(
     grad_output: torch.Tensor, factors: Sequence[torch.Tensor], problem: Problem, algorithm: str = "query_order"
 ) -> tuple[torch.Tensor | None, ...]:
     queries, table, values = factors
-    return run_backward(grad_output, *Factors(queries, table, values, None), problem, algorithm, _ALL)[:3]
+    return run_backward(grad_output, *Factors(queries, table, values, None), problem, algorithm, _ALL_NEED_GRAD)[:3]
 
 
 def _verify(device: KernelDevice, direction: str, example: Example, report: Callable[[str], None]) -> bool:

@@ -93,9 +93,9 @@ def locked_folder(folder: Path, timeout: float = 0.0) -> Iterator[Lock]:
     Raises InUseError if another running process holds the lock, and InputError if the folder cannot be created or
     written to.
     """
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with interruptible(), contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, created)
+        stack.callback(_remove_empty, missing)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

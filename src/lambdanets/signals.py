@@ -20,16 +20,16 @@ from lambdanets.terminal import echo
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Only the main thread handles signals. These are the numbers of nested blocks that it is in.
-_interruptible = 0
-_deferred = 0
+# Only the main thread handles signals. These are the depths of the nested blocks that it is in.
+_interruptible_depth = 0
+_deferred_depth = 0
 _pending: int | None = None  # the last signal received in a `deferred` block
 _interrupted = False  # whether a signal has raised KeyboardInterrupt
 
 
 def handled_signals() -> list[signal.Signals]:
     """Return SIGNALS without those that the parent process ignores: SIGHUP under nohup, SIGINT in a background job."""
-    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
 
 
 @contextlib.contextmanager
@@ -43,30 +43,30 @@ def handle_signals() -> Iterator[None]:
     previous_hook = sys.unraisablehook
     _interrupted, _pending = False, None
     try:
-        for number in (*handled_signals(), signal.SIGALRM):
-            previous[number] = signal.signal(number, _handle)
+        for signum in (*handled_signals(), signal.SIGALRM):
+            previous[signum] = signal.signal(signum, _handle)
         sys.unraisablehook = lambda ignored: (
             _raise_again() if _is_raised_by_signal(ignored.exc_type) else previous_hook(ignored)
         )
         yield
     finally:
         sys.unraisablehook = previous_hook
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Make signals raise KeyboardInterrupt within the block."""
-    global _interruptible
+    global _interruptible_depth
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _interruptible += 1
+    _interruptible_depth += 1
     try:
         yield
     finally:
-        _interruptible -= 1
+        _interruptible_depth -= 1
 
 
 @contextlib.contextmanager
@@ -86,18 +86,18 @@ def resumable(saved: str) -> Iterator[None]:
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Defer signals to the end of the block, which must be short."""
-    global _deferred, _pending
+    global _deferred_depth, _pending
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _deferred += 1
+    _deferred_depth += 1
     try:
         yield
     finally:
-        _deferred -= 1
-        if _pending is not None and not _deferred:
-            number, _pending = _pending, None
-            _handle(number, None)
+        _deferred_depth -= 1
+        if _pending is not None and not _deferred_depth:
+            signum, _pending = _pending, None
+            _handle(signum, None)
 
 
 @contextlib.contextmanager
@@ -112,8 +112,8 @@ def blocked() -> Iterator[None]:
 
 def restore_default_handlers() -> None:
     """Restore the default handlers and unblock signals, in a worker that was forked in a `blocked` block."""
-    for number in handled_signals():
-        signal.signal(number, signal.SIG_DFL)
+    for signum in handled_signals():
+        signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
@@ -145,14 +145,14 @@ def _raise_again() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.01)
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def _handle(signum: int, frame: FrameType | None) -> None:
     global _interrupted, _pending
-    if _deferred:
-        _pending = number
+    if _deferred_depth:
+        _pending = signum
     elif _interrupted:
-        if number == signal.SIGINT:
+        if signum == signal.SIGINT:
             raise KeyboardInterrupt
-    elif _interruptible:
+    elif _interruptible_depth:
         _interrupted = True
         raise KeyboardInterrupt
     else:

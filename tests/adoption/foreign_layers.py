@@ -77,7 +77,7 @@ class Lucidrains(nn.Module):
 
 
 class TemporalLambdaUNet(Lucidrains):
-    """With the convolution over the slices of a volume, which are examples of the batch."""
+    """With a convolution over the slices of a volume, which are the examples of a batch."""
 
     def __init__(self, dim, dim_out, **options):
         super().__init__(dim, dim_out, **options)
@@ -111,9 +111,9 @@ class Holocron(nn.Module):
 
 
 class DLi14(nn.Module):
-    """One projection to queries (h k), keys (u k) and values (u v); a 3x3 average that counts its padding."""
+    """One projection to queries (h k), keys (u k) and values (u v); 3x3 average pooling with count_include_pad."""
 
-    def __init__(self, d, dk=16, du=1, Nh=4, r=23, stride=1):  # noqa: N803 - its own names
+    def __init__(self, d, dk=16, du=1, Nh=4, r=23, stride=1):  # noqa: N803 - d-li14's names
         super().__init__()
         self.dk, self.du, self.Nh, self.dv = dk, du, Nh, d // Nh
         self.conv_qkv = nn.Conv2d(d, Nh * dk + dk * du + self.dv * du, 1, bias=False)
@@ -157,7 +157,7 @@ class JHLewConv(nn.Module):
 
 
 class JHLewFourier(nn.Module):
-    """With Fourier features of absolute positions in place of embeddings; only its attributes."""
+    """With Fourier features of absolute positions in place of embeddings; without a forward."""
 
     def __init__(self, dim=8, dim_k=4, heads=2):
         super().__init__()
@@ -203,7 +203,7 @@ class Leaderj1001(nn.Module):
 
 
 class TelefonicaDense(nn.Module):
-    """Linear projections and batch norm over positions; only its attributes."""
+    """Linear projections and batch norm over positions; without a forward."""
 
     def __init__(self, dim=8, k=4, heads=2, length=6):
         super().__init__()
@@ -236,7 +236,7 @@ class Jaehyunnn(nn.Module):
 
 
 class Joigalcar3(nn.Module):
-    """Batch norm over positions; only its attributes."""
+    """Batch norm over positions; without a forward."""
 
     def __init__(self, d=8, k=4, heads=2, positions=6):
         super().__init__()

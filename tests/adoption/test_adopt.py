@@ -1,4 +1,4 @@
-"""What adopt takes over from the layers that it replaces, and what it refuses."""
+"""What adopt keeps of the layers that it replaces, and which layers it refuses."""
 
 import copy
 import pickle
@@ -76,7 +76,7 @@ def test_keeps_momentum_eps_and_statistics_of_batch_norm():
     [FrozenBatchNorm2d, nn.SyncBatchNorm, lambda c: nn.GroupNorm(2, c), lambda c: nn.InstanceNorm2d(c)],
     ids=["frozen", "synchronized", "group", "instance"],
 )
-def test_takes_over_other_norms(make_norm):
+def test_keeps_other_norms(make_norm):
     layer = lucidrains()
     layer.norm_q, layer.norm_v = make_norm(8), make_norm(4)
     layer.eval()
@@ -137,7 +137,7 @@ def with_parametrization():
     return layer
 
 
-def with_own_forward():
+def with_patched_forward():
     layer = timm_layer()
     layer.forward = lambda x: x
     return layer
@@ -184,9 +184,9 @@ def with_more_parameters():
 REFUSED = {
     "hooks": (with_hook, "0, a layer of timm, cannot be replaced: it has hooks, which its replacement would not have"),
     "parametrization": (with_parametrization, "cannot be replaced: it has a parametrization"),
-    "replaced forward": (with_own_forward, "its forward is replaced in the instance"),
-    "another formula": (with_changed_formula, "it computes something else: its outputs in evaluation differ by"),
-    "another pooling": (with_another_pool, "its pooling is a MaxPool2d, not an average"),
+    "patched forward": (with_patched_forward, "its forward is patched on the instance"),
+    "another formula": (with_changed_formula, "it is not equivalent: its outputs in evaluation differ by"),
+    "another pooling": (with_another_pool, "its pooling is a MaxPool2d, not average pooling"),
     "a 3x3 projection": (with_another_projection, "its projection to_k is not a 1x1 convolution of stride 1"),
     "even scope": (lambda: timm_layer(r=4), "its tensors do not fit together: scope must be an odd positive integer"),
     "more parameters": (with_more_parameters, "it has tensors that lambda layers do not have: gamma"),

@@ -12,7 +12,7 @@ from lambdanets import adopt, foreign_state_dict
 from lambdanets.adoption.trial import randomize
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
-_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
+_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 def timm_layer(**options):
@@ -33,7 +33,7 @@ def bias_name(layer):
 
 
 SIZES = {"dim_k": 6, "heads": 3}
-# family, a function that makes a layer, height and width of a map
+# (family, function that makes a layer, sides of the map)
 LAYERS = {
     "timm local": ("timm", lambda: timm_layer(r=5), (6, 8)),
     "timm local, stride": ("timm", lambda: timm_layer(r=9, stride=2), (6, 8)),
@@ -72,19 +72,19 @@ LAYERS = {
 }
 
 
-def make(name, dtype):
+def make_pair(name, dtype):
     family, make_layer, size = LAYERS[name]
     torch.manual_seed(0)
     theirs = nn.Sequential(randomize(make_layer())).to(dtype)
     ours = copy.deepcopy(theirs)
-    # Holocron's layer is lucidrains' first version: at u = 1 both families read it
+    # Holocron's layer is lucidrains' first version: at u = 1 both families recognize it
     assert adopt(ours)["0"] in {family, "lucidrains" if "Holocron" in name else family}
     assert isinstance(ours[0], GridLambdaLayer)
     projection = next(module for module in theirs.modules() if isinstance(module, nn.Conv1d | nn.Conv2d))
     return theirs, ours, torch.randn(2, projection.in_channels, *size, dtype=dtype)
 
 
-def relative(actual, expected):
+def relative_error(actual, expected):
     return float((actual - expected).norm() / expected.norm())
 
 
@@ -92,7 +92,7 @@ def relative(actual, expected):
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_adopted_layer_equals_the_original(name, training, dtype):
-    theirs, ours, x = make(name, dtype)
+    theirs, ours, x = make_pair(name, dtype)
     outputs, gradients = [], []
     for network in (theirs.train(training), ours.train(training)):
         inputs = x.clone().requires_grad_()
@@ -101,26 +101,26 @@ def test_adopted_layer_equals_the_original(name, training, dtype):
         (output.square() * weights).sum().backward()
         outputs.append(output.detach())
         gradients.append(inputs.grad)
-    bound = _BOUNDS[dtype]
-    assert relative(*reversed(outputs)) < bound
-    assert relative(*reversed(gradients)) < bound
-    # gradients of ours with the original's state-dict keys
+    tolerance = _TOLERANCES[dtype]
+    assert relative_error(*reversed(outputs)) < tolerance
+    assert relative_error(*reversed(gradients)) < tolerance
+    # converts our gradients to the original's state-dict keys, in place of the weights
     for parameter in ours.parameters():
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     converted, original = foreign_state_dict(ours), dict(theirs[0].named_parameters())
     for parameter in (table_name(theirs[0]), bias_name(theirs[0])):
         if parameter is not None:
-            assert relative(converted[f"0.{parameter}"], original[parameter].grad) < bound
+            assert relative_error(converted[f"0.{parameter}"], original[parameter].grad) < tolerance
     for key, expected in theirs.state_dict().items():
         if "running" in key:
-            assert relative(converted[key], expected) < bound
+            assert relative_error(converted[key], expected) < tolerance
         elif "tracked" in key:
             assert converted[key] == expected == int(training)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_weights_convert_back_to_the_same_state_dict(name):
-    theirs, ours, _ = make(name, torch.float64)
+    theirs, ours, _ = make_pair(name, torch.float64)
     converted = foreign_state_dict(ours)
     assert list(converted) == list(theirs.state_dict())
     for key, expected in theirs.state_dict().items():
@@ -135,4 +135,4 @@ def test_adopts_the_layer_of_the_lambda_networks_package(u, n_or_r):
     ours = copy.deepcopy(theirs)
     assert adopt(ours) == {"0": "lucidrains"}
     x = torch.randn(2, 8, 5, 5, dtype=torch.float64)
-    assert relative(ours(x), theirs(x)) < 1e-12
+    assert relative_error(ours(x), theirs(x)) < 1e-12

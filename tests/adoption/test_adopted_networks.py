@@ -12,7 +12,7 @@ from torch import nn
 from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet
 from lambdanets import LambdaLayer2d, adopt, foreign_state_dict
 
-# name: (a function that makes the network, height and width of its images, number of lambda layers)
+# (function that makes the network, sides of its images, number of lambda layers)
 NETWORKS = {
     "lambda_resnet26t": (functools.partial(timm.create_model, "lambda_resnet26t"), (64, 96), 3),
     "lambda_resnet26rpt_256": (
@@ -31,8 +31,8 @@ NETWORKS = {
 }
 
 
-@functools.lru_cache(maxsize=1)  # tests of a network follow each other
-def _pair(name):
+@functools.lru_cache(maxsize=1)  # consecutive tests use the same network
+def _cached_original_and_adopted(name):
     make, size, count = NETWORKS[name]
     torch.manual_seed(0)
     theirs = make().double()
@@ -43,18 +43,18 @@ def _pair(name):
     return theirs, ours
 
 
-def pair(name):
-    """The network and its adopted copy, in float64, as after training."""
-    return tuple(copy.deepcopy(network) for network in _pair(name))
+def original_and_adopted(name):
+    """The network and its adopted copy, in float64, with random norms and updated running statistics."""
+    return tuple(copy.deepcopy(network) for network in _cached_original_and_adopted(name))
 
 
-def norms_of(network):
+def batch_norms(network):
     return [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
 def randomize_norms(network):
     # timm zero-initializes the weight of the last norm in each block (zero_init_last)
-    for norm in norms_of(network):
+    for norm in batch_norms(network):
         nn.init.uniform_(norm.weight, 0.5, 1.5)
         nn.init.normal_(norm.bias, 0, 0.1)
 
@@ -65,7 +65,7 @@ def update_statistics(network, x):
     With the default ones (mean 0, variance 1), the outputs of a deep, randomly initialized network overflow in eval
     mode.
     """
-    for norm in norms_of(network):
+    for norm in batch_norms(network):
         norm.momentum = 1.0
     with torch.no_grad():
         network.train()(x)
@@ -75,7 +75,7 @@ def images(size, batch=2, seed=1):
     return torch.randn(batch, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def relative(actual, expected):
+def relative_error(actual, expected):
     return float((actual - expected).norm() / expected.norm())
 
 
@@ -83,13 +83,13 @@ def relative(actual, expected):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_adopted_network_equals_the_original(name, training):
     results = []
-    for network in pair(name):
+    for network in original_and_adopted(name):
         x = images(NETWORKS[name][1]).requires_grad_()
         output = network.train(training)(x)
         (gradient,) = torch.autograd.grad(output.square().sum(), x)
         results.append((output.detach(), gradient))
     for expected, actual in zip(*results, strict=True):
-        assert relative(actual, expected) < 1e-10
+        assert relative_error(actual, expected) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
@@ -107,8 +107,8 @@ def test_weights_convert_back_after_a_training_step(name):
         before = theirs.eval()(x)
         theirs.load_state_dict(foreign_state_dict(ours), strict=True)
         expected = ours.eval()(x)
-        assert relative(theirs(x), expected) < 1e-6
-        assert relative(before, expected) > 1e-3
+        assert relative_error(theirs(x), expected) < 1e-6
+        assert relative_error(before, expected) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
@@ -122,15 +122,15 @@ def test_features_only_gives_the_same_maps(name):
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
     with torch.no_grad():
         for actual, expected in zip(ours.eval()(images((64, 64))), theirs.eval()(images((64, 64))), strict=True):
-            assert relative(actual, expected) < 1e-10
+            assert relative_error(actual, expected) < 1e-10
 
 
-# of a map whose sides timm's network does not take; 50ts has no strided lambda layer
+# image sizes at which timm's network raises; none for lambda_resnet50ts, which has no strided lambda layer
 @pytest.mark.parametrize(
     ("name", "size"), [("lambda_resnet26t", (80, 112)), ("lambda_resnet26rpt_256", (80, 64))], ids=str
 )
 def test_adopted_network_takes_sizes_at_which_timm_raises(name, size):
-    theirs, ours = pair(name)
+    theirs, ours = original_and_adopted(name)
     x = images(size)
     with torch.no_grad():
         with pytest.raises(RuntimeError):
@@ -139,30 +139,30 @@ def test_adopted_network_takes_sizes_at_which_timm_raises(name, size):
         expected = ours.eval()(x)
         assert expected.isfinite().all()
         last = ours.to(memory_format=torch.channels_last)(x.contiguous(memory_format=torch.channels_last))
-        assert relative(last, expected) < 1e-10
+        assert relative_error(last, expected) < 1e-10
 
 
 def test_adopted_network_equals_timm_at_odd_feature_map_sizes():
-    theirs, ours = pair("lambda_resnet50ts")
+    theirs, ours = original_and_adopted("lambda_resnet50ts")
     x = images((75, 53))
     with torch.no_grad():
-        assert relative(ours.train()(x), theirs.train()(x)) < 1e-10
+        assert relative_error(ours.train()(x), theirs.train()(x)) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
 def test_adopted_network_runs_in_channels_last_where_timm_raises(name):
-    theirs, ours = pair(name)
+    theirs, ours = original_and_adopted(name)
     x = images(NETWORKS[name][1])
     x_last = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         expected = theirs.eval()(x)
-        assert relative(ours.eval().to(memory_format=torch.channels_last)(x_last), expected) < 1e-10
+        assert relative_error(ours.eval().to(memory_format=torch.channels_last)(x_last), expected) < 1e-10
         with pytest.raises(RuntimeError, match="rank 4"):
             theirs.to(memory_format=torch.channels_last)(x_last)
 
 
 def test_rejects_converting_back_a_resized_table():
-    _, ours = pair("lambda_resnet26t")
+    _, ours = original_and_adopted("lambda_resnet26t")
     layer = ours.stages[2][1].self_attn
     assert isinstance(layer, LambdaLayer2d)
     layer.embedding.resize((39, 39))

@@ -20,27 +20,29 @@ class Label(NamedTuple):
     confidence: float
 
 
-def random_labels(count: int, seed: int = 0, classes: int = 4) -> list[Label]:
+def random_labels(count: int, seed: int = 0, num_classes: int = 4) -> list[Label]:
     """Return labels with random classes of unequal frequency and random confidences, half of them from CONFIDENCES."""
-    random = np.random.default_rng(seed)
-    numbers = random.choice(classes, count, p=random.dirichlet(np.ones(classes)))
-    confidences = np.where(random.random(count) < 0.5, random.choice(CONFIDENCES, count), random.random(count))
-    return [Label(f"n{i:06}", int(c), float(p)) for i, (c, p) in enumerate(zip(numbers, confidences, strict=True))]
+    rng = np.random.default_rng(seed)
+    class_indices = rng.choice(num_classes, count, p=rng.dirichlet(np.ones(num_classes)))
+    confidences = np.where(rng.random(count) < 0.5, rng.choice(CONFIDENCES, count), rng.random(count))
+    return [
+        Label(f"n{i:06}", int(c), float(p)) for i, (c, p) in enumerate(zip(class_indices, confidences, strict=True))
+    ]
 
 
 def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin = ORIGIN) -> Path:
     """Write one table per shard into a folder: train-00000.parquet and so on."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, labels in enumerate(shards):
-        first = np.array([label.class_index for label in labels], np.int32)
-        best = np.array([label.confidence for label in labels], np.float32)
+        class_indices = np.array([label.class_index for label in labels], np.int32)
+        confidences = np.array([label.confidence for label in labels], np.float32)
         write_table(
             folder / f"train-{number:05}.parquet",
             origin,
             keys=[label.key for label in labels],
             positions=np.arange(len(labels)),
-            classes=np.stack([first, (first + 1) % len(origin.classes)], axis=1),
-            probabilities=np.stack([best, np.zeros_like(best)], axis=1),
+            classes=np.stack([class_indices, (class_indices + 1) % len(origin.classes)], axis=1),
+            probabilities=np.stack([confidences, np.zeros_like(confidences)], axis=1),
         )
     write_description(folder, origin)
     return folder
@@ -53,16 +55,17 @@ def expected_copies(labels: Sequence[Label], confidence: float, per_class: int |
         return int.from_bytes(hashlib.md5(f"{seed} {label.key}".encode()).digest(), "little")
 
     copies = {}
-    for number in {label.class_index for label in labels}:
-        in_class = [x for x in labels if x.class_index == number and np.float32(x.confidence) >= np.float32(confidence)]
+    confident_labels = [label for label in labels if np.float32(label.confidence) >= np.float32(confidence)]
+    for class_index in {label.class_index for label in labels}:
+        in_class = [label for label in confident_labels if label.class_index == class_index]
         if per_class is None:
-            copies |= dict.fromkeys((x.key for x in in_class), 1)
+            copies |= dict.fromkeys((label.key for label in in_class), 1)
         elif len(in_class) > per_class:
-            best = sorted(in_class, key=lambda x: (-np.float32(x.confidence), md5_number(x)))
-            copies |= dict.fromkeys((x.key for x in best[:per_class]), 1)
+            ranked = sorted(in_class, key=lambda label: (-np.float32(label.confidence), md5_number(label)))
+            copies |= dict.fromkeys((label.key for label in ranked[:per_class]), 1)
         elif in_class:
             base, extra = divmod(per_class, len(in_class))
-            copies |= {x.key: base + (i < extra) for i, x in enumerate(sorted(in_class, key=md5_number))}
+            copies |= {label.key: base + (i < extra) for i, label in enumerate(sorted(in_class, key=md5_number))}
     return copies
 
 

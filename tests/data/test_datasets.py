@@ -82,7 +82,7 @@ def test_class_folders_are_sorted_by_name_and_searched_recursively(tmp_path: Pat
     (tmp_path / "readme.txt").touch()
     splits = open_splits(str(tmp_path))
     assert splits.classes == ("cat", "dog")
-    train, validation = (Counter(class_counts(each, splits.classes)) for each in (splits.train, splits.validation))
+    train, validation = (Counter(class_counts(images, splits.classes)) for images in (splits.train, splits.validation))
     assert train + validation == {"cat": 5, "dog": 4}
 
 
@@ -201,7 +201,7 @@ def test_rejects_an_empty_data_root() -> None:
         open_splits("torch/cifar10", root="")
 
 
-def test_rejects_data_root_without_a_timm_data_set() -> None:
+def test_rejects_data_root_without_a_timm_dataset() -> None:
     with pytest.raises(InputError, match=r"data_root is for timm datasets .*, got data 'digits'"):
         open_splits("digits", root="somewhere")
 

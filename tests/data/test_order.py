@@ -8,16 +8,16 @@ from lambdanets.data.order import WINDOW, BatchSlice, Order, windowed_permutatio
 class ShardedArray(ImageArray):
     """Images in shards of different sizes."""
 
-    groups = (5, 7, 3, 9, 4, 6, 8, 2, 5, 11, 1, 4)
+    shard_sizes = (5, 7, 3, 9, 4, 6, 8, 2, 5, 11, 1, 4)
 
 
 def images(image_type: type[ImageArray]) -> ImageArray:
-    count = sum(ShardedArray.groups)
+    count = sum(ShardedArray.shard_sizes)
     return image_type(np.zeros((count, 1, 1), np.uint8), [0] * count, "images")
 
 
 def find_shard(index: int) -> int:
-    return int(np.searchsorted(np.cumsum(ShardedArray.groups), index, side="right"))
+    return int(np.searchsorted(np.cumsum(ShardedArray.shard_sizes), index, side="right"))
 
 
 @pytest.mark.parametrize("image_type", [ImageArray, ShardedArray])
@@ -76,8 +76,8 @@ def test_consecutive_epochs_have_every_image_once_each(image_type, world_size):
 
 
 def test_windowed_permutation_reads_one_window_of_shards_at_a_time():
-    groups = [10] * 40
-    order = windowed_permutation(groups, 0, 0, range(105, 355))
+    shard_sizes = [10] * 40
+    order = windowed_permutation(shard_sizes, 0, 0, range(105, 355))
     assert len(set(order.tolist())) == 250
     for first in range(0, 240, 80):
         assert len({number // 10 for number in order[first : first + 75].tolist()}) <= WINDOW

@@ -85,11 +85,12 @@ def test_error_for_too_little_memory_to_sort_says_what_to_free(tmp_path, monkeyp
 
 
 def test_copy_counts_within_a_class_differ_by_at_most_one(tmp_path):
-    labels = random_labels(500, classes=3)
+    labels = random_labels(500, num_classes=3)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=100)
     copies = read_copies(tmp_path / "out")
-    for number in range(3):
-        class_copies = [copies[x.key] for x in labels if x.class_index == number and x.key in copies]
+    for class_index in range(3):
+        class_labels = [label for label in labels if label.class_index == class_index]
+        class_copies = [copies[label.key] for label in class_labels if label.key in copies]
         assert sum(class_copies) == 100
         assert max(class_copies) - min(class_copies) <= 1
 
@@ -98,10 +99,10 @@ def test_selected_rows_are_the_most_confident(tmp_path):
     labels = random_labels(500)
     select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", per_class=20)
     selected = read_copies(tmp_path / "out")
-    for number in range(4):
-        class_labels = [x for x in labels if x.class_index == number]
-        selected_confidences = [x.confidence for x in class_labels if x.key in selected]
-        other_confidences = [x.confidence for x in class_labels if x.key not in selected]
+    for class_index in range(4):
+        class_labels = [label for label in labels if label.class_index == class_index]
+        selected_confidences = [label.confidence for label in class_labels if label.key in selected]
+        other_confidences = [label.confidence for label in class_labels if label.key not in selected]
         assert len(selected_confidences) <= 20
         assert max(other_confidences, default=0) <= min(selected_confidences, default=0.3)
 

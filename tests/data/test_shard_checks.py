@@ -28,7 +28,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 def test_verify_accepts_intact_shards(shards: Path) -> None:
     result = verify_shards(str(shards), processes=2)
-    assert (result.shards, result.images, result.damaged) == (10, 20, [])
+    assert (result.num_shards, result.num_images, result.damaged) == (10, 20, [])
 
 
 def test_verify_names_corrupt_truncated_and_missing_shards(shards: Path) -> None:
@@ -127,7 +127,7 @@ def test_index_rejects_tars_with_invalid_samples(tmp_path: Path, members: dict[s
 def test_index_rejects_truncated_tars_and_mixed_sets(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {"1.jpg": jpeg(1)})
     write_tar(tmp_path / "1.tar", {"1.jpg": jpeg(1), "1.cls": b"0"})
-    with pytest.raises(InputError, match=r"got a difference at .*1\.tar"):
+    with pytest.raises(InputError, match=r"got both: .*1\.tar differs from .*0\.tar"):
         index_shards(tmp_path)
     content = (tmp_path / "1.tar").read_bytes()
     for length in (1024, 1124, 1700, len(content) - len(content) % 10240 + 600):

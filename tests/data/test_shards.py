@@ -49,7 +49,7 @@ def test_image_names_are_shard_and_member(shards: Path) -> None:
     train = open_splits(str(shards)).train
     assert isinstance(train, ShardedImages)
     assert train.name(3) == f"{shards}/train-00001.tar/{train.key(3)}.png"
-    assert train.groups == [2] * 8
+    assert train.shard_sizes == [2] * 8
 
 
 @pytest.mark.parametrize("index", [-1, 16])
@@ -186,7 +186,7 @@ def test_hold_out_takes_whole_training_shards(shards: Path) -> None:
     new_splits = hold_out(splits, 0.25, 0)
     assert isinstance(new_splits.train, ShardedImages)
     assert isinstance(new_splits.validation, ShardedImages)
-    assert (new_splits.train.groups, new_splits.validation.groups) == ([2] * 6, [2] * 2)
+    assert (new_splits.train.shard_sizes, new_splits.validation.shard_sizes) == ([2] * 6, [2] * 2)
     assert new_splits.test is splits.validation
     assert hold_out(splits, 0, 0) is splits
 

@@ -40,12 +40,12 @@ def test_validation_is_held_out_of_a_tar_without_validation_tar(tmp_path: Path) 
     assert (len(splits.train), len(splits.validation)) == (8, 2)
 
 
-def test_a_tar_within_a_tar_is_read(tmp_path: Path) -> None:
-    inner = {
-        name: write_tar(tmp_path / f"{name}.inner", {f"{i}.png": png(40 + i) for i in range(3)}).read_bytes()
+def test_nested_tars_are_read(tmp_path: Path) -> None:
+    nested = {
+        name: write_tar(tmp_path / f"{name}.nested", {f"{i}.png": png(40 + i) for i in range(3)}).read_bytes()
         for name in "ab"
     }
-    tar = write_tar(tmp_path / "all.tar", {f"{name}.tar": content for name, content in inner.items()})
+    tar = write_tar(tmp_path / "all.tar", {f"{name}.tar": content for name, content in nested.items()})
     splits = open_splits(str(tar))
     assert splits.classes == ("a", "b")
     assert {splits.train.load(index)[0].getpixel((0, 0)) for index in range(len(splits.train))} == {40, 41, 42}
@@ -65,7 +65,7 @@ def test_rejects_a_file_with_tar_suffix_that_is_not_a_tar(tmp_path: Path, conten
 
 
 def header_offsets(tar: bytes) -> list[int]:
-    """The offset of the header of each member, and of the end-of-archive blocks."""
+    """Return the offset of the header of each member, and of the end-of-archive blocks."""
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         members = archive.getmembers()
         return [member.offset for member in members] + [archive.offset]
@@ -105,11 +105,11 @@ def test_rejects_concatenated_tars_and_a_damaged_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("truncated", ["within a header", "between members", "within an image"])
-def test_rejects_a_truncated_tar_within_a_tar(tmp_path: Path, truncated: str) -> None:
-    inner = write_tar(tmp_path / "a.inner", {f"{i}.png": png(i) for i in range(3)}).read_bytes()
+def test_rejects_a_truncated_nested_tar(tmp_path: Path, truncated: str) -> None:
+    nested = write_tar(tmp_path / "a.nested", {f"{i}.png": png(i) for i in range(3)}).read_bytes()
     extra_bytes = {"within a header": 100, "between members": 0, "within an image": 520}[truncated]
-    offset = header_offsets(inner)[2] + extra_bytes
-    tar = write_tar(tmp_path / "all.tar", {"a.tar": inner[:offset], "b.tar": inner})
+    offset = header_offsets(nested)[2] + extra_bytes
+    tar = write_tar(tmp_path / "all.tar", {"a.tar": nested[:offset], "b.tar": nested})
     with pytest.raises(InputError, match=r"all\.tar must be a complete, uncompressed tar: it is truncated after"):
         open_splits(str(tar))
 

@@ -122,7 +122,7 @@ def test_failed_evaluation_of_a_detector_kills_hanging_workers(
     hang: Callable[[type[Any]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny_recipe(tmp_path / "digits")
-    subset = open_datasets(recipe)[0].selected([0, 1, 2, 3] * 4)
+    subset = open_datasets(recipe)[0].select([0, 1, 2, 3] * 4)
     categories = subset.annotations.categories
     card = make_model_card(recipe, [category.name for category in categories], [category.id for category in categories])
     detector = Detector(Oracle(subset), card)

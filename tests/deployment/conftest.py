@@ -1,4 +1,4 @@
-"""A detector and its exported file, which several tests use because its export takes long."""
+"""A detector and its exported file, shared by several tests because the export is slow."""
 
 import functools
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class ExportedDetector(NamedTuple):
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_onnx_functions() -> Iterator[None]:
-    """torch.onnx translates its functions of operators for each export, which takes a second. Do it once."""
+    """Cache the operator functions of torch.onnx, which it otherwise builds for each export, in about a second."""
     with pytest.MonkeyPatch.context() as patch:
         try:
             from torch.onnx._internal.exporter._registration import onnxscript_apis

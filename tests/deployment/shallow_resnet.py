@@ -1,4 +1,4 @@
-"""A LambdaResNet that is exported faster than those of the package."""
+"""A shallow LambdaResNet, whose export is fast."""
 
 from typing import Any
 

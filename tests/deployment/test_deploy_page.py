@@ -42,7 +42,7 @@ def test_python_code_of_deploy_page_runs(quick_run, tmp_path, monkeypatch, capsy
 def test_detector_code_of_deploy_page_runs(exported_detector, tmp_path, monkeypatch, capsys):
     shutil.copy(next((exported_detector.images / "val").iterdir()), tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
-    # it has been exported in the same way, which takes long
+    # reuses the fixture's file, which was exported with the same arguments, because the export is slow
     exports = {("runs/nuclei", "detector.onnx", True): exported_detector.exported}
     monkeypatch.setattr(ln, "export", lambda model, path, *, dynamic: exports[model, path, dynamic])
     exec(DETECTOR, {})

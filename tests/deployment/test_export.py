@@ -28,20 +28,20 @@ def network():
     return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), ln.LambdaLayer2d(8)).eval()
 
 
-def leftovers(folder):
+def file_names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
 FILES = {"onnx": ["m.onnx"], "openvino": ["m.bin", "m.xml"], "pt2": ["m.pt2"], "aoti": ["m.pt2"]}
 
 
-def read_metadata(to, path):
-    if to == "onnx":
+def read_metadata(file_format, path):
+    if file_format == "onnx":
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         text = session.get_modelmeta().custom_metadata_map["lambdanets"]
-    elif to == "openvino":
+    elif file_format == "openvino":
         text = openvino.Core().read_model(path).get_rt_info(["lambdanets"]).astype(str)
-    elif to == "pt2":
+    elif file_format == "pt2":
         files = {"lambdanets.json": ""}
         torch.export.load(path, extra_files=files)
         text = files["lambdanets.json"]
@@ -50,24 +50,28 @@ def read_metadata(to, path):
     return json.loads(text)
 
 
-# dynamic ONNX and OpenVINO files are those of whole networks below, of layers and of detectors
+# dynamic ONNX and OpenVINO files are tested below, with whole networks, and in the tests of layers and detectors
 @pytest.mark.parametrize(
-    ("to", "dynamic"), [("onnx", False), ("openvino", False), ("pt2", False), ("pt2", True), ("aoti", True)]
+    ("file_format", "dynamic"), [("onnx", False), ("openvino", False), ("pt2", False), ("pt2", True), ("aoti", True)]
 )
-def test_exported_network_and_its_metadata_equal_those_of_pytorch(to, dynamic, network, tmp_path):
-    names = FILES[to]
-    exported = ln.export(network, tmp_path / names[-1], to=to, image_size=(24, 36), dynamic=dynamic)
-    assert leftovers(tmp_path) == names
+def test_exported_network_and_its_metadata_equal_those_of_pytorch(file_format, dynamic, network, tmp_path):
+    names = FILES[file_format]
+    exported = ln.export(network, tmp_path / names[-1], to=file_format, image_size=(24, 36), dynamic=dynamic)
+    assert file_names(tmp_path) == names
     assert len(exported.errors) == (3 if dynamic else 1)
     assert max(exported.errors.values()) < 1e-4
     images = torch.randn(2, 3, 31, 33) if dynamic else torch.randn(1, 3, 24, 36)
-    (output,) = RUNTIMES[to].open(exported.path)(images)
+    (output,) = RUNTIMES[file_format].open(exported.path)(images)
     with torch.no_grad():
         torch.testing.assert_close(output, network(images), rtol=1e-3, atol=1e-3)
-    assert read_metadata(to, exported.path) == {"images": [1, 3, 24, 36], "dynamic": dynamic, "outputs": ["output"]}
+    assert read_metadata(file_format, exported.path) == {
+        "images": [1, 3, 24, 36],
+        "dynamic": dynamic,
+        "outputs": ["output"],
+    }
 
 
-# the test of int8 does it for ONNX and a classifier
+# test_int8.py tests this for a classifier in ONNX
 def test_exported_feature_maps_of_a_lambda_resnet_accept_any_size(tmp_path):
     torch.manual_seed(0)
     network = shallow_lambda_resnet(features_only=True, out_indices=(1, 4), zero_init_last=False).eval()
@@ -101,11 +105,11 @@ def test_warns_if_zero_initialized_norms_hide_layers(tmp_path):
     assert exported.path.exists()
 
 
-def test_one_wrong_lambda_layer_is_not_kept(tmp_path, monkeypatch):
+def test_file_with_one_wrong_lambda_layer_is_not_kept(tmp_path, monkeypatch):
     network = shallow_lambda_resnet(zero_init_last=False).eval()
     open_file = Pt2.open
 
-    def open_with_noise(runtime, path):
+    def open_with_wrong_layer(runtime, path):
         def run(images):
             last = [m for m in network.modules() if isinstance(m, ln.LambdaLayer2d)][-1]
             hook = last.register_forward_hook(lambda layer, inputs, output: output + 0.1 * output.std())
@@ -117,10 +121,10 @@ def test_one_wrong_lambda_layer_is_not_kept(tmp_path, monkeypatch):
         open_file(runtime, path)
         return run
 
-    monkeypatch.setattr(Pt2, "open", open_with_noise)
+    monkeypatch.setattr(Pt2, "open", open_with_wrong_layer)
     with pytest.raises(InputError, match="must have a relative difference from PyTorch of at most"):
         ln.export(network, tmp_path / "m.pt2", to="pt2", image_size=16)
-    assert leftovers(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
 class EvenSides(nn.Module):
@@ -129,7 +133,9 @@ class EvenSides(nn.Module):
         self.convolution = nn.Conv2d(3, 3, 3, stride=2, padding=1)
 
     def forward(self, images):
-        return self.convolution(images) + nn.functional.avg_pool2d(images, 2)  # these round odd sides up and down
+        return self.convolution(images) + nn.functional.avg_pool2d(
+            images, 2
+        )  # they round odd sides up and down, respectively
 
 
 def test_network_that_raises_at_odd_sizes_is_compared_at_multiples_of_32(tmp_path):
@@ -146,8 +152,8 @@ class NotExportable(nn.Module):
         return self.convolution(images) if images.sum() >= 0 else images
 
 
-class Returns(nn.Module):
-    """Computes features of the images, and returns what a function makes of them."""
+class WithOutputs(nn.Module):
+    """A convolution whose feature map a function converts to the outputs."""
 
     def __init__(self, function):
         super().__init__()
@@ -159,7 +165,7 @@ class Returns(nn.Module):
 
 
 def test_integer_and_boolean_outputs_are_compared(tmp_path):
-    network = Returns(lambda x: {"class": x.argmax(1), "positive": x > 0})
+    network = WithOutputs(lambda x: {"class": x.argmax(1), "positive": x > 0})
     exported = ln.export(network, tmp_path / "m.onnx", image_size=8)
     assert exported.graph.outputs == ("class", "positive")
     assert set(exported.errors.values()) == {0.0}
@@ -186,21 +192,26 @@ def test_integer_and_boolean_outputs_are_compared(tmp_path):
         (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),
         (lambda network: network, "m.onnx", {"image_size": 3.5}, "image_size must be a side or"),
         (lambda network: nn.Conv2d(3, 3, 9), "m.onnx", {"image_size": 8}, "model must run on float32 images"),
-        (lambda network: Returns(lambda x: (x, None)), "m.onnx", {}, "sequence or mapping of tensors, got NoneType"),
-        (lambda network: Returns(lambda x: [x, [x]]), "m.onnx", {}, "sequence or mapping of tensors, got list"),
-        (lambda network: Returns(lambda x: None), "m.onnx", {}, "sequence or mapping of tensors, got NoneType"),
-        (lambda network: Returns(lambda x: ()), "m.onnx", {}, "sequence or mapping of tensors, got none"),
-        (lambda network: Returns(lambda x: {"images": x}), "m.onnx", {}, "names of the outputs must differ"),
-        (lambda network: Returns(lambda x: {1: x, "1": x}), "m.onnx", {}, "names of the outputs must differ"),
-        (lambda network: Returns(lambda x: x / 0), "m.onnx", {}, "outputs of the model must be finite"),
-        (lambda network: Returns(torch.rand_like), "m.onnx", {}, "model must be deterministic"),
+        (
+            lambda network: WithOutputs(lambda x: (x, None)),
+            "m.onnx",
+            {},
+            "sequence or mapping of tensors, got NoneType",
+        ),
+        (lambda network: WithOutputs(lambda x: [x, [x]]), "m.onnx", {}, "sequence or mapping of tensors, got list"),
+        (lambda network: WithOutputs(lambda x: None), "m.onnx", {}, "sequence or mapping of tensors, got NoneType"),
+        (lambda network: WithOutputs(lambda x: ()), "m.onnx", {}, "sequence or mapping of tensors, got none"),
+        (lambda network: WithOutputs(lambda x: {"images": x}), "m.onnx", {}, "names of the outputs must differ"),
+        (lambda network: WithOutputs(lambda x: {1: x, "1": x}), "m.onnx", {}, "names of the outputs must differ"),
+        (lambda network: WithOutputs(lambda x: x / 0), "m.onnx", {}, "outputs of the model must be finite"),
+        (lambda network: WithOutputs(torch.rand_like), "m.onnx", {}, "model must be deterministic"),
     ],
 )
-def test_refuses_in_one_line_and_leaves_no_file(make_model, name, options, message, network, tmp_path):
+def test_invalid_arguments_are_one_line_errors_without_a_file(make_model, name, options, message, network, tmp_path):
     with pytest.raises(InputError, match=message) as raised:
         ln.export(make_model(network), tmp_path / name, **{"image_size": 16} | options)
     assert "\n" not in str(raised.value)
-    assert leftovers(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
 def test_file_that_the_runtime_cannot_run_is_not_kept(tmp_path, monkeypatch):
@@ -211,40 +222,40 @@ def test_file_that_the_runtime_cannot_run_is_not_kept(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="ONNX Runtime cannot run the exported model on images of shape") as raised:
         ln.export(nn.Conv2d(3, 4, 1), tmp_path / "new" / "folders" / "m.onnx", image_size=16)
     assert "\n" not in str(raised.value)
-    assert leftovers(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
 @pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "nan")])
 def test_file_with_wrong_outputs_is_not_kept(factor, error, tmp_path, monkeypatch):
-    run = Onnx().open
+    open_file = Onnx().open
 
     def open_with_error(runtime, path):
-        correct = run(path)
-        return lambda images: [factor * output for output in correct(images)]
+        run = open_file(path)
+        return lambda images: [factor * output for output in run(images)]
 
     monkeypatch.setattr(Onnx, "open", open_with_error)
     with pytest.raises(
         InputError, match=f"outputs of ONNX Runtime must have a relative difference .* got {error} for images of shape"
     ):
         ln.export(nn.Conv2d(3, 4, 1), tmp_path / "m.onnx", image_size=16)
-    assert leftovers(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
-@pytest.mark.parametrize("to", ["openvino", "onnx", "pt2"])
-def test_full_disk_is_an_error_in_one_line(to, tmp_path):
-    path = tmp_path / f"m{RUNTIMES[to].suffix}"
+@pytest.mark.parametrize("file_format", ["openvino", "onnx", "pt2"])
+def test_full_disk_error_names_the_file(file_format, tmp_path):
+    path = tmp_path / f"m{RUNTIMES[file_format].suffix}"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # Python ignores SIGXFSZ
     try:
         with pytest.raises(OSError, match="File too large") as raised:
-            ln.export(nn.Conv2d(3, 512, 7), path, to=to, image_size=16)
+            ln.export(nn.Conv2d(3, 512, 7), path, to=file_format, image_size=16)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.filename == str(path)
-    assert leftovers(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
-def test_missing_compiler_is_an_error_in_one_line(tmp_path, monkeypatch):
+def test_missing_compiler_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("missing-compiler",))
     with pytest.raises(InputError, match="cannot be compiled by AOTInductor with a C") as raised:
@@ -268,7 +279,7 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert "images 1 x 3 x 16 x 20: relative difference" in output
     assert "ONNX Runtime" in output
     assert "model.onnx: " in output
-    assert leftovers(tmp_path) == ["model.onnx"]
+    assert file_names(tmp_path) == ["model.onnx"]
     assert main(command.split()) == 2
     assert main(["export", "unknown_model"]) == 2
     assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
@@ -281,4 +292,4 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert "missing/run" in errors[3]
     assert "--out must end in .onnx for --to onnx" in errors[4]
     assert "model.onnx exists" in errors[0]
-    assert leftovers(tmp_path) == ["model.onnx"]
+    assert file_names(tmp_path) == ["model.onnx"]

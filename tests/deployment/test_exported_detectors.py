@@ -45,7 +45,7 @@ def test_onnx_detector_of_any_size_detects_the_same_objects(exported_detector, s
 
 
 class ColorPyramid(nn.Module):
-    """A backbone that is exported faster than a network: convolutions of mean colors."""
+    """A backbone whose export is fast: 1x1 convolutions of average-pooled images."""
 
     hide_padding = True
 
@@ -88,14 +88,14 @@ def test_openvino_detector_without_hidden_padding_detects_the_same_objects(
         ({"int8": "."}, r"int8 must be a folder with images for a detector, got \."),
     ],
 )
-def test_detector_export_refuses_invalid_arguments(options, message, exported_detector, tmp_path, monkeypatch):
+def test_detector_export_rejects_invalid_arguments(options, message, exported_detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
         ln.export(exported_detector.detector, tmp_path / ("m.pt2" if "to" in options else "m.onnx"), **options)
     assert not list(tmp_path.iterdir())
 
 
-def objects():
+def make_objects():
     boxes = torch.tensor([[10.0, 10, 50, 40], [60, 20, 90, 50], [5, 60, 25, 90]])
     masks = torch.zeros(3, 96, 96, dtype=torch.bool)
     for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
@@ -104,7 +104,7 @@ def objects():
 
 
 def test_missing_objects_are_independent_of_order_and_scores_at_limits():
-    expected = objects()
+    expected = make_objects()
     without_last = [tensor[:2] for tensor in expected]
     assert missing_objects([tensor.flip(0) for tensor in expected], expected) == 0
     assert missing_objects(without_last, expected) == pytest.approx(1 / 3)
@@ -117,7 +117,7 @@ def test_missing_objects_are_independent_of_order_and_scores_at_limits():
 
 @pytest.mark.parametrize("index", range(4), ids=["boxes", "labels", "scores", "masks"])
 def test_missing_objects_detect_a_difference_in_each_output(index):
-    expected, actual = objects(), objects()
+    expected, actual = make_objects(), make_objects()
     actual[index] = [actual[0] + 1, 3 - actual[1], actual[2] + 0.01, actual[3].roll(1, 1)][index]
     assert missing_objects(actual, expected) >= 2 / 3
     assert not missing_objects([*actual[:2], actual[2] * torch.nan, actual[3]], expected) <= 1

@@ -1,4 +1,4 @@
-"""Every kind of lambda layer in ONNX Runtime and OpenVINO, with a graph for all sizes."""
+"""Every kind of lambda layer in ONNX Runtime and OpenVINO, with dynamic shapes."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_dynamic_graph_equals_the_layer_at_three_other_sizes(layer_type, options
             assert relative_error(run(x)[0], expected) <= 1e-5
 
 
-def test_causal_graph_is_exact_for_very_different_keys():
+def test_causal_graph_is_exact_for_keys_of_large_range():
     torch.manual_seed(0)
     layer = LambdaLayer1d(8, scope=3, causal=True, batch_norm=False, dtype=torch.float64).eval()
     x = 30 * torch.randn(2, 8, 70, dtype=torch.float64)
@@ -117,7 +117,7 @@ def test_exported_decoding_step_equals_the_layer_on_the_whole_sequence(layer_typ
         assert relative_error(torch.stack(outputs, 2), expected) <= 1e-5
 
 
-def inputs_of(case, b, n, m):
+def make_inputs(case, b, n, m):
     """Return the inputs of a layer by name, at sizes n and m."""
     x, maps = torch.randn(b, n, 8), torch.randn(b, 8, n, m)
     mask = torch.rand(b, n, m) > 0.3
@@ -134,7 +134,7 @@ def inputs_of(case, b, n, m):
     }[case]
 
 
-AXES = {  # by number of dimensions and name: the axes of dynamic size
+DYNAMIC_AXES = {  # keyed by input name and number of dimensions
     "x": {3: (0, 1), 4: (0, 2, 3)},
     "mask": {3: (0, 1, 2)},
     "context": {3: (0, 1)},
@@ -155,14 +155,14 @@ AXES = {  # by number of dimensions and name: the axes of dynamic size
 def test_exported_layers_accept_masks_contexts_and_embeddings(case, layer, tmp_path):
     torch.manual_seed(0)
     layer.eval()
-    inputs = inputs_of(case, 2, 9, 6)
+    inputs = make_inputs(case, 2, 9, 6)
     sizes = {}
     for name, x in inputs.items():
-        sizes[name] = {axis: torch.export.Dim.DYNAMIC for axis in AXES[name][x.ndim] if x.shape[axis] > 1}
+        sizes[name] = {axis: torch.export.Dim.DYNAMIC for axis in DYNAMIC_AXES[name][x.ndim] if x.shape[axis] > 1}
     program = torch.export.export(layer, (), inputs, dynamic_shapes=sizes)
     runtimes = export_to_both(program, list(inputs), tmp_path / "layer.onnx")
     for shape in ((1, 5, 11), (3, 13, 4), (2, 20, 17)):
-        inputs = inputs_of(case, *shape)
+        inputs = make_inputs(case, *shape)
         with torch.no_grad():
             expected = layer(**inputs)
         for run in runtimes:

@@ -1,4 +1,4 @@
-"""int8 export: accuracy is measured, and restored by layers in float32."""
+"""Export to int8: accuracy is measured, and layers are reverted to float32 to restore it."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def test_command_reports_the_accuracy_of_int8_openvino(quick_run, classifier, tm
 
 
 class LogitsAgreement:
-    """Validation data of random images; accuracy is 1 minus the relative difference from the float32 logits."""
+    """Random validation images; the accuracy is 1 minus the relative error of the logits to those in float32."""
 
     metric = "agreement"
 
@@ -75,21 +75,21 @@ class LogitsAgreement:
         return sum(values) / len(values), values
 
 
-@pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_layers_return_to_float32_until_accuracy_is_restored(to, tmp_path, monkeypatch):
+@pytest.mark.parametrize("file_format", ["onnx", "openvino"])
+def test_layers_are_reverted_to_float32_until_accuracy_is_restored(file_format, tmp_path, monkeypatch):
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.ReLU(), ln.LambdaLayer2d(16), nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(1152, 10)
     ).eval()
-    exported = ln.export(network, tmp_path / f"m{RUNTIMES[to].suffix}", to=to, image_size=16)
+    exported = ln.export(network, tmp_path / f"m{RUNTIMES[file_format].suffix}", to=file_format, image_size=16)
     validation = LogitsAgreement(network)
     monkeypatch.setattr(quantization, "MAX_DROP", 0.002)
-    float_layers = RUNTIMES[to].quantize(exported.path, validation)
+    float_layers = RUNTIMES[file_format].quantize(exported.path, validation)
     assert float_layers
     assert any(layer.startswith("network.") for layer in float_layers)
-    agreement, _ = validation.accuracy(RUNTIMES[to].open(exported.path), range(len(validation)))
+    agreement, _ = validation.accuracy(RUNTIMES[file_format].open(exported.path), range(len(validation)))
     assert 0.998 <= agreement < 1
-    assert signal_is_handled()  # a crash if OpenVINO's signal stack remains
+    assert signal_is_handled()  # crashes if OpenVINO's signal stack is still set
 
 
 def test_signals_are_handled_after_openvino_networks_are_deleted(tmp_path):
@@ -124,7 +124,7 @@ def test_file_with_low_int8_accuracy_is_not_kept(classifier, tmp_path, monkeypat
         ("m.onnx", {"int8": "missing"}, "missing"),
     ],
 )
-def test_int8_refuses_what_it_does_not_support(name, options, message, classifier, tmp_path, monkeypatch):
+def test_int8_rejects_unsupported_formats_models_and_data(name, options, message, classifier, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
         ln.export(classifier, name, **{"int8": classifier.card.source.data} | options)

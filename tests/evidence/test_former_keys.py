@@ -1,4 +1,4 @@
-"""Result files that were written before keys were renamed are still read."""
+"""Result files with former keys, from before these were renamed, can still be read."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ LAYER_KEYS = {"candidate": "contestant", "skip_reason": "left_out"}
 
 
 def with_former_keys(path, keys, target):
-    """A copy of a JSON file with other names of keys."""
+    """Copy a JSON file to `target` with the former names of its keys."""
     text = path.read_text(encoding="utf-8")
     for current, former in keys.items():
         assert f'"{current}":' in text

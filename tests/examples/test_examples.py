@@ -98,8 +98,8 @@ def test_graph_model_is_independent_of_padding():
     module = load("graph")
     torch.manual_seed(0)
     model = module.GraphModel(16, 2, position=True)
-    for project in model.projects:  # zero-initialized by default
-        torch.nn.init.normal_(project[-1].weight)
+    for projection in model.projections:  # zero-initialized by default
+        torch.nn.init.normal_(projection[-1].weight)
     graphs = module.make_graphs(5, 12, torch.Generator().manual_seed(0))
     valid = graphs["valid"]
     expected = model(graphs["colors"], graphs["adjacent"], valid)[valid]

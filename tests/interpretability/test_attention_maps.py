@@ -1,4 +1,4 @@
-"""Attention maps reproduce the output of every layer, and equal the derivative of the output by the values."""
+"""Attention maps reproduce the output of every layer, and equal the gradient of the output with respect to values."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ MAPS = {
         (6, 7),
     ),
     "u = 3": (ln.LambdaLayer2d, {"scope": 5, "intra_depth": 3}, (6, 7)),
-    "u = 3, causal, strideless": (ln.LambdaLayer1d, {"scope": 5, "intra_depth": 3, "causal": True}, (9,)),
+    "u = 3, causal, sequence": (ln.LambdaLayer1d, {"scope": 5, "intra_depth": 3, "causal": True}, (9,)),
     "position bias": (ln.LambdaLayer2d, {"scope": 5, "position_bias": True, "stride": 2}, (6, 7)),
     "content only": (ln.LambdaLayer2d, {"position": False}, (6, 7)),
     "position only": (ln.LambdaLayer2d, {"content": False, "scope": 3}, (6, 7)),
@@ -41,9 +41,9 @@ MAPS = {
 }
 
 
-def make_layer(kind, options):
+def make_layer(layer_type, options):
     torch.manual_seed(0)
-    layer = kind(8, **options).double().eval()
+    layer = layer_type(8, **options).double().eval()
     with torch.no_grad():
         for name, tensor in layer.state_dict().items():
             if "norm" in name and tensor.is_floating_point():
@@ -53,37 +53,39 @@ def make_layer(kind, options):
     return layer
 
 
-def assert_reproduces(layer, inputs, output, places, index):
-    """Compare maps with the output, and a head's map with the derivative of the output by the values."""
-    for place in places:
-        attention = compute_attention_map(layer, inputs, place, "layer")
-        expected = output[index(place)]
+def assert_reproduces(layer, inputs, output, positions, index):
+    """Compare maps with the output, and a head's map with the gradient of its output with respect to the values."""
+    for position in positions:
+        attention = compute_attention_map(layer, inputs, position, "layer")
+        expected = output[index(position)]
         torch.testing.assert_close(attention.output(), expected, rtol=1e-10, atol=1e-10)
         values = inputs.values.detach().requires_grad_()
-        result = layer.finish(layer.interact(inputs._replace(values=values)), inputs)[index(place)]
+        result = layer.finish(layer.interact(inputs._replace(values=values)), inputs)[index(position)]
         v, heads = layer.value_depth, layer.heads
         (gradient,) = torch.autograd.grad(result[(heads - 1) * v + 1], values)
         gradient = gradient[0, -1] if layer.multi_head else gradient[0]  # (m, v[, u])
-        weights = attention.total[-1].flatten(0, len(place) - 1)
+        weights = attention.total[-1].flatten(0, len(position) - 1)
         torch.testing.assert_close(weights, gradient[:, 1], rtol=1e-10, atol=1e-10)
 
 
-def some_places(sides):
+def sample_positions(sides):
     return [tuple(side - 1 for side in sides), (0,) * len(sides), tuple(side // 2 for side in sides)]
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("case", MAPS)
 def test_map_reproduces_the_output_of_map_layers(case, masked):
-    kind, options, sides = MAPS[case]
-    layer = make_layer(kind, options)
+    layer_type, options, sides = MAPS[case]
+    layer = make_layer(layer_type, options)
     x, mask = torch.randn(2, 8, *sides, dtype=torch.float64), None
     if masked:
         mask = torch.rand(2, *sides) > 0.3
         mask[0, (-1,) * len(sides)] = False
     inputs = layer.prepare(x, mask)
     output = layer(x, mask)
-    assert_reproduces(layer, inputs, output, some_places(output.shape[2:]), lambda place: (0, slice(None), *place))
+    assert_reproduces(
+        layer, inputs, output, sample_positions(output.shape[2:]), lambda position: (0, slice(None), *position)
+    )
 
 
 TOKENS = {
@@ -105,7 +107,7 @@ def test_map_reproduces_the_output_of_token_layers(case, mask):
     shapes = {None: None, "padding": (2, 1, 9), "pairs": (9, 9), "pairs of each example": (2, 9, 9)}
     masks = None if mask is None else torch.rand(shapes[mask]) > 0.4
     inputs, output = layer.prepare(x, mask=masks), layer(x, mask=masks)
-    assert_reproduces(layer, inputs, output, [(0,), (4,), (8,)], lambda place: (0, *place))
+    assert_reproduces(layer, inputs, output, [(0,), (4,), (8,)], lambda position: (0, *position))
 
 
 @pytest.mark.parametrize("mask", [None, (2, 1, 7), (5, 7)])
@@ -114,7 +116,7 @@ def test_map_reproduces_the_output_with_a_context(mask):
     x, context = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
     mask = None if mask is None else torch.rand(mask) > 0.3
     inputs, output = layer.prepare(x, context, mask=mask), layer(x, context, mask=mask)
-    assert_reproduces(layer, inputs, output, [(0,), (4,)], lambda place: (0, *place))
+    assert_reproduces(layer, inputs, output, [(0,), (4,)], lambda position: (0, *position))
     assert compute_attention_map(layer, inputs, (0,), "layer").content.shape == (4, 7)
 
 
@@ -124,7 +126,7 @@ def test_map_reproduces_the_output_on_graphs():
     layer = make_layer(ln.LambdaLayer, {})
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     inputs, output = layer.prepare(x, embeddings=embeddings), layer(x, embeddings=embeddings)
-    assert_reproduces(layer, inputs, output, [(0,), (1,), (2,)], lambda place: (0, *place))
+    assert_reproduces(layer, inputs, output, [(0,), (1,), (2,)], lambda position: (0, *position))
 
 
 def test_excluded_values_may_be_nan():

@@ -73,7 +73,7 @@ def test_unreadable_images_and_full_folders_are_errors(quick_run, image, tmp_pat
     assert "is not empty" in capsys.readouterr().err
 
 
-def test_networks_with_other_than_maps_have_no_figures(tmp_path):
+def test_report_rejects_layers_that_are_not_on_2d_maps(tmp_path):
     from lambdanets.interpretability.report import write_report
 
     explanation = ln.explain(ln.LambdaLayer1d(4, scope=3), torch.randn(1, 4, 5))

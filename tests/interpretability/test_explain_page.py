@@ -15,7 +15,7 @@ def test_python_code_of_explain_page_runs(quick_run, two_classes, tmp_path, monk
     shutil.copy(sorted((two_classes / "dark").iterdir())[0], tmp_path / "scan.png")
     monkeypatch.chdir(tmp_path)
     first, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    height, width = ln.explain("runs/mine", "scan.png").view.image
+    height, width = ln.explain("runs/mine", "scan.png").view.image_size
     exec(first.replace("at=(30, 45)", f"at=({height // 3}, {width // 2})"), variables := {})
     assert variables["share"].ndim == 2
     assert len(variables["field"].box) == 2

@@ -131,15 +131,15 @@ def test_receptive_field_is_the_gradient_and_its_box():
     images = torch.randn(1, 3, 15, 16)
     field = ln.explain(network, images).receptive_field("2", at=(7, 8))
     assert field.box == ((3, 12), (5, 12))
-    variable = images.clone().requires_grad_()
-    network(variable)[0, :, 7, 8].sum().backward()
-    torch.testing.assert_close(field.gradient, variable.grad[0].abs().sum(0))
+    network_input = images.clone().requires_grad_()
+    network(network_input)[0, :, 7, 8].sum().backward()
+    torch.testing.assert_close(field.gradient, network_input.grad[0].abs().sum(0))
     assert 0 < field.area(0.5) < field.area(0.99) <= 9 * 7 / (15 * 16)
     with_content = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), ln.LambdaLayer2d(4, scope=3)).eval()
     assert ln.explain(with_content, images).receptive_field(at=(7, 8)).box == ((0, 15), (0, 16))
 
 
-def test_tokens_and_sequences_take_positions_of_the_layer():
+def test_at_is_a_position_of_the_layer_for_tokens_and_sequences():
     torch.manual_seed(0)
     tokens = nn.Sequential(nn.Linear(5, 8), ln.LambdaLayer(8, embedding=ln.RelativeEmbedding((5,), 16))).eval()
     explanation = ln.explain(tokens, torch.randn(2, 7, 5))
@@ -173,7 +173,7 @@ def test_tokens_and_sequences_take_positions_of_the_layer():
         ),
     ],
 )
-def test_invalid_arguments_are_errors_in_one_line(make, message):
+def test_invalid_arguments_are_one_line_errors(make, message):
     with pytest.raises(InputError, match=message) as raised:
         make()
     assert "\n" not in str(raised.value)

@@ -111,10 +111,10 @@ def test_gradcheck_with_repeated_edges():
     embedding = EdgeEmbedding(3, 2, dtype=torch.float64)
     edges, types = torch.tensor([[0, 0, 0], [1, 1, 0], [0, 0, 1]]), torch.tensor([2, 0, 2])
 
-    def pairs(table):
+    def embeddings(table):
         return torch.func.functional_call(embedding, {"table": table}, (edges, types, (1, 2, 2)))
 
-    assert gradcheck(pairs, embedding.table.detach().requires_grad_())
+    assert gradcheck(embeddings, embedding.table.detach().requires_grad_())
 
 
 EDGES, TYPES = torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""float16: the layers are finite where a common implementation overflows."""
+"""float16: the layers stay finite where a common implementation overflows."""
 
 import pytest
 import torch

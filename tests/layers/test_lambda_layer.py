@@ -16,7 +16,7 @@ from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition
 
 LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
-PAIRS = nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False)
+POOL_2X2 = nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False)
 
 
 def reference_output(layer, x, mask=None):
@@ -202,8 +202,8 @@ MASKED = {
     "1d causal": (1, {"causal": True}, (9,), (5,)),
     "3d": (3, {"scope": 3}, (3, 4, 5), (2, 3, 5)),
     "position bias": (2, {"position_bias": True}, (6, 7), (4, 5)),
-    "2x2 pool, odd": (2, {"stride": 2, "pool": PAIRS}, (8, 7), (5, 5)),
-    "2x2 pool, even": (2, {"stride": 2, "pool": PAIRS}, (8, 7), (4, 6)),
+    "2x2 pool, odd": (2, {"stride": 2, "pool": POOL_2X2}, (8, 7), (5, 5)),
+    "2x2 pool, even": (2, {"stride": 2, "pool": POOL_2X2}, (8, 7), (4, 6)),
     "pool that counts its padding": (2, {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)}, (8, 7), (5, 4)),
 }
 
@@ -279,7 +279,7 @@ def test_stride_averages_windows_excluding_padding():
     torch.testing.assert_close(layer(x)[:, :, 1, 1], unpooled[:, :, 1:4, 1:4].mean(dim=(2, 3)))
 
 
-@pytest.mark.parametrize("pool", [PAIRS, nn.AvgPool2d(3, 2, 1)], ids=["2x2", "3x3 with padding"])
+@pytest.mark.parametrize("pool", [POOL_2X2, nn.AvgPool2d(3, 2, 1)], ids=["2x2", "3x3 with padding"])
 @pytest.mark.parametrize("size", [(6, 8), (5, 7)], ids=str)
 def test_pool_replaces_the_average_after_the_layer(pool, size):
     layer, x = make_layer(stride=2, pool=pool), random_maps(2, 8, *size)
@@ -288,7 +288,7 @@ def test_pool_replaces_the_average_after_the_layer(pool, size):
 
 def test_options_of_other_packages_add_no_state_dict_keys_by_default():
     names = {"query_projection.weight", "key_projection.weight", "value_projection.weight", "embedding.table"}
-    assert set(make_layer(batch_norm=False, stride=2, pool=PAIRS).state_dict()) == names
+    assert set(make_layer(batch_norm=False, stride=2, pool=POOL_2X2).state_dict()) == names
     assert set(make_layer(batch_norm=False, position_bias=True).state_dict()) == names | {"position_bias"}
 
 
@@ -397,7 +397,7 @@ INVALID_ARGUMENTS = {
     "position bias, content only": ({"position_bias": True, "position": False}, "position_bias must be False when pos"),
     "a number for position bias": ({"position_bias": 1}, "position_bias must be True or False, got 1"),
     "another pooling": ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
-    "a pool of another stride": ({"pool": PAIRS}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
+    "a pool of another stride": ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
     "a pool that rounds down": (
         {"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2",
     ),

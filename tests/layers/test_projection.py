@@ -55,7 +55,7 @@ def test_rows_and_gradients_equal_projection_and_norm(dimensions, batch, trainin
     pairs = make_pairs(dimensions, training=training)
     reference_pairs = copy.deepcopy(pairs)
     x = random_tensor(batch, 6, *SIZES[dimensions]).requires_grad_()
-    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, reference_pairs)
+    outputs, expected = project(x, pairs, is_tokens=False), separate_calls(x, reference_pairs)
     assert_all_close(outputs, expected)
     # with the strides of maps, because PyTorch's batch norm, the reference, is wrong for others at batch size 1
     weights = [random_tensor(*y.mT.shape).mT for y in expected]
@@ -79,7 +79,7 @@ def test_folding_uses_the_current_state_of_the_norm():
         lambda norm: norm.load_state_dict({name: x + 1 for name, x in norm.state_dict().items()}),
     ):
         change(pairs[0][1])
-        assert_all_close(project(x, pairs, tokens=False), separate_calls(x, pairs))
+        assert_all_close(project(x, pairs, is_tokens=False), separate_calls(x, pairs))
 
 
 def forward_hook(module):
@@ -118,7 +118,7 @@ def test_respects_hooks_and_parametrizations(modify, index):
     weights = [random_tensor(*y.shape) for y in outputs_before]
     (gradient_before,) = torch.autograd.grad(outputs_before, x, weights)
     modify(pairs[index[0]][index[1]])
-    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, pairs)
+    outputs, expected = project(x, pairs, is_tokens=False), separate_calls(x, pairs)
     assert_all_close(outputs, expected)
     (gradient,), (expected_gradient,) = (torch.autograd.grad(y, x, weights) for y in (outputs, expected))
     torch.testing.assert_close(gradient, expected_gradient)
@@ -138,7 +138,7 @@ OTHER_PROJECTIONS = {
 def test_other_projections_are_called_as_modules(make):
     pairs, x = make_pairs(), random_tensor(2, 6, 3, 4)
     pairs[1] = (make().double(), pairs[1][1])
-    assert_all_close(project(x, pairs, tokens=False), separate_calls(x, pairs))
+    assert_all_close(project(x, pairs, is_tokens=False), separate_calls(x, pairs))
 
 
 class MapNorm(nn.Module):
@@ -169,7 +169,7 @@ def test_other_norms_are_called_with_maps(make, training):
     pairs, x = make_pairs(training=training), random_tensor(2, 6, 3, 4).requires_grad_()
     pairs[1] = (pairs[1][0], make().train(training))
     reference_pairs = copy.deepcopy(pairs)
-    outputs, expected = project(x, pairs, tokens=False), separate_calls(x, reference_pairs)
+    outputs, expected = project(x, pairs, is_tokens=False), separate_calls(x, reference_pairs)
     assert_all_close(outputs, expected)
     weights = [random_tensor(*y.shape) for y in expected]
     assert_all_close(torch.autograd.grad(outputs, x, weights), torch.autograd.grad(expected, x, weights))
@@ -183,7 +183,7 @@ def test_rows_and_gradients_are_equal_in_channels_last(batch, training):
     for memory_format in torch.contiguous_format, torch.channels_last:
         pairs = make_pairs(training=training)
         x = random_tensor(batch, 6, 3, 4).contiguous(memory_format=memory_format).requires_grad_()
-        outputs = project(x, pairs, tokens=False)
+        outputs = project(x, pairs, is_tokens=False)
         (gradient,) = torch.autograd.grad(outputs, x, [random_tensor(*y.shape) for y in outputs])
         assert gradient.is_contiguous(memory_format=memory_format)
         gradients.append(gradient)
@@ -199,7 +199,7 @@ def test_gradcheck(batch, training, memory_format):
     pairs = make_pairs(dim=3, training=training)
     x = random_tensor(batch, 3, 2, 3).contiguous(memory_format=memory_format).requires_grad_()
     assert gradcheck(
-        lambda x, *_: tuple(project(x, pairs, tokens=False)), (x, *collect_parameters(pairs)), fast_mode=True
+        lambda x, *_: tuple(project(x, pairs, is_tokens=False)), (x, *collect_parameters(pairs)), fast_mode=True
     )
 
 
@@ -209,6 +209,6 @@ def test_tokens_are_projected_as_rows(training):
     projection = nn.Linear(6, 4, bias=False, dtype=torch.float64)
     norm = nn.BatchNorm1d(4, dtype=torch.float64).train(training)
     x = random_tensor(2, 5, 6)
-    (rows,) = project(x, [(projection, norm)], tokens=True)
+    (rows,) = project(x, [(projection, norm)], is_tokens=True)
     expected = norm(projection(x).flatten(0, 1)).unflatten(0, (2, 5))
     torch.testing.assert_close(rows, expected, rtol=1e-11, atol=1e-11)

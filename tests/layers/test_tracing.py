@@ -36,7 +36,7 @@ LAYERS = {
     "dense embeddings": (LambdaLayer, {"embedding": DenseEmbedding(6, 6, 16)}, TOKENS),
 } | {f"mixer {name}": (mixer, {}, (2, 32, 6, 5)) for name, mixer in MIXERS.items()}
 parametrize_layers = pytest.mark.parametrize(("layer", "options", "shape"), LAYERS.values(), ids=LAYERS.keys())
-# all but two mixers that consist of PyTorch's modules, which torch.fx traces into and torch.jit.script compiles
+# without the two mixers that consist of PyTorch's modules, which torch.fx traces into and torch.jit.script compiles
 LEAF_LAYERS = {
     name: case for name, case in LAYERS.items() if name not in ("mixer convolution", "mixer channel_attention")
 }
@@ -47,10 +47,10 @@ parametrize_leaf_layers = pytest.mark.parametrize(
 
 def make_layer(layer, options, shape):
     torch.manual_seed(0)
-    made = layer(shape[-1 if layer is LambdaLayer else 1], **options)
+    module = layer(shape[-1 if layer is LambdaLayer else 1], **options)
     if "position_bias" in options:
-        nn.init.normal_(made.position_bias)
-    return made, torch.randn(shape, requires_grad=True)
+        nn.init.normal_(module.position_bias)
+    return module, torch.randn(shape, requires_grad=True)
 
 
 def output_and_gradients(function, x, parameters):
@@ -122,7 +122,7 @@ def test_torch_fx_sees_a_layer_as_one_node(layer, options, shape):
 
 
 class NetworkWithInputs(nn.Module):
-    """Passes a mask, a context and edges to parametrize_layers."""
+    """A network that passes a mask, a context and edges to its layers."""
 
     def __init__(self):
         super().__init__()

@@ -8,7 +8,7 @@ from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import mask_rcnn
 from lambdanets.models.padding_check import simulate_trained_weights
 
-SMALL = {
+SMALL_OPTIONS = {
     "pyramid_channels": 16,
     "box_layers": (1, 32),
     "mask_layers": 1,
@@ -22,7 +22,7 @@ SIZES = [(37, 70), (64, 33), (50, 50)]
 
 def small_mask_rcnn(backbone="lambda_resnet20_small", num_classes=2, **options):
     torch.manual_seed(0)
-    return mask_rcnn(backbone, num_classes, **SMALL | options)
+    return mask_rcnn(backbone, num_classes, **SMALL_OPTIONS | options)
 
 
 def random_images(sizes=SIZES, dtype=torch.float32):
@@ -48,7 +48,7 @@ TARGETS = [
 
 @pytest.fixture(scope="module")
 def simulated_model():
-    """A small float64 model that detects objects: like after training, with random weights of the classifiers."""
+    """Return a small float64 model that detects objects as after training, with random classifier weights."""
     model = small_mask_rcnn(box_score_thresh=0.0, box_detections_per_img=20).double()
     simulate_trained_weights(model.backbone)
     torch.manual_seed(2)
@@ -167,7 +167,7 @@ def test_anchors_in_padding_are_ignored_in_training():
 
 def test_targets_are_not_modified():
     model = small_mask_rcnn().train()
-    before = [{name: tensor.clone() for name, tensor in each.items()} for each in TARGETS]
+    before = [{name: tensor.clone() for name, tensor in target.items()} for target in TARGETS]
     model(random_images(), TARGETS)
     for expected, target in zip(before, TARGETS, strict=True):
         assert all(torch.equal(target[name], expected[name]) for name in expected)

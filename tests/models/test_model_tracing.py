@@ -40,7 +40,7 @@ def assert_same(model, traced, x):
     expected, expected_gradients = output_and_gradients(model, x)
     output, actual_gradients = output_and_gradients(traced, x)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
-    # rounding errors of the largest output_and_gradients affect the smallest ones, depending on the CPU
+    # rounding errors of the largest gradients affect the smallest ones, depending on the CPU
     largest = max(float(gradient.abs().max()) for gradient in expected_gradients)
     for actual, reference in zip(actual_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(actual, reference, rtol=1e-6, atol=1e-6 + 1e-16 * largest)

@@ -39,19 +39,19 @@ def test_digits_are_classified():
     assert ln.evaluate("digits").top1 >= 0.97
 
 
-def test_a_photograph_of_a_cat_is_classified():
+def test_photo_of_a_cat_is_classified():
     skimage_data = pytest.importorskip("skimage.data")
     (prediction,) = ln.load("cifar10", device="cpu").predict(Image.fromarray(skimage_data.chelsea()))
     assert prediction.class_name == "cat"
 
 
-def test_nuclei_are_found_in_images_of_12_bits_in_every_form(tmp_path):
+def test_nuclei_are_found_in_12_bit_files_images_and_uploads(tmp_path):
     image, _ = draw_nuclei(8, seed=0)
     values = (np.asarray(image).astype(np.uint16)) * 8
     Image.fromarray(values).save(tmp_path / "a.png")
     detector = ln.load("nuclei", device="cpu")
     inputs = (tmp_path / "a.png", Image.fromarray(values))
-    counts = [len(detector.predict(each)[0].above(0.5)) for each in inputs]
+    counts = [len(detector.predict(source)[0].above(0.5)) for source in inputs]
     upload = read_upload((tmp_path / "a.png").read_bytes(), "a.png", stretch=detector.card.stretch)
     counts.append(len(predict_image(detector, upload, "a.png").objects.rows))
     assert counts[0] == counts[1] == counts[2] >= 6
@@ -64,7 +64,7 @@ def test_create_model_has_the_classes_and_channels_of_the_trained_model():
         torch.testing.assert_close(network(images), ln.load("digits", device="cpu").model(images), rtol=1e-4, atol=1e-4)
 
 
-def test_another_number_of_classes_gets_a_new_classifier():
+def test_other_number_of_classes_reinitializes_the_classifier():
     trained = ln.create_model("lambda_resnet20_small", pretrained="digits")
     network = ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=4)
     assert network.fc.weight.shape == (4, 512)
@@ -72,7 +72,7 @@ def test_another_number_of_classes_gets_a_new_classifier():
     assert ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=0)(torch.randn(2, 1, 16, 16)).shape
 
 
-def test_other_architectures_and_unknown_names_are_refused():
+def test_rejects_other_architectures_and_unknown_names():
     with pytest.raises(InputError, match="must have weights of a resnet50_lambda, got 'digits'"):
         ln.create_model("resnet50_lambda", pretrained="digits")
     with pytest.raises(InputError, match="nearest is digits"):
@@ -81,7 +81,7 @@ def test_other_architectures_and_unknown_names_are_refused():
 
 def test_a_path_with_weights_has_precedence_and_other_folders_do_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").mkdir()  # as the output folder of a command
+    (tmp_path / "digits").mkdir()  # such as the output folder of a command
     assert ln.load("digits").classes
     (tmp_path / "digits/weights.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match=r"digits/weights\.safetensors is not a readable safetensors file"):

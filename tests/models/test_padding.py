@@ -63,10 +63,10 @@ def test_maps_of_a_padded_batch_equal_maps_of_single_images(network):
     network, padding = network
     padding.set_sizes(SIZES, (96, 96))
     batched = network(pad_images(random_images(), (96, 96)))
-    for number, image in enumerate(random_images()):
-        padding.set_sizes(None, SIZES[number])
+    for i, image in enumerate(random_images()):
+        padding.set_sizes(None, SIZES[i])
         for single, maps in zip(network(image[None]), batched, strict=True):
-            assert_same(valid_part(maps, (96, 96), SIZES[number])[number], single[0])
+            assert_same(valid_part(maps, (96, 96), SIZES[i])[i], single[0])
 
 
 def test_gradients_are_independent_of_padding(network):
@@ -122,8 +122,8 @@ def test_average_pool_with_count_include_pad_is_preserved():
     padding = attach_padding(pool)
     padding.set_sizes(SIZES, (96, 96))
     batched = pool(pad_images(random_images(), (96, 96)))
-    for number, image in enumerate(random_images()):
-        assert_same(valid_part(batched, (96, 96), SIZES[number])[number], nn.functional.avg_pool2d(image, 3, 2, 1))
+    for i, image in enumerate(random_images()):
+        assert_same(valid_part(batched, (96, 96), SIZES[i])[i], nn.functional.avg_pool2d(image, 3, 2, 1))
 
 
 def test_gradient_checkpointing_recomputes_with_the_same_mask():

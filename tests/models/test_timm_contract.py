@@ -1,4 +1,4 @@
-"""timm's requirements on models, tested on the meta device for shapes, and otherwise on small models.
+"""timm's requirements on models: shapes on the meta device, everything else on small models.
 
 experiments/timm_tests.py runs timm's own tests on all models.
 """

@@ -1,4 +1,4 @@
-"""U-Nets: shapes at any size, gradients, where lambda layers are, invalid arguments, export and compilation."""
+"""U-Nets: shapes at any size, gradients, positions of lambda layers, invalid arguments, export, torch.compile."""
 
 import pytest
 import timm
@@ -11,12 +11,12 @@ from lambdanets.models.counting import count_flops, count_parameters
 
 NAMES = ("lambda_unet_small", "unet_small")
 parametrize_names = pytest.mark.parametrize("name", NAMES)
-NARROW = {"widths": (4, 8, 8), "scope": 5, "query_depth": 4, "heads": 2}
+NARROW_OPTIONS = {"widths": (4, 8, 8), "scope": 5, "query_depth": 4, "heads": 2}
 
 
-def narrow(name, **options):
+def create_narrow(name, **options):
     torch.manual_seed(0)
-    return create_model(name, **{"num_classes": 3} | NARROW | options)
+    return create_model(name, **{"num_classes": 3} | NARROW_OPTIONS | options)
 
 
 @parametrize_names
@@ -28,8 +28,8 @@ def test_logits_have_the_height_and_width_of_the_input(name, size):
 
 
 @parametrize_names
-def test_output_equals_that_of_a_padded_input(name):
-    model = narrow(name).eval()
+def test_padding_the_input_to_the_stride_keeps_the_output(name):
+    model = create_narrow(name).eval()
     x = torch.randn(2, 3, 21, 14)
     padded = F.pad(x, (0, 2, 0, 3), mode="replicate")  # to multiples of 4, the total stride
     with torch.no_grad():
@@ -37,8 +37,8 @@ def test_output_equals_that_of_a_padded_input(name):
 
 
 @parametrize_names
-def test_every_parameter_of_a_u_net_has_a_gradient(name):
-    model = narrow(name).train()
+def test_every_parameter_of_a_unet_has_a_gradient(name):
+    model = create_narrow(name).train()
     model(torch.randn(2, 3, 18, 13)).square().mean().backward()
     assert not [key for key, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
@@ -46,42 +46,44 @@ def test_every_parameter_of_a_u_net_has_a_gradient(name):
 def test_lambda_layers_are_in_the_lowest_stages_of_encoder_and_decoder():
     model = create_model("lambda_unet_small", scope=7, heads=8, query_depth=8)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LambdaLayer2d)}
-    places = (*(f"encoder.{level}.conv2" for level in (2, 3, 4)), "decoder.0.conv2", "decoder.1.conv2")
-    assert set(layers) == set(places)
+    expected_names = (*(f"encoder.{level}.conv2" for level in (2, 3, 4)), "decoder.0.conv2", "decoder.1.conv2")
+    assert set(layers) == set(expected_names)
     assert {(layer.embedding.scope, layer.heads, layer.query_depth) for layer in layers.values()} == {((7, 7), 8, 8)}
     assert not [module for module in create_model("unet_small").modules() if isinstance(module, LambdaLayer2d)]
 
 
-@pytest.mark.parametrize(("name", "millions", "billions"), [(NAMES[0], 1.11, 4.0), (NAMES[1], 1.94, 2.9)])
-def test_u_net_docstrings_have_parameters_and_costs(name, millions, billions):
+@pytest.mark.parametrize(
+    ("name", "million_parameters", "billion_multiply_adds"), [(NAMES[0], 1.11, 4.0), (NAMES[1], 1.94, 2.9)]
+)
+def test_unet_docstrings_state_parameters_and_multiply_adds(name, million_parameters, billion_multiply_adds):
     with torch.device("meta"):
         model = create_model(name, num_classes=2).eval()
-    text = f"{millions} million parameters for two classes, {billions} billion multiply-adds"
+    text = f"{million_parameters} million parameters for two classes, {billion_multiply_adds} billion multiply-adds"
     assert text in " ".join(timm.models.model_entrypoint(name).__doc__.split())
-    assert count_parameters(model) == pytest.approx(millions * 1e6, rel=0.01)
-    assert count_flops(model, 256) / 2 == pytest.approx(billions * 1e9, rel=0.02)
+    assert count_parameters(model) == pytest.approx(million_parameters * 1e6, rel=0.01)
+    assert count_flops(model, 256) / 2 == pytest.approx(billion_multiply_adds * 1e9, rel=0.02)
 
 
-def test_u_nets_differ_only_where_a_layer_replaces_a_convolution():
+def test_unets_differ_only_where_a_layer_replaces_a_convolution():
     models = [create_model(name, num_classes=3) for name in NAMES]
     shapes = [{key: p.shape for key, p in model.named_parameters() if ".conv2." not in key} for model in models]
     assert shapes[0] == shapes[1]
     assert isinstance(models[1].encoder[4].conv2, nn.Conv2d)
 
 
-def test_classifier_of_a_u_net_can_be_replaced_and_removed():
-    model = narrow("lambda_unet_small").eval()
+def test_classifier_of_a_unet_can_be_replaced_and_removed():
+    model = create_narrow("lambda_unet_small").eval()
     x = torch.randn(1, 3, 10, 8)
     assert model.get_classifier() is model.head
     model.reset_classifier(5)
     assert (model.num_classes, model(x).shape) == (5, (1, 5, 10, 8))
     model.reset_classifier(0)
     assert torch.equal(model(x), model.forward_features(x))
-    assert narrow("unet_small", num_classes=0)(x).shape == (1, 4, 10, 8)
+    assert create_narrow("unet_small", num_classes=0)(x).shape == (1, 4, 10, 8)
 
 
-def test_weight_decay_excludes_the_tables_of_a_u_net():
-    model = narrow("lambda_unet_small")
+def test_weight_decay_excludes_the_tables_of_a_unet():
+    model = create_narrow("lambda_unet_small")
     tables = {name for name, _ in model.named_parameters() if "table" in name}
     assert model.no_weight_decay() == tables
     assert len(tables) == 5
@@ -97,21 +99,21 @@ def test_weight_decay_excludes_the_tables_of_a_u_net():
         ({"heads": 3}, "heads"),
     ],
 )
-def test_rejects_invalid_arguments_of_a_u_net(options, message):
+def test_rejects_invalid_arguments_of_a_unet(options, message):
     with pytest.raises(ValueError, match=message):
         create_model("lambda_unet_small", **options)
 
 
 @parametrize_names
-def test_exported_u_net_has_the_same_logits(name):
-    model, x = narrow(name).double().eval(), torch.randn(1, 3, 21, 34, dtype=torch.float64)
+def test_exported_unet_has_the_same_logits(name):
+    model, x = create_narrow(name).double().eval(), torch.randn(1, 3, 21, 34, dtype=torch.float64)
     exported = torch.export.export(model, (x,)).module()
     with torch.no_grad():
         torch.testing.assert_close(exported(x), model(x))
 
 
-def test_u_net_can_be_exported_for_all_multiples_of_its_stride():
-    model, x = narrow("unet_small").double().eval(), torch.randn(1, 3, 24, 32, dtype=torch.float64)
+def test_unet_can_be_exported_for_all_multiples_of_its_stride():
+    model, x = create_narrow("unet_small").double().eval(), torch.randn(1, 3, 24, 32, dtype=torch.float64)
     height, width = (4 * torch.export.Dim(side, min=2, max=16) for side in ("height", "width"))
     exported = torch.export.export(model, (x,), dynamic_shapes=({2: height, 3: width},)).module()
     with torch.no_grad():
@@ -120,7 +122,7 @@ def test_u_net_can_be_exported_for_all_multiples_of_its_stride():
 
 
 @parametrize_names
-def test_compiled_u_net_has_the_same_logits(name):
-    model, x = narrow(name).double().eval(), torch.randn(1, 3, 21, 34, dtype=torch.float64)
+def test_compiled_unet_has_the_same_logits(name):
+    model, x = create_narrow(name).double().eval(), torch.randn(1, 3, 21, 34, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x))

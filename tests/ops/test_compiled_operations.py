@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compilation import Counter
+from compilation import CompileCounter
 from lambdanets.ops import lambda_interaction, position_interaction
 
 
@@ -33,7 +33,7 @@ OPTIONS = {
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
 def test_lambda_interaction_compiles_once_for_all_sizes(option):
     torch.compiler.reset()
-    counter = Counter()
+    counter = CompileCounter()
 
     def function(queries, keys, values):
         n = queries.shape[2]
@@ -49,7 +49,7 @@ def test_lambda_interaction_compiles_once_for_all_sizes(option):
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, n in ((2, 40), (3, 33), (4, 100), (5, 7), (2, 257)):
         assert_equal_with_gradients(compiled, function, make_inputs(batch, n))
-    assert counter.compilations <= 2
+    assert counter.num_compilations <= 2
 
 
 GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
@@ -60,7 +60,7 @@ GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
 @pytest.mark.parametrize("dimensions", GRIDS)
 def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm, causal):
     torch.compiler.reset()
-    counter = Counter()
+    counter = CompileCounter()
     table = torch.randn(*(5, 3, 5)[:dimensions], 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
     def function(queries, values, *sides):
@@ -75,4 +75,4 @@ def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm,
             results.append((output, *torch.autograd.grad(output.square().mean(), (queries, values, table))))
         for actual, expected in zip(*results, strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    assert counter.compilations <= 2
+    assert counter.num_compilations <= 2

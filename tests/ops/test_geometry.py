@@ -167,7 +167,7 @@ def test_gradcheck_of_resizing(old, new):
     assert gradcheck(lambda t: resize_table(t, new), random(*old, 2).requires_grad_())
 
 
-WRONG = {
+INVALID_ARGUMENTS = {
     "an even side": ({"sides": (5, 6)}, r"sides must be 1, 2 or 3 integers, odd and positive, got \(5, 6\)"),
     "a negative side": ({"sides": (5, -1)}, "sides must be .* odd and positive"),
     "a float side": ({"sides": (5, 7.0)}, r"sides must be 1, 2 or 3 integers.*got \(5, 7.0\)"),
@@ -188,7 +188,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("changes", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
 def test_resize_table_rejects_invalid_arguments(changes, message):
     arguments = {"shape": (5, 7, 4), "dtype": torch.float32, "sides": (3, 3)} | changes
     with pytest.raises(ValueError, match=message):

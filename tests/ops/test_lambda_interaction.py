@@ -406,7 +406,7 @@ def test_large_keys_do_not_overflow_in_float16(causal):
 
 SHAPES = {"queries": (2, 2, N, K), "keys": (2, M, K), "values": (2, M, V), "embeddings": (N, M, K)}
 BOOL = torch.bool
-WRONG = {
+INVALID_ARGUMENTS = {
     "queries": ({"queries": (2, N, K)}, {}, r"queries must be \(b, h, n, k\)"),
     "keys": ({"keys": (2, M, 9)}, {}, rf"keys must be \(b, m, k\) = \(2, {M}, {K}\)"),
     "values": ({"values": (2, M)}, {}, r"values must be \(b, m, v\)"),
@@ -438,7 +438,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("shapes", "options", "message"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("shapes", "options", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
 def test_rejects_invalid_arguments(shapes, options, message):
     tensors = {name: torch.zeros(shape) for name, shape in (SHAPES | shapes).items()}
     options = dict(options)

@@ -152,13 +152,13 @@ def test_position_interaction_is_translation_equivariant(shift, algorithm):
 @settings(max_examples=40, deadline=None)
 @given(
     grid=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple),
-    half=st.integers(0, 4),
+    radius=st.integers(0, 4),
     u=st.integers(0, 2),
     dilation=st.integers(1, 3),
     causal=st.booleans(),
 )
-def test_all_algorithms_agree(grid, half, u, dilation, causal):
-    inputs = make_inputs(grid, (2 * half + 1,) * len(grid), u, k=3, v=2)
+def test_all_algorithms_agree(grid, radius, u, dilation, causal):
+    inputs = make_inputs(grid, (2 * radius + 1,) * len(grid), u, k=3, v=2)
     options = {"dilation": dilation, "causal": causal}
     first, *others = (
         position_interaction(*inputs, grid, **options, algorithm=name) for name in supported_algorithms(*grid)
@@ -239,7 +239,7 @@ def test_bfloat16_autocast_returns_bfloat16():
         assert position_interaction(*inputs, (4, 4)).dtype == torch.bfloat16
 
 
-WRONG = {
+INVALID_ARGUMENTS = {
     "queries of rank 3": ({"queries": (2, 12, 4)}, r"queries must be \(b, h, n, k\)"),
     "values of rank 2": ({"values": (2, 12)}, r"values must be \(b, n, v\)"),
     "values of another batch": ({"values": (3, 12, 5)}, r"values must have \(b, n\) = \(2, 12\) like queries"),
@@ -262,7 +262,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("changes", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
 def test_rejects_invalid_arguments(changes, message):
     arguments = {"queries": (2, 3, 12, 4), "table": (3, 3, 4), "values": (2, 12, 5), "grid": (3, 4)} | changes
     tensors = {name: torch.zeros(arguments.pop(name)) for name in ("queries", "table", "values")}

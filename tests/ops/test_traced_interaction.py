@@ -1,4 +1,4 @@
-"""The position term in exported graphs: every form equals the definition in float64."""
+"""The position term in exported graphs: every implementation equals the definition in float64."""
 
 import pytest
 import torch
@@ -67,9 +67,9 @@ def test_exported_interaction_accepts_any_batch_size(name):
     shapes = {key: {0: torch.export.Dim.DYNAMIC} for key in inputs}
     exported = torch.export.export(module, (), inputs, dynamic_shapes=shapes).module()
     for batch in (1, 5):
-        others = make_case(*CASES[name], batch=batch)
-        del others["table"]
-        torch.testing.assert_close(exported(**others), module(**others), rtol=1e-12, atol=1e-12)
+        new_inputs = make_case(*CASES[name], batch=batch)
+        del new_inputs["table"]
+        torch.testing.assert_close(exported(**new_inputs), module(**new_inputs), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["few heads", "small scope", "large map"])
@@ -78,9 +78,9 @@ def test_float32_error_in_graphs_is_at_most_twice_the_reference_error(name):
     del inputs["content"]
     grid = CASES[name][0]
     exact = definition.position_interaction(inputs["queries"], inputs["table"], inputs["values"], grid)
-    small = {key: x.float() for key, x in inputs.items()}
-    reference = definition.position_interaction(small["queries"], small["table"], small["values"], grid)
-    module = Interaction(grid, small.pop("table"))
-    actual = torch.export.export(module, (), {**small, "content": None}).module()(**small, content=None)
+    inputs32 = {key: x.float() for key, x in inputs.items()}
+    reference = definition.position_interaction(inputs32["queries"], inputs32["table"], inputs32["values"], grid)
+    module = Interaction(grid, inputs32.pop("table"))
+    actual = torch.export.export(module, (), {**inputs32, "content": None}).module()(**inputs32, content=None)
     bound = 2 * (reference - exact).norm() + 1e-7 * exact.norm()
     assert (actual - exact).norm() <= bound

@@ -44,18 +44,18 @@ def load_weights(folder):
 
 
 def assert_same_result(expected, actual):
-    """Assert that two runs have bit-identical weights, the same metrics and the same scores."""
+    """Assert that two runs have bit-identical weights, the same metrics.csv and the same final metrics."""
     expected_weights, actual_weights = load_weights(expected), load_weights(actual)
     assert expected_weights.keys() == actual_weights.keys()
     assert [name for name, weight in expected_weights.items() if not torch.equal(weight, actual_weights[name])] == []
     assert (expected / "metrics.csv").read_text() == (actual / "metrics.csv").read_text()
     results = [json.loads((folder / "result.json").read_text()) for folder in (expected, actual)]
-    scores = [
+    metrics = [
         {name: result[name] for name in ("top1", "bbox", "segm", "dice", "classes") if name in result}
         for result in results
     ]
-    assert scores[0] == scores[1]
-    assert scores[0]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]
 
 
 def at_step(monkeypatch, step, action):
@@ -95,13 +95,16 @@ def train_on_ranks(recipe, folder, world_size, kill_at=None):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    start = multiprocessing.get_context("fork").Process
-    ranks = [start(target=_train, args=(recipe, folder, rank, world_size, port, kill_at)) for rank in range(world_size)]
-    for process in ranks:
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=_train, args=(recipe, folder, rank, world_size, port, kill_at))
+        for rank in range(world_size)
+    ]
+    for process in processes:
         process.start()
-    for process in ranks:
+    for process in processes:
         process.join(timeout=120)
-    return [process.exitcode for process in ranks]
+    return [process.exitcode for process in processes]
 
 
 def run_on_two_ranks(function, folder):

@@ -83,10 +83,10 @@ def test_rejects_sync_batch_norm_without_gpus(monkeypatch):
 def test_sync_batch_norm_converts_every_norm_and_keeps_activations(name):
     with torch.device("meta"):
         model = timm.create_model(name)
-    before = len(norms(model))
+    num_norms = len(norms(model))
     activations = sum(isinstance(module, nn.ReLU6) for module in model.modules())
     model = convert_sync_batch_norm(model, replace(DIGITS, sync_batch_norm=True), 2)
-    assert len(norms(model)) == before
+    assert len(norms(model)) == num_norms
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms(model))
     assert sum(isinstance(module, nn.ReLU6) for module in model.modules()) == activations
 
@@ -94,8 +94,8 @@ def test_sync_batch_norm_converts_every_norm_and_keeps_activations(name):
 def test_sync_batch_norm_keeps_the_padding_hooks():
     body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     Padding().attach(body)
-    before = [dict(body[1]._forward_pre_hooks), dict(body[1]._forward_hooks)]
+    hooks_before = [dict(body[1]._forward_pre_hooks), dict(body[1]._forward_hooks)]
     model = convert_sync_batch_norm(body, replace(DIGITS, sync_batch_norm=True), 2)
     assert isinstance(model[1], nn.SyncBatchNorm)
-    assert [dict(model[1]._forward_pre_hooks), dict(model[1]._forward_hooks)] == before
-    assert all(before)
+    assert [dict(model[1]._forward_pre_hooks), dict(model[1]._forward_hooks)] == hooks_before
+    assert all(hooks_before)

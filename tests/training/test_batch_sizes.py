@@ -6,7 +6,7 @@ import pytest
 from lambdanets.data.images import find_images
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference import classification
-from lambdanets.inference.classification import MAX_BATCH, batch_size_that_fits, evaluate
+from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits, evaluate
 from lambdanets.inference.classifier import Classifier, load_classifier, predict_files
 from lambdanets.training.pseudo_labeling import label_shards
 from training.teachers import RECIPE, write_teacher
@@ -21,17 +21,17 @@ def classifier(two_classes, tmp_path):
 
 
 @pytest.fixture
-def sizes(monkeypatch):
+def batch_sizes(monkeypatch):
     """The sizes of the batches passed to the classifier."""
-    sizes = []
+    batch_sizes = []
     classify = Classifier.probabilities
 
     def record(classifier, images):
-        sizes.append(len(images))
+        batch_sizes.append(len(images))
         return classify(classifier, images)
 
     monkeypatch.setattr(Classifier, "probabilities", record)
-    return sizes
+    return batch_sizes
 
 
 def batch_size_for(free_bytes, classifier, monkeypatch):
@@ -40,7 +40,7 @@ def batch_size_for(free_bytes, classifier, monkeypatch):
 
 
 def test_batch_size_fits_into_memory(classifier, monkeypatch):
-    assert batch_size_for(10**12, classifier, monkeypatch) == MAX_BATCH
+    assert batch_size_for(10**12, classifier, monkeypatch) == MAX_BATCH_SIZE
     batch_size = batch_size_for(10**7, classifier, monkeypatch)
     # an image needs at least three float32 maps of 16 channels at 8 x 8, for the first convolution, norm and activation
     assert 2 < batch_size < 10**7 / (3 * 16 * 8 * 8 * 4)
@@ -48,20 +48,20 @@ def test_batch_size_fits_into_memory(classifier, monkeypatch):
     assert batch_size_for(0, classifier, monkeypatch) == 2
 
 
-def test_evaluation_does_not_depend_on_the_batch_size(classifier, sizes, monkeypatch):
+def test_evaluation_does_not_depend_on_the_batch_size(classifier, batch_sizes, monkeypatch):
     one_batch = evaluate(classifier)
-    assert sizes[1:] == [4]
-    sizes.clear()
+    assert batch_sizes[1:] == [4]
+    batch_sizes.clear()
     monkeypatch.setattr(classification, "free_memory", lambda device: 0)
     batches_of_2 = evaluate(classifier)
-    assert sizes[1:] == [2, 2]
+    assert batch_sizes[1:] == [2, 2]
     assert one_batch.predicted.tolist() == batches_of_2.predicted.tolist()
     np.testing.assert_allclose(one_batch.confidence, batches_of_2.confidence, rtol=1e-4)
 
 
-def test_predict_files_uses_batch_size_1(classifier, two_classes, sizes):
+def test_predict_files_uses_batch_size_1(classifier, two_classes, batch_sizes):
     assert len(list(predict_files(classifier, find_images([str(two_classes)]), []))) == 20
-    assert sizes == [1] * 20
+    assert batch_sizes == [1] * 20
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_predict_files_uses_batch_size_1(classifier, two_classes, sizes):
     [(None, 0, 2), (None, 10**12, 20), (5, 0, 5)],
 )
 def test_labeling_uses_the_given_batch_size_or_the_largest_that_fits(
-    batch_size, free_bytes, expected, two_classes, tmp_path, sizes, monkeypatch
+    batch_size, free_bytes, expected, two_classes, tmp_path, batch_sizes, monkeypatch
 ):
     monkeypatch.setattr(classification, "free_memory", lambda device: free_bytes)
     teacher = write_teacher(tmp_path / "a")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=20)
     label_shards(teacher, str(tmp_path / "shards"), tmp_path / "labels", batch_size=batch_size)
-    labeling_sizes = sizes if batch_size else sizes[1:]  # the first batch measures memory
+    labeling_sizes = batch_sizes if batch_size else batch_sizes[1:]  # the first batch measures memory
     assert sum(labeling_sizes) == 20
     assert labeling_sizes[0] == max(labeling_sizes) == expected

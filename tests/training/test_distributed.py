@@ -122,8 +122,8 @@ def test_elastic_restart_is_bit_identical(uninterrupted, tmp_path):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    start = multiprocessing.get_context("fork").Process
-    agents = [start(target=run_agent, args=(tmp_path / "restarted", port)) for _ in range(2)]
+    context = multiprocessing.get_context("fork")
+    agents = [context.Process(target=run_agent, args=(tmp_path / "restarted", port)) for _ in range(2)]
     for agent in agents:
         agent.start()
     for agent in agents:
@@ -177,13 +177,13 @@ def test_launch_returns_the_exit_code_of_its_ranks(capfd):
 
 def command_line_options(fields: dict[str, object]) -> list[str]:
     """Convert fields of a recipe to command-line options."""
-    return [word for name, value in fields.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    return [part for name, value in fields.items() for part in ("--" + name.replace("_", "-"), str(value))]
 
 
 def run_command_until_sigterm(*arguments: str) -> None:
     """Run a command as a rank. At step 5 the first rank sends SIGTERM to torchrun's agent, which forwards it to all."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the default handlers, as in a new process
-        signal.signal(number, signal.SIG_DFL)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # the default handlers, as in a new process
+        signal.signal(signum, signal.SIG_DFL)
     torch.set_num_threads(1)
     sent: list[None] = []
 

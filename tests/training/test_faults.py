@@ -43,12 +43,12 @@ def small(two_classes):
 
 @pytest.fixture
 def early_peak(small, monkeypatch):
-    """A recipe of six epochs of two steps with held-out images, whose top-1 is replaced by `scores`."""
-    scores = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]  # best in the second epoch
+    """A recipe of six epochs of two steps with held-out images, whose top-1 in each epoch is replaced."""
+    top1_by_epoch = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]  # best in the second epoch
 
     def on_validation_epoch_end(self):
-        self.validated = {"loss": 1.0, "top1": scores[self.current_epoch]}
-        self.log("top1", scores[self.current_epoch], logger=False)
+        self.validation_metrics = {"loss": 1.0, "top1": top1_by_epoch[self.current_epoch]}
+        self.log("top1", top1_by_epoch[self.current_epoch], logger=False)
 
     monkeypatch.setattr(Classification, "on_validation_epoch_end", on_validation_epoch_end)
     return replace(small, epochs=6, hold_out=0.25, checkpoint_every=1000)
@@ -193,8 +193,8 @@ class RandomNaN(nn.Module):
         self.autocast = autocast
 
     def forward(self, x):
-        never = self.autocast and not torch.is_autocast_enabled(x.device.type)
-        return x / float(never or torch.rand(()) < 0.8)
+        never_nan = self.autocast and not torch.is_autocast_enabled(x.device.type)
+        return x / float(never_nan or torch.rand(()) < 0.8)
 
 
 def replace_layer(monkeypatch, layer):
@@ -257,13 +257,13 @@ def simulate_full_disk(monkeypatch):
 
 def test_metrics_csv_is_intact_if_resuming_fails_to_rewrite_it(small, tmp_path, monkeypatch):
     folder = interrupted_run(replace(small, checkpoint_every=1), tmp_path / "run", monkeypatch, step=5)
-    before = (folder / "metrics.csv").read_text() + "9,9,train,1.0,1.0\n"  # a step after the checkpoint
-    (folder / "metrics.csv").write_text(before)
+    csv_before = (folder / "metrics.csv").read_text() + "9,9,train,1.0,1.0\n"  # a step after the checkpoint
+    (folder / "metrics.csv").write_text(csv_before)
     with monkeypatch.context() as patch:
         simulate_full_disk(patch)
         with pytest.raises(OSError, match="No space left"):
             run.resume(folder)
-    assert (folder / "metrics.csv").read_text() == before
+    assert (folder / "metrics.csv").read_text() == csv_before
     run.resume(folder)
     run.start(replace(small, checkpoint_every=1), tmp_path / "uninterrupted")
     assert_same_result(tmp_path / "uninterrupted", folder)
@@ -273,11 +273,11 @@ def test_curves_png_is_intact_if_drawing_it_again_fails(tmp_path, monkeypatch):
     path = tmp_path / "curves.png"
     panels = [("loss", ["loss"]), ("top-1", ["top1"])]
     draw_curves([[10, 1, "train", 0.5, 0.5]], ["loss", "top1"], panels, path)
-    before = path.read_bytes()
+    png_before = path.read_bytes()
     simulate_full_disk(monkeypatch)
     with pytest.raises(OSError, match="No space left"):
         draw_curves([[20, 1, "train", 0.25, 0.75]], ["loss", "top1"], panels, path)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == png_before
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -309,9 +309,9 @@ def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(small, tmp_path,
     assert "lambdanets: out of memory; run the same command with a smaller --micro-batch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_signal_stops_training_and_prints_the_command_to_resume(small, signal_number, tmp_path, monkeypatch, capsys):
-    at_step(monkeypatch, 1, lambda: signal.raise_signal(signal_number))
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
+def test_signal_stops_training_and_prints_the_command_to_resume(small, signum, tmp_path, monkeypatch, capsys):
+    at_step(monkeypatch, 1, lambda: signal.raise_signal(signum))
     assert run_train_command(small, tmp_path / "run") == 130
     output = capsys.readouterr().err.splitlines()
     assert output[-1] == f"stopped; resume with: lambdanets train --resume {tmp_path / 'run'}"

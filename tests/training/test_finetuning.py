@@ -1,4 +1,4 @@
-"""Finetuning: the model is taken from the weights; image size, scope and classes may change."""
+"""Fine-tuning: the model is taken from the weights; image size, scope and classes may change."""
 
 from dataclasses import replace
 

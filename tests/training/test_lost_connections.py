@@ -49,7 +49,7 @@ def test_other_runtime_errors_are_not_reported_as_lost_connections(error):
     assert raised.value is error
 
 
-def all_reduce_with_a_lost_rank(rank, port, lost):
+def all_reduce_with_a_lost_rank(rank, port, lost_rank):
     """Exit with code 7 if an all-reduce raises the error with the explanation, with code 1 for another error."""
     torch.set_num_threads(1)
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -57,7 +57,7 @@ def all_reduce_with_a_lost_rank(rank, port, lost):
     try:
         with process_group():
             all_reduce_sum(rank)
-            if rank == lost:
+            if rank == lost_rank:
                 os._exit(9)
             all_reduce_sum(rank)
     except InputError as error:
@@ -65,16 +65,16 @@ def all_reduce_with_a_lost_rank(rank, port, lost):
 
 
 @pytest.mark.forks
-@pytest.mark.parametrize("lost", [0, 1])
-def test_loss_of_another_rank_in_a_collective_gets_an_explanation(lost):
+@pytest.mark.parametrize("lost_rank", [0, 1])
+def test_loss_of_another_rank_in_a_collective_gets_an_explanation(lost_rank):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    start = multiprocessing.get_context("fork").Process
-    ranks = [start(target=all_reduce_with_a_lost_rank, args=(rank, port, lost)) for rank in range(2)]
-    for process in ranks:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=all_reduce_with_a_lost_rank, args=(rank, port, lost_rank)) for rank in range(2)]
+    for process in processes:
         process.start()
-    for process in ranks:
+    for process in processes:
         process.join(timeout=60)
-    assert ranks[lost].exitcode == 9
-    assert ranks[1 - lost].exitcode == 7
+    assert processes[lost_rank].exitcode == 9
+    assert processes[1 - lost_rank].exitcode == 7

@@ -71,13 +71,13 @@ def test_validation_uses_ema_weights_and_training_does_not():
 
 
 def test_staircase_schedule_is_constant_between_decays():
-    scale = [warmup_then_staircase(step, 4, 3, 0.5) for step in range(13)]
-    assert scale == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
+    factors = [warmup_then_staircase(step, 4, 3, 0.5) for step in range(13)]
+    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
 def test_staircase_schedule_accepts_fractional_lengths():
-    scale = [warmup_then_staircase(step, 0, 2.5, 0.5) for step in range(6)]
-    assert scale == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+    factors = [warmup_then_staircase(step, 0, 2.5, 0.5) for step in range(6)]
+    assert factors == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
 
 
 def test_schedules_without_warmup_start_at_the_peak():
@@ -88,12 +88,12 @@ def test_schedules_without_warmup_start_at_the_peak():
 @pytest.mark.parametrize("schedule", ["cosine", "staircase"])
 def test_schedule_lengths_are_given_in_epochs(schedule):
     recipe = replace(DIGITS, epochs=8, warmup_epochs=1.5, schedule=schedule, decay=0.5, decay_epochs=2)
-    scale = [make_schedule(recipe, 4)(step) for step in range(32)]
-    assert scale[:6] == pytest.approx([step / 6 for step in range(1, 7)])
-    assert max(scale) == scale[6] == 1
-    assert all(earlier >= later for earlier, later in pairwise(scale[5:]))
+    factors = [make_schedule(recipe, 4)(step) for step in range(32)]
+    assert factors[:6] == pytest.approx([step / 6 for step in range(1, 7)])
+    assert max(factors) == factors[6] == 1
+    assert all(earlier >= later for earlier, later in pairwise(factors[5:]))
     if schedule == "staircase":
-        assert [step for step in range(7, 32) if scale[step] != scale[step - 1]] == [14, 22, 30]
+        assert [step for step in range(7, 32) if factors[step] != factors[step - 1]] == [14, 22, 30]
 
 
 def weights_after_steps(fields, gradients, start):

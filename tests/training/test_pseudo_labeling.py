@@ -40,7 +40,7 @@ def read_tables(folder):
 
 def test_each_training_shard_gets_a_table_with_its_keys(teacher, shards, tmp_path):
     result = label_shards(teacher, str(shards), tmp_path / "out")
-    assert (result.shards, result.images, result.unreadable, result.in_progress) == (8, 16, (), 0)
+    assert (result.num_shards, result.num_images, result.unreadable, result.num_in_progress) == (8, 16, (), 0)
     images = open_shards(str(shards))[0]["train"]
     origin, tables = open_labels(tmp_path / "out")
     assert [path.stem for path in tables] == SHARDS
@@ -86,7 +86,7 @@ def test_labels_do_not_depend_on_workers(teacher, shards, tmp_path):
 def test_shards_without_classes_are_labeled(teacher, two_classes, tmp_path):
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=8)
     result = label_shards(teacher, str(tmp_path / "shards"), tmp_path / "out")
-    assert (result.shards, result.images) == (3, 20)
+    assert (result.num_shards, result.num_images) == (3, 20)
     assert select(tmp_path / "out", tmp_path / "selection", confidence=0).images == 20
 
 
@@ -94,7 +94,7 @@ def test_labeling_again_changes_no_table(teacher, shards, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out")
     times_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
     result = label_shards(teacher, str(shards), tmp_path / "out", report=stop)
-    assert (result.shards, result.images) == (0, 0)
+    assert (result.num_shards, result.num_images) == (0, 0)
     assert times_before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("[!.]*")}
 
 
@@ -109,16 +109,16 @@ def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_p
         teacher, str(shards), tmp_path / "out", report=lambda name, images, _: reported.append((name, images))
     )
     assert reported == [(f"{name}.tar", 2) for name in SHARDS[1:]]
-    assert (result.shards, result.images) == (7, 14)
+    assert (result.num_shards, result.num_images) == (7, 14)
 
 
 def test_shard_locked_by_another_process_is_skipped(teacher, shards, tmp_path):
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out/.train-00003.tar.lock", tmp_path):
         result = label_shards(teacher, str(shards), tmp_path / "out")
-    assert (result.shards, result.in_progress) == (7, 1)
+    assert (result.num_shards, result.num_in_progress) == (7, 1)
     assert not (tmp_path / "out/train-00003.parquet").exists()
-    assert label_shards(teacher, str(shards), tmp_path / "out").shards == 1
+    assert label_shards(teacher, str(shards), tmp_path / "out").num_shards == 1
 
 
 def test_shard_locked_by_a_dead_host_is_labeled_last(teacher, shards, tmp_path, monkeypatch, capsys):
@@ -139,10 +139,10 @@ def test_shard_locked_by_a_dead_host_is_labeled_last(teacher, shards, tmp_path, 
 
 
 def run_in_processes(count, function):
-    """Call function(number, barrier) in forked processes, and return their exit codes."""
+    """Call function(process_index, barrier) in forked processes, and return their exit codes."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
-    processes = [context.Process(target=function, args=(number, barrier)) for number in range(count)]
+    processes = [context.Process(target=function, args=(process_index, barrier)) for process_index in range(count)]
     for process in processes:
         process.start()
     for process in processes:
@@ -153,21 +153,21 @@ def run_in_processes(count, function):
 @pytest.mark.forks
 @pytest.mark.slow
 def test_two_processes_label_each_shard_once(teacher, shards, tmp_path):
-    def label(number, barrier):
+    def label(process_index, barrier):
         torch.set_num_threads(1)
-        with (tmp_path / f"labeled-{number}").open("w") as file:
-            waited = []
+        with (tmp_path / f"labeled-{process_index}").open("w") as file:
+            has_waited = []
 
             def report(name, images, seconds):
                 file.write(f"{name}\n")
-                if not waited:
-                    waited.append(True)
+                if not has_waited:
+                    has_waited.append(True)
                     barrier.wait(60)  # each process labels a shard before either continues
 
             label_shards(teacher, str(shards), tmp_path / "out", report=report)
 
     assert run_in_processes(2, label) == [0, 0]
-    labeled = [(tmp_path / f"labeled-{number}").read_text().split() for number in range(2)]
+    labeled = [(tmp_path / f"labeled-{process_index}").read_text().split() for process_index in range(2)]
     assert all(labeled)
     assert sorted(labeled[0] + labeled[1]) == [f"{name}.tar" for name in SHARDS]
     label_shards(teacher, str(shards), tmp_path / "single")
@@ -179,14 +179,14 @@ def test_two_processes_label_each_shard_once(teacher, shards, tmp_path):
 def test_labeling_resumes_after_a_kill(teacher, shards, tmp_path):
     out = tmp_path / "out"
 
-    def label(number, barrier):
+    def label_and_die(process_index, barrier):
         torch.set_num_threads(1)
         label_shards(teacher, str(shards), out, report=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
-    assert run_in_processes(1, label) == [-signal.SIGKILL]
+    assert run_in_processes(1, label_and_die) == [-signal.SIGKILL]
     assert [*read_tables(out)] == SHARDS[:1]
     (out / ".train-00002.parquet.4194305.unfinished").write_bytes(b"PAR1 half a table")
-    assert label_shards(teacher, str(shards), out).shards == 7
+    assert label_shards(teacher, str(shards), out).num_shards == 7
     assert [*read_tables(out)] == SHARDS
     assert not list(out.glob(".*.unfinished"))
 
@@ -234,7 +234,7 @@ def test_labeling_rejects_a_folder_with_unknown_content(teacher, shards, two_cla
 def test_labeling_skips_and_lists_unreadable_images(teacher, shards, tmp_path):
     damaged_shard = replace_bytes(shards, 2, b"IHDR", b"XXXX")
     result = label_shards(teacher, str(shards), tmp_path / "out")
-    assert (result.shards, result.images, len(result.unreadable)) == (8, 15, 1)
+    assert (result.num_shards, result.num_images, len(result.unreadable)) == (8, 15, 1)
     assert result.unreadable[0].startswith(f"{damaged_shard}/")
     table, _ = read_table(tmp_path / "out/train-00002.parquet")
     assert table["position"].to_pylist() == [1]
@@ -247,7 +247,7 @@ def test_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tm
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=1)
     assert [*read_tables(tmp_path / "out")] == SHARDS[:4]
     second.write_bytes(second.read_bytes().replace(b"XXXX", b"IHDR"))
-    assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 8
+    assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).num_images == 8
 
 
 def test_missing_shard_is_labeled_once_available(teacher, shards, tmp_path):
@@ -255,7 +255,7 @@ def test_missing_shard_is_labeled_once_available(teacher, shards, tmp_path):
     with pytest.raises(InputError, match=r"2 images cannot be read, more than max_unreadable \(0\)"):
         label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0)
     moved.rename(shards / "train-00003.tar")
-    assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).images == 10
+    assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).num_images == 10
 
 
 @pytest.mark.parametrize(

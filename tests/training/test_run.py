@@ -61,7 +61,7 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
     easy = replace(quick, drop_path=0.0, dropout=0.0, rand_augment=None, learning_rate=0.05)
     train_until(
         lambda result: result["top1"] == 1.0,
-        lambda times: run.start(replace(easy, epochs=8 * times), tmp_path / str(times)),
+        lambda factor: run.start(replace(easy, epochs=8 * factor), tmp_path / str(factor)),
     )
 
 
@@ -106,10 +106,10 @@ def test_rejects_resuming_on_changed_shards(quick, shards, tmp_path, monkeypatch
         run.resume(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("step", "signal_number"), [(0, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGINT)])
-def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, step, signal_number, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("step", "signum"), [(0, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGINT)])
+def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, step, signum, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        at_step(patch, step, lambda: os.kill(os.getpid(), signal_number))
+        at_step(patch, step, lambda: os.kill(os.getpid(), signum))
         with pytest.raises(Interrupted):
             run.start(replace(quick, checkpoint_every=1000), tmp_path / "stopped")
     checkpoint = torch.load(tmp_path / "stopped/checkpoints/last.ckpt", weights_only=True)
@@ -289,10 +289,10 @@ def test_run_starts_from_initial_weights(quick, quick_run, tmp_path):
 
 
 def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
-    scale = [warmup_then_cosine(step, 4, 20) for step in range(20)]
-    assert scale[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert scale[12] == pytest.approx(0.5)
-    assert all(earlier >= later for earlier, later in itertools.pairwise(scale[4:]))
+    factors = [warmup_then_cosine(step, 4, 20) for step in range(20)]
+    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert factors[12] == pytest.approx(0.5)
+    assert all(earlier >= later for earlier, later in itertools.pairwise(factors[4:]))
     assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
 
 

@@ -29,9 +29,9 @@ SLICES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), Batc
 
 
 class SoftLabeled(ImageArray):
-    """Images with soft labels over 3 classes; images in shards also have `groups`."""
+    """Images with soft labels over 3 classes; images in shards also have `shard_sizes`."""
 
-    groups: list[int] | None
+    shard_sizes: list[int] | None
 
     def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
         image, label = super().load(index)
@@ -49,12 +49,12 @@ class SomeUnreadable(SoftLabeled):
         return super().load(index)
 
 
-def make_images(count, image_class=ImageArray, first=0, groups=None):
+def make_images(count, image_class=ImageArray, first=0, shard_sizes=None):
     """Make gray images of brightness `first`, `first` + 1, ..., with labels 0, 1, 2, 0, ..."""
     pixels = np.repeat(np.arange(first, first + count, dtype=np.uint8), 4).reshape(count, 2, 2)
     labeled = image_class(pixels, [index % 3 for index in range(count)], "numbers")
-    if groups is not None:
-        labeled.groups = groups
+    if shard_sizes is not None:
+        labeled.shard_sizes = shard_sizes
     return labeled
 
 
@@ -90,9 +90,9 @@ def test_each_step_has_labeled_and_pseudo_labeled_images():
     assert [batch.step_images for batch in batches] == [10, 10, 9]
 
 
-@pytest.mark.parametrize(("groups", "world_size"), [(None, 1), (None, 2), ([2, 0, 1, 4], 1)])
-def test_pseudo_labeled_images_have_their_own_epochs(groups, world_size):
-    pseudo = make_images(7, SoftLabeled, 100, groups)
+@pytest.mark.parametrize(("shard_sizes", "world_size"), [(None, 1), (None, 2), ([2, 0, 1, 4], 1)])
+def test_pseudo_labeled_images_have_their_own_epochs(shard_sizes, world_size):
+    pseudo = make_images(7, SoftLabeled, 100, shard_sizes)
     loaders = [
         make_loader(count=12, pseudo=pseudo, pseudo_batch_size=4, batch_slice=BatchSlice(rank, world_size))
         for rank in range(world_size)
@@ -128,21 +128,25 @@ def test_repeated_images_are_augmented_differently():
 
 
 @pytest.mark.parametrize("batch_slice", SLICES, ids=str)
-@pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])
-@pytest.mark.parametrize("done", [0, 1, 2, 3, 4, 7])
-def test_batches_of_both_sets_resume_in_mid_epoch(groups, done, batch_slice):
+@pytest.mark.parametrize("shard_sizes", [None, [2, 0, 1, 4]])
+@pytest.mark.parametrize("steps_done", [0, 1, 2, 3, 4, 7])
+def test_batches_of_both_sets_resume_in_mid_epoch(shard_sizes, steps_done, batch_slice):
     def new_loader():
         return make_loader(
-            add_noise, pseudo=make_images(7, SoftLabeled, 100, groups), count=24, batch_size=12, batch_slice=batch_slice
+            add_noise,
+            pseudo=make_images(7, SoftLabeled, 100, shard_sizes),
+            count=24,
+            batch_size=12,
+            batch_slice=batch_slice,
         )
 
     expected = [*iterate_epochs(new_loader(), 8)]
     interrupted = new_loader()
-    list(islice(iterate_epochs(interrupted, 8), done * batch_slice.accumulation_steps))
+    list(islice(iterate_epochs(interrupted, 8), steps_done * batch_slice.accumulation_steps))
     resumed = new_loader()
     resumed.load_state_dict(interrupted.state_dict())
     actual = [*resumed, *resumed]
-    assert_same(actual, expected[done * batch_slice.accumulation_steps :][: len(actual)])
+    assert_same(actual, expected[steps_done * batch_slice.accumulation_steps :][: len(actual)])
 
 
 def test_batches_of_both_sets_do_not_depend_on_workers(shards, tmp_path):
@@ -154,11 +158,11 @@ def test_batches_of_both_sets_do_not_depend_on_workers(shards, tmp_path):
     )
 
 
-@pytest.mark.parametrize("groups", [None, [2, 0, 1, 4]])
+@pytest.mark.parametrize("shard_sizes", [None, [2, 0, 1, 4]])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_ranks_and_micro_batches_divide_both_sets(groups, accumulation_steps):
+def test_ranks_and_micro_batches_divide_both_sets(shard_sizes, accumulation_steps):
     def loader_of_rank(rank, world_size, accumulation_steps):
-        pseudo = make_images(7, SoftLabeled, 100, groups)
+        pseudo = make_images(7, SoftLabeled, 100, shard_sizes)
         return make_loader(
             pseudo=pseudo, count=24, batch_size=12, batch_slice=BatchSlice(rank, world_size, accumulation_steps)
         )
@@ -170,7 +174,7 @@ def test_ranks_and_micro_batches_divide_both_sets(groups, accumulation_steps):
             6 // accumulation_steps
         ] * 2
         assert abs(len(batch_0.images) - len(batch_1.images)) <= 1
-    if groups is None:
+    if shard_sizes is None:
         for step, batch in enumerate(iterate_epochs(loader_of_rank(0, 1, 1), 2)):
             micro_batches = slice(step * accumulation_steps, (step + 1) * accumulation_steps)
             divided = [

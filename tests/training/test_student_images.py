@@ -52,7 +52,7 @@ def test_images_are_joined_to_their_rows_by_key(shards, selection):
     images = open_images(shards, selection, soft=False)
     shard_images = open_shards(str(shards))[0]["train"]
     assert len(images) == len(shard_images) == 16
-    assert images.groups == shard_images.groups
+    assert images.shard_sizes == shard_images.shard_sizes
     for number, row in enumerate(read_rows(selection)):
         assert images.name(number) == shard_images.name(number)
         assert f"/{row['key']}." in images.name(number)
@@ -64,7 +64,7 @@ def test_images_are_repeated_as_often_as_they_have_copies(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", per_class=40)
     images = open_images(shards, selection, soft=False)
     rows = read_rows(selection)
-    assert len(images) == sum(images.groups) == sum(row["copies"] for row in rows)
+    assert len(images) == sum(images.shard_sizes) == sum(row["copies"] for row in rows)
     assert len(images) % 40 == 0
     names = Counter(images.name(number).partition(".tar/")[2].rpartition(".")[0] for number in range(len(images)))
     assert names == {row["key"]: row["copies"] for row in rows}
@@ -75,8 +75,8 @@ def test_images_are_repeated_as_often_as_they_have_copies(shards, tmp_path):
 def test_shards_without_selected_rows_are_skipped(shards, tmp_path):
     selection = write_selection(shards, tmp_path / "student", per_class=2)
     images = open_images(shards, selection)
-    assert 0 in images.groups
-    assert len(images) == sum(images.groups) == len(images.labels)
+    assert 0 in images.shard_sizes
+    assert len(images) == sum(images.shard_sizes) == len(images.labels)
     assert len(load_all(images)) == len(images)
 
 

@@ -10,7 +10,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @dataclass
 class Tab:
-    """A page in the browser. requests: addresses. messages: warnings and errors of its console, and exceptions."""
+    """A page in the browser. requests: requested URLs. messages: console messages and uncaught exceptions."""
 
     page: object
     url: str
@@ -20,7 +20,8 @@ class Tab:
     def other_hosts(self):
         own = urlsplit(self.url).netloc
         addresses = [urlsplit(address) for address in self.requests]
-        return {each.netloc for each in addresses if each.scheme not in ("data", "blob") and each.netloc != own}
+        hosts = {address.netloc for address in addresses if address.scheme not in ("data", "blob")}
+        return hosts - {own}
 
     def upload(self, name, content):
         """Choose a file and wait until the page has taken it."""
@@ -48,7 +49,7 @@ def open_page(models, width=1200, height=900):
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = Tab(browser.new_page(viewport={"width": width, "height": height}), server.url)
         tab.page.on("request", lambda request: tab.requests.append(request.url))
-        tab.page.on("console", lambda each: tab.messages.append(f"{each.type}: {each.text} {each.location['url']}"))
+        tab.page.on("console", lambda log: tab.messages.append(f"{log.type}: {log.text} {log.location['url']}"))
         tab.page.on("pageerror", lambda error: tab.messages.append(f"exception: {error}"))
         tab.page.goto(server.url)
         tab.page.locator("#maps img").first.wait_for()

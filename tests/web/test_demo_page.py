@@ -156,8 +156,8 @@ def test_many_uploads_at_once_are_processed_or_refused(tab, digit):
 
     with httpx.Client(base_url=f"{tab.url}/gradio_api", timeout=60) as client:
         config = client.get(f"{tab.url}/config").json()
-        upload = next(each["id"] for each in config["components"] if each["props"].get("elem_id") == "upload")
-        function = next(each["id"] for each in config["dependencies"] if [upload, "upload"] in each["targets"])
+        upload = next(part["id"] for part in config["components"] if part["props"].get("elem_id") == "upload")
+        function = next(event["id"] for event in config["dependencies"] if [upload, "upload"] in event["targets"])
 
         def send(user):
             (path,) = client.post("/upload", files={"files": ("same.png", digit[0])}).json()

@@ -25,13 +25,13 @@ def adopt(model: nn.Module) -> dict[str, str]:
 
     The outputs stay the same, up to rounding, in training and in evaluation. Layers are recognized by their attributes,
     also in copied files: those of timm, lucidrains' lambda-networks, Holocron, d-li14, leaderj1001 and others
-    (docs/adoption.md). Each replacement is compared with the layer it replaces on random numbers in float64 before any
-    is put into the network, except on the meta device. Weights, norms, training mode, dtype, device and `requires_grad`
-    are taken over; a module at several places of the network stays one module. Parameters are new: create the
-    optimizer, and wrap in DistributedDataParallel, afterwards. `foreign_state_dict` converts the weights back.
+    (docs/adoption.md). Before any layer is replaced, each replacement is compared with its original on random inputs in
+    float64, except on the meta device. Weights, norms, training mode, dtype, device and `requires_grad` are kept, and
+    shared modules stay shared. Parameters are new: create the optimizer, and wrap the network in
+    DistributedDataParallel, afterwards. `foreign_state_dict` converts the weights back.
 
-    Returns the family of each replaced layer by its name in the network. Raises ValueError if there is none, or naming
-    a layer that cannot be replaced, with the reason; the network is then unchanged.
+    Returns the family of each replaced layer, keyed by the layer's name in the network. Raises ValueError if there are
+    no such layers, or if one cannot be replaced, with its name and the reason; the network is then unchanged.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be a module, got {type(model).__name__}")
@@ -40,8 +40,8 @@ def adopt(model: nn.Module) -> dict[str, str]:
         names[module].append(name)
     candidates = {module: families for module in names if (families := _families(module))}
     if not candidates:
-        ours = sum(isinstance(module, LambdaBase) for module in names)
-        already = f"; it already has {ours} layers of lambdanets" if ours else ""
+        num_ours = sum(isinstance(module, LambdaBase) for module in names)
+        already = f"; it already has {num_ours} layers of lambdanets" if num_ours else ""
         raise InputError(
             f"model must contain lambda layers of {', '.join(family.name for family in FAMILIES)}, "
             f"got a {type(model).__name__} with none{already}"
@@ -77,37 +77,37 @@ def _families(module: nn.Module) -> list[Family]:
 
 
 def _replacement(layer: nn.Module, families: list[Family]) -> tuple[Family, GridLambdaLayer]:
-    """The first family whose conversion computes the same, and the converted layer."""
+    """The first family whose converted layer gives the same outputs, and that layer."""
     first: CannotConvert | None = None
     for family in families:
         try:
-            if not any(parameter.is_meta for parameter in layer.parameters()):  # those have no numbers to compare
+            if not any(parameter.is_meta for parameter in layer.parameters()):  # meta tensors have no values to compare
                 check_conversion(layer, family)
             return family, convert(layer, family)
         except CannotConvert as error:
             first = first or error
-        except Exception as error:  # the shapes of a changed copy may contradict the family's in any way
+        except Exception as error:  # a modified copy of the family's layer may have any shapes
             first = first or CannotConvert(f"its tensors do not fit together: {one_line(error)}")
     assert first is not None
     raise first
 
 
 def _check_layer(layer: Any, owners: dict[int, set[tuple[int, str]]]) -> None:
-    """Raise CannotConvert if the replacement would lose a hook, a parametrization, a forward or shared parameters."""
+    """Raise CannotConvert if the replacement loses hooks, a parametrization, a patched forward or weight sharing."""
     for module in layer.modules():
         if is_parametrized(module):
             raise CannotConvert("it has a parametrization; remove it first, by parametrize.remove_parametrizations")
         if any(getattr(module, hooks, None) for hooks in _HOOKS):
             raise CannotConvert("it has hooks, which its replacement would not have; remove them first")
         if "forward" in vars(module):
-            raise CannotConvert("its forward is replaced in the instance")
+            raise CannotConvert("its forward is patched on the instance")
     for name, parameter in layer.named_parameters():
         if len(owners[id(parameter)]) > 1:
             raise CannotConvert(f"its {name} is also a parameter of another module")
 
 
 def _owners(model: nn.Module) -> dict[int, set[tuple[int, str]]]:
-    """By the id of each parameter, the modules that have it and its name there."""
+    """Map the id of each parameter to the modules that own it, as (id of the module, name of the parameter)."""
     owners: dict[int, set[tuple[int, str]]] = defaultdict(set)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

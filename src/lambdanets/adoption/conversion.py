@@ -24,9 +24,9 @@ class CannotConvert(ValueError):  # noqa: N818 - a reason, which the caller puts
 def convert(layer: nn.Module, family: Family) -> GridLambdaLayer:
     """A layer of this package with the weights, norms, modes, dtypes and devices of a third-party layer.
 
-    Ours has no biases of projections, and needs none: batch norm subtracts that of queries and values with the mean,
-    from which it is subtracted here, and softmax over positions does not depend on that of keys. They are kept in
-    `origin` to convert back. Raises CannotConvert with the reason.
+    Our projections have no biases. The query and value biases are folded into the running means of the batch norms that
+    follow; the key bias has no effect, because softmax over positions is invariant to it. `origin` keeps the biases, to
+    convert back. Raises CannotConvert with the reason.
     """
     reason = family.refusal(layer)
     if reason is not None:
@@ -53,9 +53,9 @@ def convert(layer: nn.Module, family: Family) -> GridLambdaLayer:
             for name, tensor in norm.state_dict().items():
                 tensor.copy_(sources[f"{ours}.{name}"].pick(tensor.clone()))
             setattr(converted, ours, norm)
-    _subtract_biases(converted, {name: source.pick(state[source.name]) for name, source in biases.items()})
-    kept = {source.name: state[source.name].clone() for source in biases.values()}
-    converted.origin = Origin(family.name, heads, shapes, kept)
+    _fold_biases(converted, {name: source.pick(state[source.name]) for name, source in biases.items()})
+    original_biases = {source.name: state[source.name].clone() for source in biases.values()}
+    converted.origin = Origin(family.name, heads, shapes, original_biases)
     return converted
 
 
@@ -92,7 +92,7 @@ def _check_projection(layer: nn.Module, rows: Rows) -> None:
 
 
 def _build(layer: nn.Module, layout: Layout, pool: Any) -> GridLambdaLayer:
-    """Our layer of the layout, on the meta device."""
+    """Build our layer for a layout, on the meta device."""
     shapes = shapes_of(layer)
     weight = shapes[f"{layout.values.projection}.weight"]
     table = layout.table.pick(torch.empty(shapes[layout.table.name], device="meta"))
@@ -103,9 +103,9 @@ def _build(layer: nn.Module, layout: Layout, pool: Any) -> GridLambdaLayer:
         options = {"embedding": embedding}
     if pool is not None:
         if type(pool) not in _POOLS:
-            raise CannotConvert(f"its pooling is a {type(pool).__name__}, not an average")
+            raise CannotConvert(f"its pooling is a {type(pool).__name__}, not average pooling")
         stride = pool.stride if isinstance(pool.stride, int) else pool.stride[0]
-        options |= {"pool": _rounding_up(pool), "stride": stride}
+        options |= {"pool": _with_ceil_mode(pool), "stride": stride}
     has_norms = [norm is not None for norm in _norms(layer, layout)]
     if any(has_norms) != all(has_norms):
         raise CannotConvert("only one of its queries and values is normalized")
@@ -125,13 +125,13 @@ def _build(layer: nn.Module, layout: Layout, pool: Any) -> GridLambdaLayer:
 
 
 def _norms(layer: nn.Module, layout: Layout) -> list[nn.Module | None]:
-    """The modules that normalize queries and values; None where there is none."""
+    """The modules that normalize queries and values; None for a missing one."""
     modules = dict(layer.named_modules())
     return [modules.get(name) for name in layout.norms]
 
 
-def _rounding_up(pool: Any) -> nn.Module:
-    """A copy of an average pooling that takes odd sides, with the same averages on even ones."""
+def _with_ceil_mode(pool: Any) -> nn.Module:
+    """A copy of an average pooling; with ceil_mode if its windows do not overlap, to support odd sides."""
     pool = copy.deepcopy(pool)
     if pool.kernel_size == pool.stride and not _nonzero(pool.padding):
         pool.ceil_mode, pool.count_include_pad = True, False
@@ -151,8 +151,8 @@ def _assign(layer: nn.Module, name: str, parameter: nn.Parameter) -> None:
     setattr(owner, leaf, parameter)
 
 
-def _subtract_biases(layer: GridLambdaLayer, biases: dict[str, Tensor]) -> None:
-    """Subtract the biases of the projections of queries and values from the running means of their norms."""
+def _fold_biases(layer: GridLambdaLayer, biases: dict[str, Tensor]) -> None:
+    """Fold the query and value biases into the running means of the batch norms, by subtracting them."""
     for name, bias in biases.items():
         if name not in _NORMS:
             continue

@@ -1,6 +1,6 @@
 """The families of third-party lambda layers. To add one, write a `Family` and add it to FAMILIES.
 
-Letters: d channels in, h heads, k query depth, u intra-depth, v value depth, r side of the scope, n positions.
+Letters: d input channels, h heads, k query depth, u intra-depth, v value depth, r side of the scope, n positions.
 """
 
 import math
@@ -27,14 +27,14 @@ class Timm(Family):
     def layout(self, shapes: Shapes, heads: int) -> Layout:
         local = "conv_lambda.weight" in shapes  # (k, 1, r, r, 1), or pos_emb (2 H - 1, 2 W - 1, k)
         depth = shapes["conv_lambda.weight"][0] if local else shapes["pos_emb"][2]
-        values = shapes["qkv.weight"][0] - (heads + 1) * depth
+        value_channels = shapes["qkv.weight"][0] - (heads + 1) * depth
         table = Source("pos_emb", lambda x: x.unsqueeze(-1))
         if local:
             table = Source("conv_lambda.weight", lambda x: x.squeeze(4).movedim((0, 1), (-2, -1)))
         return Layout(
             queries=Rows("qkv", 0, heads * depth),
             keys=Rows("qkv", heads * depth, depth),
-            values=Rows("qkv", (heads + 1) * depth, values),
+            values=Rows("qkv", (heads + 1) * depth, value_channels),
             norms=("norm_q", "norm_v"),
             table=table,
             query_depth=depth,
@@ -194,7 +194,7 @@ class Leaderj1001(Family):
         depth, intra_depth = shapes["embedding"][:2]
         dimensions = len(shapes[_weight("queries", shapes)]) - 2
         table = convolution_table("embedding")
-        if len(shapes["embedding"]) == 2:  # a position is its own context
+        if len(shapes["embedding"]) == 2:  # the context of a position is the position itself
             table = Source("embedding", lambda x: x[(None,) * dimensions])
         return Layout(
             queries=_rows("queries", shapes),
@@ -267,7 +267,7 @@ def _weight(module: str, shapes: Shapes) -> str:
 
 
 def _rows(module: str, shapes: Shapes, outer: int = 1) -> Rows:
-    """All rows of a projection of its own."""
+    """All rows of a separate projection."""
     weight = _weight(module, shapes)
     return Rows(weight.removesuffix(".weight"), 0, shapes[weight][0], outer)
 
@@ -277,7 +277,7 @@ def _bias(module: str, shapes: Shapes) -> str:
 
 
 def _grid_of_table(shape: tuple[int, ...], dimensions: int) -> tuple[int, ...]:
-    """The largest map that a table (2 S_1 - 1, .., k[, u]) serves."""
+    """The sides of the largest map that a table (2 S_1 - 1, .., k[, u]) covers."""
     return tuple((side + 1) // 2 for side in shape[:dimensions])
 
 

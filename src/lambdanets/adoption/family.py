@@ -20,7 +20,7 @@ class Family:
         return all(hasattr(layer, name) for name in self.attributes)
 
     def refusal(self, layer: Any) -> str | None:
-        """Why no layer of this package computes the same; None if one does."""
+        """Why no layer of this package is equivalent; None if one is."""
         return None
 
     def heads(self, layer: Any) -> int:

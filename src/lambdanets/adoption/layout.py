@@ -47,8 +47,8 @@ class Layout:
     queries, keys, values: rows of its projections. norms: names of the modules that normalize queries and values;
     a layer may lack both. table: source of the embedding table (sides.., k, u), with u = 1 too.
     query_depth, heads, intra_depth: k, h and u. position_bias: name of the tensor, "" if there is none.
-    dimensions: of the grid.
-    grid: sides of the only map that the third-party layer takes; None if it takes several.
+    dimensions: number of axes of the grid.
+    grid: sides of the only map size that the third-party layer supports; None if it supports several.
     dense: whether the table has an entry per pair of positions.
     """
 
@@ -66,7 +66,7 @@ class Layout:
     dense: bool = False
 
     def sources(self, shapes: Shapes) -> dict[str, Source]:
-        """By name in our state dict, the source of each tensor."""
+        """Source of each tensor, keyed by its name in our state dict."""
         table = (
             self.table if self.intra_depth > 1 else Source(self.table.name, lambda x: self.table.pick(x).squeeze(-1))
         )
@@ -76,13 +76,13 @@ class Layout:
         if self.position_bias:
             sources["position_bias"] = Source(self.position_bias, lambda x: x)
         for ours, norm, rows in zip(("query_norm", "value_norm"), self.norms, (self.queries, self.values), strict=True):
-            for name in _within(shapes, norm):
-                pick = rows.reorder if shapes[f"{norm}.{name}"] == (rows.count,) else _unchanged
+            for name in _tensor_names(shapes, norm):
+                pick = rows.reorder if shapes[f"{norm}.{name}"] == (rows.count,) else _identity
                 sources[f"{ours}.{name}"] = Source(f"{norm}.{name}", pick)
         return sources
 
     def biases(self, shapes: Shapes) -> dict[str, Source]:
-        """Sources of the projections' biases, by "query", "key" and "value"; our projections have none."""
+        """Sources of the projection biases, keyed by "query", "key" and "value"; our projections have no biases."""
         named = ((name, f"{rows.projection}.bias", rows.pick) for name, rows in self._projections())
         return {name: Source(bias, pick) for name, bias, pick in named if bias in shapes}
 
@@ -94,8 +94,8 @@ class Layout:
 class Origin:
     """Where an adopted layer comes from, to convert its weights back.
 
-    family: name of the family. heads: h. shapes: of the tensors of the third-party layer's state dict.
-    biases: of its projections, by name in its state dict; our layer has none, see `conversion.py`.
+    family: name of the family. heads: h. shapes: shapes of the tensors in the third-party state dict.
+    biases: the projection biases, keyed by name in its state dict; our layer has none, see `conversion.py`.
     """
 
     family: str
@@ -107,7 +107,7 @@ class Origin:
 def scatter(sources: Mapping[str, Source], tensors: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
     """Third-party tensors that `sources` would rearrange into `tensors`: the inverse of every `pick`.
 
-    Rearranging indices by `pick` tells where each entry comes from.
+    Applying `pick` to indices shows where each entry comes from.
     """
     foreign: dict[str, Tensor] = {}
     for name, source in sources.items():
@@ -124,10 +124,10 @@ def shapes_of(layer: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
 
 
-def _within(shapes: Shapes, module: str) -> list[str]:
-    """Names of the tensors of a module."""
+def _tensor_names(shapes: Shapes, module: str) -> list[str]:
+    """Names of a module's tensors, relative to the module."""
     return [name.removeprefix(f"{module}.") for name in shapes if name.startswith(f"{module}.")]
 
 
-def _unchanged(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x

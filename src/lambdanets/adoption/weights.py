@@ -18,14 +18,15 @@ def is_adopted(model: nn.Module) -> bool:
 def foreign_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of a network that `adopt` changed, with the keys and shapes of the original network.
 
-    Loads with strict=True into the original network, which then computes the same, also after training. Tensors of
-    adopted layers are new, the others are those of `model.state_dict()`.
+    Loads with strict=True into the original network, which then gives the same outputs, also after training. Tensors of
+    adopted layers are copies, the others are those of `model.state_dict()`.
 
-    Raises ValueError if the network has no adopted layer, or if one was changed since, as by resizing its table.
+    Raises ValueError if the network has no adopted layer, or if one was changed since, for example by resizing its
+    table.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be a module, got {type(model).__name__}")
-    layers: dict[str, tuple[GridLambdaLayer, Family]] = {}  # by the prefix of their names in the state dict
+    layers: dict[str, tuple[GridLambdaLayer, Family]] = {}  # keyed by prefix in the state dict
     families = {family.name: family for family in FAMILIES}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, GridLambdaLayer) and isinstance(module.origin, Origin):

@@ -1,7 +1,7 @@
 """The command line: one module per command, which parses options, calls the library and prints.
 
-tyro turns dataclasses into options; a user's error is one line with exit code 2. A command's module is imported when
-the command is run, and PyTorch only when it is needed, so that help and errors of options are fast.
+tyro turns dataclasses into options. Errors of the user are printed in one line, with exit code 2. A command's module is
+imported when the command is run, and PyTorch only when it is needed, so that --help and option errors are fast.
 """
 
 import importlib
@@ -39,7 +39,7 @@ COMMANDS = {
     "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | memory | scaling.",
     "calibrate": "Calibrate the automatic choice of algorithms on this machine: lambdanets calibrate [--device cuda].",
 }
-# Commands that need two extras, of which one includes the other.
+# Command -> the extra with all optional dependencies of the command.
 _EXTRAS = dict.fromkeys(("detect", "segment"), "detection")
 
 

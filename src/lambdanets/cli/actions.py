@@ -7,9 +7,9 @@ from lambdanets.terminal import echo
 
 
 def run_action(command: str, actions: Mapping[str, Callable[[list[str]], int]], arguments: list[str]) -> int:
-    """Run the action that the first argument names, with the others, and return its exit code; list them for --help.
+    """Run the action named by the first argument on the other arguments, and return its exit code.
 
-    The first lines of the functions' docstrings are the list.
+    --help lists the actions with the first line of their docstrings.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<10}{(action.__doc__ or '').splitlines()[0]}" for name, action in actions.items()]

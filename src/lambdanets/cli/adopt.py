@@ -28,11 +28,11 @@ class Adopt:
     }
 
     source: tyro.conf.Positional[str]
-    """Model of timm, such as lambda_resnet26t, hf-hub:USER/NAME, a folder in timm's hub format, or a weight file."""
+    """timm model, such as lambda_resnet26t, hf-hub:USER/NAME, a folder in timm's hub format, or a weight file."""
     out: Path
     """Folder for config.json, model.safetensors and README.md, in timm's hub format."""
     model: str | None = None
-    """For a weight file: name of the model of timm."""
+    """For a weight file: name of its timm model."""
     pretrained: bool = True
     """For the name of a model: download its published weights. Otherwise it is initialized randomly."""
     images: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE")] = ()
@@ -107,9 +107,9 @@ def _compare(networks: "Adopted", paths: list[Path]) -> None:
             )
         ]
         report_unreadable(unreadable)
-        same = sum(before.class_name == after.class_name for before, after in pairs)
+        num_equal = sum(before.class_name == after.class_name for before, after in pairs)
         largest = max((float((a.probabilities - b.probabilities).abs().max()) for a, b in pairs), default=0.0)
-        echo(f"predictions on {len(pairs)} images: {same} equal, largest difference of a probability {largest:.1e}")
+        echo(f"predictions on {len(pairs)} images: {num_equal} equal, largest probability difference {largest:.1e}")
     if not error <= MAX_ERROR:
         raise InputError(f"outputs must agree within {MAX_ERROR}, got {error:.1e}; nothing was saved; report this")
 

@@ -73,8 +73,8 @@ def _error_message(event: Any) -> str:
         count = event.argument.lowered.nargs
         return f"{_display_name(event.argument)} must have {'a value' if count == 1 else f'{count} values'}"
     if kind == "InvalidChoice":
-        close = nearest_hint(event.value, event.choices)
-        return f"{_display_name(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}{close}"
+        hint = nearest_hint(event.value, event.choices)
+        return f"{_display_name(event.argument)} must be one of {', '.join(event.choices)}, got {event.value!r}{hint}"
     if kind == "InstantiationFailure" and event.argument is None:
         return str(event.message)  # from the checks of a recipe
     if kind == "InstantiationFailure":

@@ -43,10 +43,10 @@ def main(arguments: list[str]) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     built_in = dataclasses.asdict(built_in_rates(options.device, torch.get_num_threads()))
-    report = {} if options.device == "cpu" else {"report": lambda text: echo(*text.split("\n"))}
+    gpu_options = {} if options.device == "cpu" else {"report": lambda text: echo(*text.split("\n"))}
     with interruptible():
-        rates = dataclasses.asdict(calibration.calibrate(options.device, **report))
-    if report:
+        rates = dataclasses.asdict(calibration.calibrate(options.device, **gpu_options))
+    if gpu_options:
         echo("")
     rows = [[name.replace("_", " "), f"{value:.3g}", f"{built_in[name]:.3g}"] for name, value in rates.items()]
     echo(*text_table([["", "measured", "built-in"], *rows]).split("\n"))

@@ -102,27 +102,28 @@ def _train(folder: Path) -> None:
     from lambdanets.evidence.studies.summary import RESULTS, TABLE, markdown, summarize, write_summary
 
     plan = read_plan(folder)
-    total, before = len(plan.runs()), len(read_results(plan, folder))
-    echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {total} runs, {before} done")
+    num_runs, num_resumed = len(plan.runs()), len(read_results(plan, folder))
+    echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {num_runs} runs, {num_resumed} done")
     started = time.monotonic()
 
     def on_result(result: dict[str, Any]) -> None:
         results = read_results(plan, folder)
         write_summary(plan, results, folder)
-        done = len(results)
-        seconds_left = (time.monotonic() - started) / max(1, done - before) * (total - done)
+        num_done = len(results)
+        seconds_per_run = (time.monotonic() - started) / max(1, num_done - num_resumed)
+        minutes_left = seconds_per_run * (num_runs - num_done) / 60
         echo(
-            f"[{done}/{total}] {result['variant']}, seed {result['seed']}: top-1 {result['top1']:.4f}, "
-            f"{result['seconds']:.0f} s{f'; about {seconds_left / 60:.0f} min left' if done < total else ''}"
+            f"[{num_done}/{num_runs}] {result['variant']}, seed {result['seed']}: top-1 {result['top1']:.4f}, "
+            f"{result['seconds']:.0f} s{f'; about {minutes_left:.0f} min left' if num_done < num_runs else ''}"
         )
 
     train_all(plan, folder, on_result)
     results = read_results(plan, folder)
-    if before == total:
+    if num_resumed == num_runs:
         echo("", *markdown(summarize(plan, results)).split("\n"))
         return
-    if len(results) < total:
-        echo(f"{total - len(results)} runs are in progress in other processes; the last process writes the results")
+    if len(results) < num_runs:
+        echo(f"{num_runs - len(results)} runs are in progress in other processes; the last process writes the results")
         return
     echo("", *markdown(write_summary(plan, results, folder)).split("\n"))
     echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")

@@ -121,7 +121,11 @@ def main(arguments: list[str]) -> int:
 def _train(arguments: list[str]) -> int:
     """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
     outcome = train_named_recipe(
-        Train, DetectionRecipe, arguments, verb="Train Mask R-CNN", small="lambdanets.training.detection.quicktest"
+        Train,
+        DetectionRecipe,
+        arguments,
+        summary="Train Mask R-CNN",
+        quicktest_module="lambdanets.training.detection.quicktest",
     )
     if isinstance(outcome, int):
         return outcome
@@ -141,7 +145,7 @@ def _evaluate(arguments: list[str]) -> int:
         prog="lambdanets detect evaluate",
         description="Evaluate the average precision (AP) of a trained detector.",
     )
-    from lambdanets.data.coco.sets import report_findings
+    from lambdanets.data.coco.sets import report_problems
     from lambdanets.folders import WorkFolder
     from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.coco_results import write_results
@@ -157,7 +161,7 @@ def _evaluate(arguments: list[str]) -> int:
         folder.is_started()
     detector = load_detector(options.checkpoint, options.device)
     images = open_evaluation_set(detector, options.data, options.images)
-    report_findings(**{"validation" if options.data is None else "data": images})
+    report_problems(**{"validation" if options.data is None else "data": images})
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = evaluate_detector(detector, images, options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)
@@ -193,7 +197,7 @@ def _predict(arguments: list[str]) -> int:
 
 
 def _detect(options: Predict, paths: list[Path]) -> None:
-    """Detect objects, draw them and write the results; after an interruption, the results so far."""
+    """Detect objects, draw them and write the results. If interrupted, write the results so far."""
     from lambdanets.data.microscopy import read_microscopy_image
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
     from lambdanets.inference.coco_results import coco_results, write_results
@@ -217,13 +221,13 @@ def _detect(options: Predict, paths: list[Path]) -> None:
         "options": [options.score, options.figures, options.labels, tile_size, options.channel, stretch],
     }
 
-    def render(number: int, path: Path, image: "Image", found: "Objects") -> ImageOutput:
+    def render(number: int, path: Path, image: "Image", detected: "Objects") -> ImageOutput:
         entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
-        results = coco_results(found, number, card.category_ids)
-        figure = draw_predicted(image, found, card.classes, options.score) if options.figures else None
+        results = coco_results(detected, number, card.category_ids)
+        figure = draw_predicted(image, detected, card.classes, options.score) if options.figures else None
         labels, objects = None, []
         if options.labels:
-            labels, rows = label_and_measure(image, found, card.classes, options.score)
+            labels, rows = label_and_measure(image, detected, card.classes, options.score)
             objects = [{"image": str(path), **row} for row in rows]
         name = numbered_name(number, path)
 
@@ -234,7 +238,7 @@ def _detect(options: Predict, paths: list[Path]) -> None:
             if labels is not None:
                 save_label_image(labels, options.out / "labels" / label_image_name(name, labels))
 
-        line = f"{path}  {int((found.scores >= options.score).sum())} detections"
+        line = f"{path}  {int((detected.scores >= options.score).sum())} detections"
         return ImageOutput({"image": entry, "results": results, "objects": objects}, write, line)
 
     def finish(entries: list[Any]) -> None:
@@ -248,10 +252,10 @@ def _detect(options: Predict, paths: list[Path]) -> None:
             atomic_write(options.out / "objects.csv", encode_utf8(csv_table([COLUMNS, *values])))
         echo(f"{len(results)} detections in {len(images)} images, written to {options.out}")
 
-    def results(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image", "Objects"]]:
+    def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image", "Objects"]]:
         return detect_files(detector, remaining, unreadable, options.batch_size, read=read, tile_size=tile_size)
 
-    process_images(options.out / JOURNAL, identity, paths, results, render, finish, unreadable)
+    process_images(options.out / JOURNAL, identity, paths, predict, render, finish, unreadable)
 
 
 def _report(arguments: list[str]) -> int:

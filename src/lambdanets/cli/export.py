@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lambdanets.deployment.quantization import Quantization
     from lambdanets.evidence.benchmark.timing import Summary
 
-MIN_IMAGES = 200  # for which one image is 0.5 points of accuracy, the permitted loss
+MIN_IMAGES = 200  # one of 200 images is 0.5 percentage points of accuracy, the maximum loss by quantization
 WEIGHTS = (".safetensors", ".ckpt")
 DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2", "aoti": "model.aoti.pt2"}
 
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     )
     precision = "" if exported.quantization is None else "float32, "
     for shape, error in exported.errors.items():
-        echo(f"{precision}images {' x '.join(map(str, shape))}: {exported.graph.unit}: {error:.2g}")
+        echo(f"{precision}images {' x '.join(map(str, shape))}: {exported.graph.error_name}: {error:.2g}")
     if exported.quantization is not None:
         _report_int8(exported.quantization)
     if options.seconds > 0:
@@ -123,7 +123,8 @@ def _report_int8(result: "Quantization") -> None:
         f"on {result.images} validation images; float32 file {result.float_bytes / 2**20:.1f} MiB"
     )
     if result.images < MIN_IMAGES:
-        echo(f"{result.images} validation images are few: one is {100 / result.images:.1f} points of accuracy")
+        points = 100 / result.images
+        echo(f"{result.images} validation images are few: one image is {points:.1f} percentage points of accuracy")
     for name in result.float_layers:
         echo(f"left in float32, to keep accuracy: {name}")
 
@@ -138,13 +139,13 @@ def _time(exported: "Exported", title: str, seconds: float) -> None:
     images = exported.graph.make_images(shape, torch.Generator().manual_seed(0))
     runs = {"PyTorch": lambda: exported.graph.run_pytorch(images), title: lambda: exported.run(images)}
     if "boxes" in exported.graph.outputs:
-        echo(f"{len(exported.graph.run_pytorch(images)[0])} objects in the image that is timed")
+        echo(f"{len(exported.graph.run_pytorch(images)[0])} objects in the timed image")
     samples: dict[str, list[float]] = {name: [] for name in runs}
     time_interleaved(runs, samples, repeats=50, seconds=seconds)
-    before, after = (summarize(samples[name]) for name in runs)
+    pytorch, runtime = (summarize(samples[name]) for name in runs)
     echo(
         f"{shape[0]} images, {torch.get_num_threads()} threads, median (quartiles): "
-        f"{title} {_milliseconds(after)}, PyTorch {_milliseconds(before)}"
+        f"{title} {_milliseconds(runtime)}, PyTorch {_milliseconds(pytorch)}"
     )
 
 

@@ -28,8 +28,8 @@ def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -
     journal = None
     try:
         with interruptible(), open_journal(path, identity | {"images": images_hash}) as journal:
-            if journal.resumed:
-                echo(f"resuming: {journal.resumed} of {len(paths)} images are done", file=sys.stderr)
+            if journal.num_resumed:
+                echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
             yield journal
     except KeyboardInterrupt:
         if journal is not None and journal.entries:
@@ -41,7 +41,7 @@ def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -
 class ImageOutput(NamedTuple):
     """The output of a command for one image.
 
-    entry: of the journal. write: writes the files of the image. line: is printed.
+    entry: entry for the journal. write: writes the image's files. line: line to print.
     """
 
     entry: dict[str, Any]
@@ -52,7 +52,7 @@ class ImageOutput(NamedTuple):
 def open_image_folder(out: Path, name: str) -> contextlib.AbstractContextManager[Any]:
     """Create and lock the output folder of a command that processes images, or open it if it was interrupted.
 
-    name: of the journal, which an interrupted command leaves in the folder.
+    name: name of the journal, which an interrupted command leaves in the folder.
     """
     journal = name + SUFFIX
     return WorkFolder(out, read_identity=lambda folder: {} if (folder / journal).is_file() else None).open()
@@ -62,31 +62,32 @@ def process_images(
     out: Path,
     identity: dict[str, Any],
     paths: Sequence[Path],
-    results: Callable[[Sequence[Path]], Iterator[tuple[Any, ...]]],
+    predict: Callable[[Sequence[Path]], Iterator[tuple[Any, ...]]],
     render: Callable[..., ImageOutput],
     finish: Callable[[list[Any]], None],
     unreadable: list[str],
 ) -> None:
-    """Process images that the journal at `out` does not have yet, and write their output.
+    """Process the images that are not in the journal of `out` yet, and write their output.
 
     identity, paths: as for `images_journal`.
-    results: yields a tuple, which begins with the path, for each readable image of the given paths.
-    render: returns the output for the number of an image, from 1, and a tuple of `results`.
+    predict: yields a tuple (path, ...) for each readable image of some paths.
+    render: returns the output of an image, for its number, from 1, and its tuple from `predict`.
     finish: is called with all entries of the journal at the end, and after an interruption.
-    unreadable: messages, to which `results` adds.
+    unreadable: list to which `predict` appends messages.
 
-    The files of an image and its journal entry are all written, or none. Raises InputError if no image can be read.
+    Signals are deferred until both the files of an image and its journal entry are written. Raises InputError if no
+    image can be read.
     """
     with images_journal(out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
         remaining = [path for path in paths if str(path) not in done]
         try:
-            found = results(remaining)
-            for result in track(found, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()):
-                output = render(len(journal.entries) + 1, *result)
+            predictions = predict(remaining)
+            for prediction in track(predictions, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()):
+                output = render(len(journal.entries) + 1, *prediction)
                 with deferred():
                     output.write()
-                    journal.add({"path": str(result[0])} | output.entry)
+                    journal.add({"path": str(prediction[0])} | output.entry)
                 echo(output.line)
         finally:
             report_unreadable(unreadable)

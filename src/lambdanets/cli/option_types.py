@@ -53,18 +53,18 @@ def _primitive_spec(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | 
     """Return the constructor spec of a type, or None for literals and flags, which tyro handles."""
     origin, arguments = get_origin(info.type), get_args(info.type)
     if info.type in _SIMPLE:
-        metavar, read = _SIMPLE[info.type]
-        return _spec(1, metavar, lambda texts: read(texts[0]), lambda value: [str(value)])
+        metavar, parse = _SIMPLE[info.type]
+        return _spec(1, metavar, lambda texts: parse(texts[0]), lambda value: [str(value)])
     if origin in (Union, UnionType) and NoneType in arguments and len(arguments) == 2:
         return _optional(_inner(next(kind for kind in arguments if kind is not NoneType), info))
     if origin is tuple and arguments[-1] is Ellipsis:
         return _repeated(_inner(arguments[0], info))
     if origin is tuple and all(kind in _SIMPLE for kind in arguments):
-        reads = [_SIMPLE[kind][1] for kind in arguments]
+        parsers = [_SIMPLE[kind][1] for kind in arguments]
         return _spec(
             len(arguments),
             " ".join(_SIMPLE[kind][0] for kind in arguments),
-            lambda texts: tuple(read(text) for read, text in zip(reads, texts, strict=True)),
+            lambda texts: tuple(parse(text) for parse, text in zip(parsers, texts, strict=True)),
             lambda value: [str(item) for item in value],
         )
     if origin is dict:
@@ -111,8 +111,8 @@ def _format_pairs(value: dict[str, Any]) -> list[str]:
 def _spec(
     nargs: Any,
     metavar: str,
-    read: Callable[[list[str]], Any],
-    show: Callable[[Any], list[str]],
+    parse: Callable[[list[str]], Any],
+    format_value: Callable[[Any], list[str]],
     choices: tuple[str, ...] | None = None,
 ) -> PrimitiveConstructorSpec[Any]:
-    return PrimitiveConstructorSpec(nargs, metavar, read, lambda value: True, show, choices)
+    return PrimitiveConstructorSpec(nargs, metavar, parse, lambda value: True, format_value, choices)

@@ -75,7 +75,7 @@ def _check_new(out: Path) -> None:
 
 
 def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
-    """Classify images, print and write predictions, and return their number. A journal has them until all are done."""
+    """Classify images, print and write predictions, and return their number. A journal has the ones so far."""
     from lambdanets.files import atomic_write, encode_utf8
     from lambdanets.inference.classifier import predict_files
     from lambdanets.inference.weights import file_identity

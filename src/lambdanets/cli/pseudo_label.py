@@ -78,10 +78,11 @@ def main(arguments: list[str]) -> int:
             report=lambda name, images, seconds: echo(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
         )
     report_unreadable(list(result.unreadable))
-    rate = result.images / max(result.seconds, 1e-9)
-    echo(f"{result.images:,} images in {result.shards:,} shards labeled in {result.seconds:.0f} s, {rate:.0f} images/s")
-    if result.in_progress:
-        echo(f"{result.in_progress:,} shards are in progress in other processes")
+    rate = result.num_images / max(result.seconds, 1e-9)
+    speed = f"{result.seconds:.0f} s, {rate:.0f} images/s"
+    echo(f"{result.num_images:,} images in {result.num_shards:,} shards labeled in {speed}")
+    if result.num_in_progress:
+        echo(f"{result.num_in_progress:,} shards are in progress in other processes")
     echo(f"written to {options.out}; select with: lambdanets pseudo-label select {options.out} SELECTION")
     return 0
 

@@ -91,8 +91,13 @@ def main(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     """Train a U-Net: lambdanets segment train [RECIPE] [--OPTION VALUE ...], or segment train --resume DIR."""
-    verb, small = "Train a network for semantic segmentation", "lambdanets.training.segmentation.quicktest"
-    outcome = train_named_recipe(Train, SegmentationRecipe, arguments, verb=verb, small=small)
+    outcome = train_named_recipe(
+        Train,
+        SegmentationRecipe,
+        arguments,
+        summary="Train a network for semantic segmentation",
+        quicktest_module="lambdanets.training.segmentation.quicktest",
+    )
     if isinstance(outcome, int):
         return outcome
     result, folder = outcome
@@ -110,7 +115,7 @@ def _evaluate(arguments: list[str]) -> int:
         prog="lambdanets segment evaluate",
         description="Evaluate Dice, IoU and boundary F1 per class, and their means without the background.",
     )
-    from lambdanets.data.coco.sets import report_findings
+    from lambdanets.data.coco.sets import report_problems
     from lambdanets.folders import WorkFolder
     from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.segmentation import evaluate_segmenter
@@ -125,7 +130,7 @@ def _evaluate(arguments: list[str]) -> int:
         folder.is_started()
     segmenter = load_segmenter(options.checkpoint, options.device)
     images = open_evaluation_set(segmenter, options.data, options.images)
-    report_findings(**{"validation" if options.data is None else "data": images})
+    report_problems(**{"validation" if options.data is None else "data": images})
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = evaluate_segmenter(segmenter, images, options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)
@@ -159,7 +164,7 @@ def _predict(arguments: list[str]) -> int:
 
 
 def _segment(options: Predict, paths: list[Path]) -> None:
-    """Segment images, draw the classes and write the table; after an interruption, with the images so far."""
+    """Segment images, draw the classes and write the table. If interrupted, the table has the images so far."""
     from PIL import Image
 
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
@@ -173,23 +178,24 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.figures]}
     unreadable: list[str] = []
 
-    def results(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image.Image", "Segmentation"]]:
+    def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image.Image", "Segmentation"]]:
         return segment_files(segmenter, remaining, unreadable, options.batch_size)
 
-    def render(number: int, path: Path, image: "Image.Image", found: "Segmentation") -> ImageOutput:
-        labels = found.labels.numpy()
+    def render(number: int, path: Path, image: "Image.Image", segmentation: "Segmentation") -> ImageOutput:
+        labels = segmentation.labels.numpy()
         figure = overlay_classes(image, labels) if options.figures else None
         name = f"{numbered_name(number, path)}.png"
 
         def write() -> None:
-            for folder, each in ((options.out, figure), (options.out / "classes", Image.fromarray(labels))):
-                if each is not None:
+            for folder, output in ((options.out, figure), (options.out / "classes", Image.fromarray(labels))):
+                if output is not None:
                     folder.mkdir(exist_ok=True)
                     with atomic_open(folder / name) as file:
-                        each.save(file, "PNG")
+                        output.save(file, "PNG")
 
-        fractions = [f"{each} {count / labels.size:.1%}" for each, count in found.pixels if count]
-        return ImageOutput({"pixels": [count for _, count in found.pixels]}, write, f"{path}  {', '.join(fractions)}")
+        fractions = [f"{label} {count / labels.size:.1%}" for label, count in segmentation.pixels if count]
+        counts = [count for _, count in segmentation.pixels]
+        return ImageOutput({"pixels": counts}, write, f"{path}  {', '.join(fractions)}")
 
     def finish(entries: list[Any]) -> None:
         rows = [
@@ -200,7 +206,7 @@ def _segment(options: Predict, paths: list[Path]) -> None:
         atomic_write(options.out / "classes.csv", encode_utf8(csv_table([COLUMNS, *rows])))
         echo(f"{len(entries)} images, written to {options.out}")
 
-    process_images(options.out / JOURNAL, identity, paths, results, render, finish, unreadable)
+    process_images(options.out / JOURNAL, identity, paths, predict, render, finish, unreadable)
 
 
 JOURNAL = "segmentations"  # name of the journal in the folder of segment predict
@@ -215,6 +221,6 @@ def _print_scores(scores: dict[str, Any]) -> None:
     from lambdanets.text_tables import text_table
 
     rows = [["class", *SCORES]]
-    for name, row in (*((each["name"], each) for each in scores["classes"]), ("mean without background", scores)):
-        rows.append([name, *(format_score(row[score]) for score in SCORES)])
+    for row in (*scores["classes"], scores | {"name": "mean without background"}):
+        rows.append([row["name"], *(format_score(row[score]) for score in SCORES)])
     echo(*text_table(rows).splitlines())

@@ -117,7 +117,7 @@ def _write(options: Shard, out: Path, processes: int) -> int:
     if written.unreadable:
         echo(f"skipped {len(written.unreadable)} unreadable images:")
         echo(*(f"  {message}" for message in written.unreadable))
-    echo(f"{written.images:,} images in {written.shards:,} shards of {out}, {written.bytes / 1e9:.3g} GB")
+    echo(f"{written.num_images:,} images in {written.num_shards:,} shards of {out}, {written.num_bytes / 1e9:.3g} GB")
     echo(f"written in {written.seconds:.0f} s; train with --data {out}")
     return _verify(str(out), processes) if options.verify else 0
 
@@ -125,11 +125,11 @@ def _write(options: Shard, out: Path, processes: int) -> int:
 def _verify(location: str, processes: int) -> int:
     from lambdanets.data.shards.checks import verify_shards
 
-    verified = verify_shards(location, processes=processes)
-    echo(*verified.damaged)
-    intact = verified.shards - len(verified.damaged)
-    echo(f"{intact:,} of {verified.shards:,} shards are intact; {verified.images:,} images in shards.json")
-    return 2 if verified.damaged else 0
+    result = verify_shards(location, processes=processes)
+    echo(*result.damaged)
+    num_intact = result.num_shards - len(result.damaged)
+    echo(f"{num_intact:,} of {result.num_shards:,} shards are intact; {result.num_images:,} images in shards.json")
+    return 2 if result.damaged else 0
 
 
 def _index(options: Shard) -> int:
@@ -143,8 +143,8 @@ def _index(options: Shard) -> int:
             names = options.classes.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"classes must be a readable text file, got {options.classes}: {error}") from error
-    listed = index_shards(folder, names)
-    for name, shards in listed.parts.items():
+    shard_list = index_shards(folder, names)
+    for name, shards in shard_list.splits.items():
         echo(f"{name}: {sum(shard.images for shard in shards):,} images in {len(shards):,} shards")
-    echo(f"{len(listed.classes):,} classes; written to {folder / SHARD_LIST}")
+    echo(f"{len(shard_list.classes):,} classes; written to {folder / SHARD_LIST}")
     return 0

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     from lambdanets.training.classification.quicktest import quicktest_recipe
 
     changed = has_recipe or options.recipe != recipe
-    outcome = train(options, ["train"], arguments, name=name, changed=changed, small=quicktest_recipe)
+    outcome = train(options, ["train"], arguments, name=name, changed=changed, make_quicktest_recipe=quicktest_recipe)
     if isinstance(outcome, int):
         return outcome
     result, folder = outcome

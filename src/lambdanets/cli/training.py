@@ -37,13 +37,13 @@ def train_named_recipe(
     recipe_class: type[TrainingRecipe],
     arguments: list[str],
     *,
-    verb: str,
-    small: str,
+    summary: str,
+    quicktest_module: str,
 ) -> tuple[dict[str, Any], Path] | int:
     """Parse [RECIPE] [--OPTION VALUE ...] and train, as `train` does. The default recipe is digits.
 
-    options_type: a subclass of `TrainOptions` with a recipe. verb: the first words of the help, such as "Train Mask
-    R-CNN". small: module with `quicktest_recipe`, imported here, so that --help is fast.
+    options_type: a subclass of `TrainOptions` with a recipe. summary: first sentence of the help, without the period.
+    quicktest_module: module with `quicktest_recipe`, which is imported after parsing, so that --help is fast.
     """
     from lambdanets.recipes import find_recipe, list_recipes
 
@@ -57,11 +57,13 @@ def train_named_recipe(
         recipe,
         arguments[1:] if has_recipe else arguments,
         prog=f"lambdanets {command} {name if has_recipe else '[RECIPE]'}",
-        description=f"{verb}. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
+        description=f"{summary}. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
-    quicktest_recipe = importlib.import_module(small).quicktest_recipe
+    quicktest_recipe = importlib.import_module(quicktest_module).quicktest_recipe
     changed = has_recipe or options.recipe != recipe
-    return train(options, command.split(), arguments, name=name, changed=changed, small=quicktest_recipe)
+    return train(
+        options, command.split(), arguments, name=name, changed=changed, make_quicktest_recipe=quicktest_recipe
+    )
 
 
 def print_trained(result: dict[str, Any], folder: Path, figures: dict[str, str]) -> None:
@@ -92,9 +94,10 @@ def report_errors(command: str, started: Path) -> Iterator[None]:
     except OSError as error:
         if not is_user_fixable(error):
             raise
-        kept = "; the last checkpoint is intact" if (started.parent / "checkpoints" / "last.ckpt").is_file() else ""
+        has_checkpoint = (started.parent / "checkpoints" / "last.ckpt").is_file()
+        checkpoint = "; the last checkpoint is intact" if has_checkpoint else ""
         advice = f"; once fixed, resume with: {command}" if started.is_file() else ""
-        raise InputError(f"{error.filename or 'the run'}: {error.strerror or error}{kept}{advice}") from error
+        raise InputError(f"{error.filename or 'the run'}: {error.strerror or error}{checkpoint}{advice}") from error
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -141,13 +144,13 @@ def train(
     *,
     name: str,
     changed: bool,
-    small: Callable[[Any, Path], TrainingRecipe],
+    make_quicktest_recipe: Callable[[Any, Path], TrainingRecipe],
 ) -> tuple[dict[str, Any], Path] | int:
-    """Train; returns the result, empty on ranks other than 0, and the run folder, or an exit code if it was launched.
+    """Train. Returns the result (empty on ranks other than 0) and the run folder, or an exit code with --devices.
 
     command: the words of the command, such as ["detect", "train"]. arguments: the arguments after them. name: name of
-    the recipe. changed: whether the arguments have a recipe or one of its fields. small: makes the small recipe of
-    --quicktest from a recipe and a folder for its data.
+    the recipe. changed: whether the arguments have a recipe or one of its fields. make_quicktest_recipe: makes the
+    small recipe of --quicktest from a recipe and a folder for its data.
     """
     _check_devices(options.devices)
     from lambdanets.training import run
@@ -172,7 +175,7 @@ def train(
             raise InputError("--quicktest needs a new run in one process; remove --quicktest")
         if folder.exists() and not data.exists():
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        recipe = small(recipe, data)
+        recipe = make_quicktest_recipe(recipe, data)
     with report_errors(f"lambdanets {' '.join(command)} --resume {shlex.quote(str(folder))}", folder / run.RECIPE):
         result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
     return result, folder

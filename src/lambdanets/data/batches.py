@@ -34,7 +34,7 @@ class NamedImages(Protocol):
 class Sample(NamedTuple):
     """A loaded image.
 
-    content: what `load` returned, or None if the image cannot be read.
+    content: the result of `load`, or None if the image cannot be read.
     image_index: index of the image in its set.
     unreadable: "name: reason" if the image cannot be read, else "".
     step_images: number of images in the whole step, over all ranks and micro-batches.
@@ -65,13 +65,12 @@ class Batches(Generic[BatchT]):
     collate: makes a batch from a list of samples.
     batch_size: images per training step, over all ranks and micro-batches.
     batch_slice: the rank, world size and number of accumulation steps.
-    pseudo_images: a second set, from which each training step has pseudo_batch_size additional images. It has its own
-        epochs.
+    pseudo_images: a second set with its own epochs. Each training step adds pseudo_batch_size images from it.
     min_micro_batch: minimum number of training images per micro-batch.
 
     `iter` starts after the last batch that was yielded and stops at the end of that epoch. An epoch that was left
     early, or resumed with `load_state_dict`, is therefore finished first. Training epochs are shuffled by seed and
-    epoch (`order.py`). Validation (`training=False`) has the order of the indices and always starts at the first.
+    epoch (`order.py`). Validation (`training=False`) is not shuffled and always starts at the first image.
     The random generators that `load` may use (of Python, NumPy, and torch on the CPU) are seeded by seed, epoch and
     index, so the images depend neither on the number of workers nor on resuming.
 
@@ -161,9 +160,8 @@ class Batches(Generic[BatchT]):
         try:
             for batch in self._loader:
                 if self._training:
-                    self._num_yielded += (
-                        1  # before yield, so that a checkpoint written after the batch's step counts it
-                    )
+                    # before yield, so that a checkpoint written after the batch's step counts it
+                    self._num_yielded += 1
                 yield batch
         except InputError as error:
             raise InputError(_without_traceback(error)) from error
@@ -243,9 +241,9 @@ def min_batch_size(batch_slice: BatchSlice, pseudo_batch_size: int, min_micro_ba
     return max(1, ranks * (min_micro_batch * batch_slice.accumulation_steps - pseudo_batch_size // ranks))
 
 
-def steps_per_epoch(images: int, batch_size: int, min_images: int) -> int:
+def steps_per_epoch(num_images: int, batch_size: int, min_images: int) -> int:
     """Return the steps per epoch. The last step may be smaller, and is dropped if it has fewer than min_images."""
-    full_steps, remainder = divmod(images, batch_size)
+    full_steps, remainder = divmod(num_images, batch_size)
     return full_steps + (remainder >= min_images)
 
 

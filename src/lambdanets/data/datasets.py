@@ -169,15 +169,15 @@ def _open_shards(data: str, fraction: float, seed: int) -> Splits:
 def _hold_out_shards(
     images: ShardedImages, classes: tuple[str, ...], source: str, fraction: float, seed: int
 ) -> Splits:
-    count = len(images.groups)
+    count = len(images.shard_sizes)
     if count < 2:
         raise InputError(f"'{source}' must have at least 2 shards to hold some out, got {count}")
-    num_held = min(int(np.ceil(fraction * count)), count - 1)
+    num_held_out = min(int(np.ceil(fraction * count)), count - 1)
     order = permutation(count, seed, 0)
     train, validation = (
-        images.select_shards(sorted(shards.tolist())) for shards in (order[num_held:], order[:num_held])
+        images.select_shards(sorted(shards.tolist())) for shards in (order[num_held_out:], order[:num_held_out])
     )
-    return Splits(train, validation, classes, f"{source}, {num_held} of {count} shards held out with seed {seed}")
+    return Splits(train, validation, classes, f"{source}, {num_held_out} of {count} shards held out with seed {seed}")
 
 
 def _digits() -> _Split:
@@ -207,9 +207,9 @@ def _hold_out(split: _Split, fraction: float, seed: int) -> Splits:
             name = split.classes[label]
             raise InputError(f"{split.source} must have at least 2 images per class for a hold-out, but '{name}' has 1")
     # scikit-learn needs at least one image per class in both sets
-    num_held = min(max(int(np.ceil(fraction * len(labels))), len(counts)), len(labels) - len(counts))
-    train, validation = train_test_split(range(len(labels)), test_size=num_held, random_state=seed, stratify=labels)
-    source = f"{split.source}, {num_held} of {len(labels)} images held out with seed {seed}"
+    num_held_out = min(max(int(np.ceil(fraction * len(labels))), len(counts)), len(labels) - len(counts))
+    train, validation = train_test_split(range(len(labels)), test_size=num_held_out, random_state=seed, stratify=labels)
+    source = f"{split.source}, {num_held_out} of {len(labels)} images held out with seed {seed}"
     return Splits(
         _select(split.images, sorted(train)), _select(split.images, sorted(validation)), split.classes, source
     )

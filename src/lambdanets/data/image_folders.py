@@ -12,8 +12,8 @@ _VALIDATION_NAMES = ("val", "valid", "validation", "test")
 def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
     """Return the train and validation sub-folders of a folder, or None if it does not have this layout.
 
-    The validation folder is None if there is only `train`, with class folders. Raises InputError if there is such a
-    `train` and also other folders with images, because these could be classes or splits.
+    The validation folder is None if `train` has class folders and there is no validation folder. Raises InputError if
+    there are then other folders with images, because they could be classes or splits.
     """
     train = folder / "train"
     if not train.is_dir():

@@ -30,8 +30,8 @@ _IGNORED_WARNINGS = [
     ("ignore", None, UserWarning, re.compile(r"PIL\."), 0),
 ]
 _GRAY_MODES = {"1", "L", "LA", "La"}
-PERCENTILES = (0.1, 99.9)  # of intensities that are stretched
-_ROWS = 1024  # converted to 8 bits at a time, to save memory
+PERCENTILES = (0.1, 99.9)  # intensities that `stretch` maps to 0 and 255
+_CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
 
 
 class UnreadableImage(InputError):  # noqa: N818 - it describes the image
@@ -58,7 +58,7 @@ def read_image(
     """Read the first frame of an image with 8 bits per channel: mode "L" if the source is gray, else "RGB".
 
     source: a path or a binary file.
-    name: of the image in errors, by default its path.
+    name: name of the image in error messages, by default its path.
     known_size: (width, height) in the annotations. If the stored pixels have this size, but the rotated ones do not,
         the EXIF orientation is ignored. Otherwise it is applied.
     max_pixels: limit that is checked before the pixels are decoded. formats: names of Pillow's formats to accept.
@@ -139,8 +139,8 @@ def to_8_bits(planes: np.ndarray, stretch: bool = False) -> np.ndarray:
     low, high = _intensity_limits(planes, stretch)
     scale = 255 / max(high - low, 1e-30)
     converted = np.empty(planes.shape, np.uint8)
-    for first in range(0, planes.shape[1], _ROWS):
-        rows = np.s_[:, first : first + _ROWS]
+    for first in range(0, planes.shape[1], _CHUNK_ROWS):
+        rows = np.s_[:, first : first + _CHUNK_ROWS]
         converted[rows] = np.rint(((planes[rows].astype(np.float64) - low) * scale).clip(0, 255))
     return converted
 
@@ -153,8 +153,8 @@ def _intensity_limits(planes: np.ndarray, stretch: bool) -> tuple[float, float]:
     if stretch:
         if not math.isfinite(high - low):
             raise ValueError("its intensities must be finite, got NaN or infinity")
-        first, last = np.percentile(planes, PERCENTILES).tolist()
-        return first, last
+        low, high = np.percentile(planes, PERCENTILES).tolist()
+        return low, high
     name, limit = ("floats", 1) if planes.dtype.kind == "f" else ("integers", 65535)
     if not 0 <= low <= high <= limit:
         raise ValueError(

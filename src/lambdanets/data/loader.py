@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     indices: (b,) int64, of the images in the set.
     unreadable: "name: reason" of each image that could not be read. These images are not in the batch.
     step_images: number of images in the whole step, over all ranks and micro-batches.
-    targets: (b, classes) float32, probabilities of the classes, if the batch has soft labels, else None.
+    targets: (b, classes) float32, class probabilities, if the batch has soft labels, else None.
     soft: (b,) bool, True for images with soft labels; None if the batch has none.
     """
 
@@ -65,14 +65,14 @@ class _LoadTransformed:
 
 
 def _collate(samples: list[Sample]) -> Batch:
-    read = [sample for sample in samples if sample.content is not None]
-    targets = [sample.content[1] for sample in read]
+    readable = [sample for sample in samples if sample.content is not None]
+    targets = [sample.content[1] for sample in readable]
     soft = [isinstance(target, np.ndarray) for target in targets]
     labels = [int(np.argmax(target)) if isinstance(target, np.ndarray) else target for target in targets]
     return Batch(
-        images=torch.stack([sample.content[0] for sample in read]) if read else torch.empty(0),
+        images=torch.stack([sample.content[0] for sample in readable]) if readable else torch.empty(0),
         labels=torch.tensor(labels, dtype=torch.int64),
-        indices=torch.tensor([sample.image_index for sample in read], dtype=torch.int64),
+        indices=torch.tensor([sample.image_index for sample in readable], dtype=torch.int64),
         unreadable=[sample.unreadable for sample in samples if sample.content is None],
         step_images=samples[0].step_images,
         targets=_to_probabilities(targets) if any(soft) else None,

@@ -1,4 +1,4 @@
-"""Reads images of microscopes: TIFF files with several channels, and intensities with more than 8 bits."""
+"""Reads microscopy images: TIFF files with several channels, and intensities with more than 8 bits."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ from lambdanets.files import open_regular
 
 MAX_BYTES = 2**31  # of the planes that are decoded
 _TIFF_HEADERS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_COLORS = ("RGB", "YCBCR", "SEPARATED", "PALETTE", "CIELAB")  # photometric interpretations with color samples
+_COLOR_PHOTOMETRICS = ("RGB", "YCBCR", "SEPARATED", "PALETTE", "CIELAB")  # TIFF's PhotometricInterpretation
 
 
 def read_microscopy_image(path: Path, channel: int | None = None, stretch: bool = False) -> Image.Image:
@@ -32,11 +32,11 @@ def read_microscopy_image(path: Path, channel: int | None = None, stretch: bool 
         with open_regular(path) as file:
             header = file.read(4)
             file.seek(0)
-            planes = _read_tiff(file, channel) if header in _TIFF_HEADERS else None
-        if planes is None:
-            planes = _read_with_pillow(path, channel, stretch)
-        values, orientation = planes
-        return _rotate(_to_image(to_8_bits(values, stretch)), orientation)
+            content = _read_tiff(file, channel) if header in _TIFF_HEADERS else None
+        if content is None:
+            content = _read_with_pillow(path, channel, stretch)
+        planes, orientation = content
+        return _rotate(_to_image(to_8_bits(planes, stretch)), orientation)
     except UnreadableImage:
         raise
     except Exception as error:  # tifffile raises exceptions of many types for damaged files
@@ -53,38 +53,38 @@ def _read_tiff(file: BinaryIO, channel: int | None) -> tuple[np.ndarray, int] | 
         page, shape, axes = series.keyframe, series.shape, series.axes
         if series.dtype is None or "Y" not in axes or "X" not in axes or min(shape) < 1:
             raise ValueError(f"its axes are {axes} of sizes {shape}, not those of an image")
-        samples = shape[axes.index("S")] if "S" in axes else 1
-        planes = math.prod(side for side, axis in zip(shape, axes, strict=True) if axis not in "YX")
-        is_color = page.photometric.name in _COLORS and planes == samples
-        if series.dtype in (np.uint8, bool) and (planes == 1 or (is_color and samples <= 4)):
+        samples_per_pixel = shape[axes.index("S")] if "S" in axes else 1
+        num_planes = math.prod(side for side, axis in zip(shape, axes, strict=True) if axis not in "YX")
+        is_color = page.photometric.name in _COLOR_PHOTOMETRICS and num_planes == samples_per_pixel
+        if series.dtype in (np.uint8, bool) and (num_planes == 1 or (is_color and samples_per_pixel <= 4)):
             return None
-        if channel is None and not (planes == 1 or (is_color and samples in (3, 4))):
-            raise ValueError(f"it has {planes} channels or planes; choose one with --channel")
-        _check_channel(channel, planes)
-        one_per_page = len(series.pages) == planes and page.shape == tuple(shape[axes.index(a)] for a in "YX")
-        needed = series.nbytes // planes if one_per_page else series.nbytes
-        if needed > MAX_BYTES:
-            raise ValueError(f"it has {needed / 2**30:.1f} GiB, more than {MAX_BYTES / 2**30:.0f} GiB")
+        if channel is None and not (num_planes == 1 or (is_color and samples_per_pixel in (3, 4))):
+            raise ValueError(f"it has {num_planes} channels or planes; choose one with --channel")
+        _check_channel(channel, num_planes)
+        one_per_page = len(series.pages) == num_planes and page.shape == tuple(shape[axes.index(a)] for a in "YX")
+        num_bytes = series.nbytes // num_planes if one_per_page else series.nbytes
+        if num_bytes > MAX_BYTES:
+            raise ValueError(f"it has {num_bytes / 2**30:.1f} GiB, more than {MAX_BYTES / 2**30:.0f} GiB")
         orientation = int(page.tags.valueof(ExifTags.Base.Orientation, 1))
         if one_per_page:
             return series.pages[channel or 0].asarray()[None], orientation
         order = [i for i, axis in enumerate(axes) if axis not in "YX"] + [axes.index("Y"), axes.index("X")]
         values = series.asarray().transpose(order)
-        values = values.reshape(planes, *values.shape[-2:])
+        values = values.reshape(num_planes, *values.shape[-2:])
         return values[:3] if channel is None else values[channel : channel + 1], orientation
 
 
 def _read_with_pillow(path: Path, channel: int | None, stretch: bool) -> tuple[np.ndarray, int]:
-    """Return planes (n, H, W), one or three, and the orientation 1, as it is already applied."""
+    """Return planes (n, H, W), one or three, and the orientation 1, because `read_image` has applied it."""
     values = np.asarray(read_image(path, stretch=stretch))
     planes = values[None] if values.ndim == 2 else np.moveaxis(values, 2, 0)
     _check_channel(channel, len(planes))
     return planes if channel is None else planes[channel : channel + 1], 1
 
 
-def _check_channel(channel: int | None, count: int) -> None:
-    if channel is not None and channel >= count:
-        raise ValueError(f"channel must be below {count}, its number of channels or planes, got {channel}")
+def _check_channel(channel: int | None, num_planes: int) -> None:
+    if channel is not None and channel >= num_planes:
+        raise ValueError(f"channel must be below {num_planes}, its number of channels or planes, got {channel}")
 
 
 def _to_image(planes: np.ndarray) -> Image.Image:

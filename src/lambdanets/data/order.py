@@ -17,22 +17,22 @@ class BatchSlice:
     world_size: int = 1
     accumulation_steps: int = 1
 
-    def count(self, positions: int) -> int:
-        """Return the number of positions below `positions` that belong to this rank, which has every world_size-th."""
-        return len(range(self.rank, positions, self.world_size))
+    def count(self, stop: int) -> int:
+        """Return how many of the positions in range(stop) this rank takes, which are rank, rank + world_size, ..."""
+        return len(range(self.rank, stop, self.world_size))
 
 
 class Order:
     """The shuffled image indices of a rank, by position in an epoch.
 
-    If the images are in files, each rank takes every world_size-th index of one permutation. If they are in shards
-    (`images.groups` is the number of images per shard), each rank takes a contiguous range of the permuted shards, so
-    two ranks read the same shard only at the boundary of their ranges.
+    If the images are in files, each rank takes every world_size-th index of one permutation. If they are in shards of
+    `images.shard_sizes` images, each rank takes a contiguous range of the permuted shards, so two ranks read the same
+    shard only at the boundary of their ranges.
     """
 
     def __init__(self, images: Sized, seed: int, batch_slice: BatchSlice) -> None:
-        self._count = len(images)
-        self._groups: Sequence[int] | None = getattr(images, "groups", None)
+        self._num_images = len(images)
+        self._shard_sizes: Sequence[int] | None = getattr(images, "shard_sizes", None)
         self._seed = seed
         self._slice = batch_slice
         self._cached: tuple[int, np.ndarray] | None = None
@@ -41,31 +41,31 @@ class Order:
         """Return this rank's image indices at the positions [start, start + size) of an epoch, int64."""
         local = np.arange(self._slice.count(start), self._slice.count(start + size))
         order = self._epoch_order(epoch)
-        return order[local if self._groups is not None else self._slice.rank + local * self._slice.world_size]
+        return order[local if self._shard_sizes is not None else self._slice.rank + local * self._slice.world_size]
 
     def consecutive_indices(self, start: int, size: int) -> Iterator[tuple[int, int]]:
         """Yield this rank's (epoch, image index) at the positions [start, start + size), counted over all epochs."""
-        epoch_size = self._slice.count(self._count) if self._groups is not None else self._count
+        epoch_size = self._slice.count(self._num_images) if self._shard_sizes is not None else self._num_images
         for local in range(self._slice.count(start), self._slice.count(start + size)):
-            position = local if self._groups is not None else self._slice.rank + local * self._slice.world_size
+            position = local if self._shard_sizes is not None else self._slice.rank + local * self._slice.world_size
             epoch, position = divmod(position, epoch_size)
             yield epoch, int(self._epoch_order(epoch)[position])
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if self._cached is None or self._cached[0] != epoch:
-            if self._groups is None:
-                order = permutation(self._count, self._seed, epoch)
+            if self._shard_sizes is None:
+                order = permutation(self._num_images, self._seed, epoch)
             else:
                 lower_ranks = (BatchSlice(rank, self._slice.world_size) for rank in range(self._slice.rank))
-                start = sum(lower.count(self._count) for lower in lower_ranks)
-                positions = range(start, start + self._slice.count(self._count))
-                order = windowed_permutation(self._groups, self._seed, epoch, positions)
+                start = sum(lower.count(self._num_images) for lower in lower_ranks)
+                positions = range(start, start + self._slice.count(self._num_images))
+                order = windowed_permutation(self._shard_sizes, self._seed, epoch, positions)
             self._cached = epoch, order
         return self._cached[1]
 
 
 def derive_seeds(seed: int, *spawn_key: int) -> list[int]:
-    """Derive two 64-bit seeds from a seed and numbers such as (epoch, index). Their sum would have collisions."""
+    """Derive two 64-bit seeds from a seed and a key such as (epoch, index). Adding the key would cause collisions."""
     return np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(2, np.uint64).tolist()
 
 
@@ -74,17 +74,19 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     return torch.randperm(count, generator=_generator(seed, epoch)).numpy()
 
 
-def windowed_permutation(groups: Sequence[int], seed: int, epoch: int, positions: range | None = None) -> np.ndarray:
-    """Return a random permutation of range(sum(groups)) for an epoch, int64, that reads only WINDOW shards at a time.
+def windowed_permutation(
+    shard_sizes: Sequence[int], seed: int, epoch: int, positions: range | None = None
+) -> np.ndarray:
+    """Return a random permutation of all image indices, int64, that reads only WINDOW shards at a time.
 
-    groups: number of images in each shard.
+    shard_sizes: number of images in each shard.
     positions: return only the images at these positions in the sequence of permuted shards, which are then shuffled
         independently of the others; all by default.
 
     The shards are permuted, and the images of each WINDOW consecutive shards are shuffled together.
     """
     generator = _generator(seed, epoch)
-    sizes = np.asarray(groups, dtype=np.int64)
+    sizes = np.asarray(shard_sizes, dtype=np.int64)
     shards = torch.randperm(len(sizes), generator=generator).numpy()
     first_indices = np.cumsum(sizes) - sizes  # of each shard
     stops = np.cumsum(sizes[shards])  # end positions of the permuted shards

@@ -49,8 +49,8 @@ def find_validation_tar(train: Path) -> Path | None:
 def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
     """Read the image offsets and the class names of an uncompressed tar of PNG and JPEG images, with timm's reader.
 
-    The innermost folder of an image is its class. The tar may contain other tars with images. Raises InputError if any
-    of the tars is compressed, damaged or truncated, and if there are no images.
+    The innermost folder of an image is its class. Nested tars are read too. Raises InputError if any of the tars is
+    compressed, damaged or truncated, and if there are no images.
     """
     from timm.data import is_img_extension
 
@@ -59,9 +59,9 @@ def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
     # without a cache, which would be a file next to the tar
     reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader
     members = []
-    for member, _, inner in reader.samples:  # inner: the tar within the tar that contains the member, or None
-        start = member.offset_data + (inner.offset_data if inner is not None else 0)
-        name = f"{inner.name}/{member.name}" if inner is not None else member.name
+    for member, _, nested in reader.samples:  # nested: the nested tar that contains the member, or None
+        start = member.offset_data + (nested.offset_data if nested is not None else 0)
+        name = f"{nested.name}/{member.name}" if nested is not None else member.name
         members.append((name, start, member.size))
     labels = integer_labels(reader.targets, str(path))
     classes = class_names(reader.class_name_to_idx, labels)

@@ -84,10 +84,8 @@ def open_timm_dataset(data: str, root: str | None) -> list[tuple[LabeledImages, 
     prefix, _, name = data.partition("/")
     if prefix.lower() in ("torch", "wds") and root is None:
         raise InputError(f"data_root must be the folder that contains '{data}', got None")
-    if prefix.lower() == "torch" and name.lower() in (
-        "folder",
-        "image_folder",
-    ):  # timm may open the same folder as both splits
+    # timm may open the same folder as both splits
+    if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):
         raise InputError(f"data must be the path of the folder, got '{data}'")
     if prefix.lower() == "wds" and root is not None:
         for path in sorted(Path(root).rglob("*.tar")):
@@ -108,7 +106,8 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
     reader = getattr(dataset, "reader", None)
     if reader is None:
         if hasattr(dataset, "loader"):
-            dataset.loader = read_image  # torchvision's own clips 16-bit images and ignores the EXIF orientation
+            # torchvision's default loader clips 16-bit images and ignores the EXIF orientation
+            dataset.loader = read_image
         if not hasattr(dataset, "targets"):
             raise InputError(f"'{source}' must have a list of labels as `targets`; its torchvision class has none")
         labels = integer_labels(dataset.targets, source)

@@ -1,4 +1,4 @@
-"""Accuracy of model files on validation data, and images for the calibration of int8."""
+"""Accuracy of exported models on validation data, and calibration data for int8 quantization."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +26,13 @@ from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
 
-CALIBRATION_IMAGES = 300
+MAX_CALIBRATION_IMAGES = 300
 
 
 class Validation(Protocol):
-    """Validation data of a model, and images for calibration.
+    """Validation and calibration data of a model.
 
-    metric: in messages.
+    metric: name of the accuracy metric, for messages.
     """
 
     @property
@@ -42,19 +42,19 @@ class Validation(Protocol):
         """The number of validation images."""
 
     def calibration(self) -> list[Tensor]:
-        """Return up to CALIBRATION_IMAGES images as inputs of the graph."""
+        """Return up to MAX_CALIBRATION_IMAGES calibration images as inputs of the graph."""
 
     def accuracy(self, run: Run, indices: Sequence[int]) -> tuple[float, list[float]]:
-        """Return the accuracy of a model file on the validation images at `indices`, in [0, 1], and on each of them."""
+        """Return the accuracy of a model file on the validation images at `indices`, in [0, 1], and on each image."""
 
 
 def open_validation_data(model: Classifier | Detector, data: str, shape: Sequence[int], *, dynamic: bool) -> Validation:
-    """Open the validation data of a model.
+    """Open the validation and calibration data of a model.
 
-    data: for a classifier, a dataset as for `open_splits`: its training images calibrate, its validation images are
-        classified. For a detector, a folder of images that calibrate, or "digits" for the scattered digits; its
-        accuracy is measured on the validation data in the model card.
-    shape: of the images in the graph. dynamic: whether the graph accepts images of other shapes.
+    data: for a classifier, a dataset as for `open_splits`: the training split is for calibration, the validation split
+        for accuracy. For a detector, a folder of calibration images, or "digits" for the scattered digits; accuracy is
+        measured on the validation data in the model card.
+    shape: shape of the graph's input images. dynamic: whether the graph accepts images of other shapes.
     """
     if isinstance(model, Classifier):
         source = model.card.source
@@ -64,20 +64,20 @@ def open_validation_data(model: Classifier | Detector, data: str, shape: Sequenc
             remap_labels(images, splits.classes, model.classes, splits.source)
             for images in (splits.train, splits.validation)
         )
-        return _Labeled(model, train, validation, shape[0])
+        return _ClassifierValidation(model, train, validation, shape[0])
     detector = _RuntimeDetector(model.model, model.card, (shape[2], shape[3]), pad=not dynamic)
-    return _Annotated(detector, _open_images(data), open_validation(model.card, model.categories))
+    return _DetectorValidation(detector, _calibration_images(data), open_validation(model.card, model.categories))
 
 
-def _choose(count: int) -> list[int]:
-    """Return the indices of the images for calibration."""
+def _calibration_indices(num_images: int) -> list[int]:
+    """Return the indices of random calibration images."""
     generator = torch.Generator().manual_seed(0)
-    return sorted(torch.randperm(count, generator=generator)[:CALIBRATION_IMAGES].tolist())
+    return sorted(torch.randperm(num_images, generator=generator)[:MAX_CALIBRATION_IMAGES].tolist())
 
 
 @dataclass(frozen=True, eq=False)
-class _Labeled:
-    """The images of a classifier, in batches of constant size."""
+class _ClassifierValidation:
+    """Validation and calibration images of a classifier, in batches of constant size."""
 
     classifier: Classifier
     train: LabeledImages
@@ -89,7 +89,7 @@ class _Labeled:
         return len(self.validation)
 
     def calibration(self) -> list[Tensor]:
-        return [images for images, _, _ in self._batches(self.train, _choose(len(self.train)))]
+        return [images for images, _, _ in self._batches(self.train, _calibration_indices(len(self.train)))]
 
     def accuracy(self, run: Run, indices: Sequence[int]) -> tuple[float, list[float]]:
         correct = torch.zeros(len(indices))
@@ -103,7 +103,7 @@ class _Labeled:
         return float(correct.sum()) / count, correct.tolist()
 
     def _batches(self, images: LabeledImages, indices: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield preprocessed images, the labels of the first of them, and their positions in `indices`."""
+        """Yield images padded to the batch size; labels and positions in `indices` exclude the padding."""
         labels = [int(images.labels[index]) for index in indices]
         with make_batches(self.classifier, SelectedImages(images, indices, labels), self.batch_size) as batches:
             for batch in batches:
@@ -113,11 +113,11 @@ class _Labeled:
 
 
 @dataclass(frozen=True, eq=False)
-class _Annotated:
-    """The images of a detector."""
+class _DetectorValidation:
+    """Validation and calibration images of a detector."""
 
     detector: "_RuntimeDetector"
-    train: Callable[[], Iterator[Tensor]]
+    open_calibration_images: Callable[[], Iterator[Tensor]]
     validation: AnnotatedImages
     metric: str = "mask AP"
 
@@ -125,19 +125,19 @@ class _Annotated:
         return len(self.validation)
 
     def calibration(self) -> list[Tensor]:
-        return [self.detector.fit(image)[0] for image in self.train()]
+        return [self.detector.resize_and_pad(image)[0] for image in self.open_calibration_images()]
 
     def accuracy(self, run: Run, indices: Sequence[int]) -> tuple[float, list[float]]:
-        chosen = self.validation.selected(indices)
+        chosen = self.validation.select(indices)
         evaluation = evaluate_detector(replace(self.detector, run=run), chosen)
         by_image: dict[int, list[Result]] = {image.id: [] for image in chosen.annotations.images}
         for result in evaluation.results:
             by_image[result["image_id"]].append(result)
-        on_each = [
+        per_image = [
             _mask_precision(evaluate(chosen.annotations.to_coco([index]), by_image[image.id]))
             for index, image in enumerate(chosen.annotations.images)
         ]
-        return _mask_precision(evaluation.scores), on_each
+        return _mask_precision(evaluation.scores), per_image
 
 
 def _mask_precision(scores: Scores) -> float:
@@ -155,7 +155,7 @@ class _RuntimeDetector(Detector):
     pad: bool
     run: Run | None = None
 
-    def fit(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def resize_and_pad(self, image: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Return an image (3, H, W) as an input of the graph, with its height and width without padding."""
         height, width = image.shape[1:]
         scale = min(self.size[0] / height, self.size[1] / width)
@@ -170,7 +170,7 @@ class _RuntimeDetector(Detector):
         assert self.run is not None
         detections = []
         for image in images:
-            resized, (height, width) = self.fit(image)
+            resized, (height, width) = self.resize_and_pad(image)
             boxes, labels, scores, masks = self.run(resized)
             size = image.shape[1:]
             boxes = clip_boxes_to_image(boxes, (height, width)) * torch.tensor([size[1] / width, size[0] / height] * 2)
@@ -179,14 +179,14 @@ class _RuntimeDetector(Detector):
         return detections
 
 
-def _open_images(data: str) -> Callable[[], Iterator[Tensor]]:
+def _calibration_images(data: str) -> Callable[[], Iterator[Tensor]]:
     """Return a function that yields the readable images (3, H, W) of a folder or of the scattered digits."""
     if data == "digits":
         digits = open_digits()[0]
-        images = digits.selected(_choose(len(digits)))
+        images = digits.select(_calibration_indices(len(digits)))
         return lambda: (image for batch in evaluation_batches(images, 1) for image in batch.images)
     paths = list_images(Path(data))
     if not paths:
         raise InputError(f"int8 must be a folder with images for a detector, got {data}")
-    chosen = [paths[index] for index in _choose(len(paths))]
+    chosen = [paths[index] for index in _calibration_indices(len(paths))]
     return lambda: (image_to_tensor(image) for batch in readable_batches(chosen, [], 1) for _, image in batch)

@@ -1,7 +1,7 @@
 """The forward pass of a Mask R-CNN as one graph of tensor operations, for export.
 
-It computes what the model computes for one image that needs no resizing. The numbers of proposals are constants: the
-boxes that non-maximum suppression removes get a score of 0 instead. Only the last step selects, so only the number of
+Its outputs equal those of the model for one image that needs no resizing. The number of proposals is constant: boxes
+that non-maximum suppression removes get a score of 0 instead. Only the last step removes boxes, so only the number of
 objects depends on the image.
 """
 
@@ -15,7 +15,7 @@ from torchvision.ops import clip_boxes_to_image, nms, roi_align
 from lambdanets.models.mask_rcnn import MaskRCNN
 
 OUTPUTS = ("boxes", "labels", "scores", "masks")
-_MIN_CANDIDATES = 10  # candidates per detection for the last non-maximum suppression
+_CANDIDATES_PER_DETECTION = 10  # at least, in the last non-maximum suppression
 
 
 class DetectionGraph(nn.Module):
@@ -47,7 +47,7 @@ class DetectionGraph(nn.Module):
             normalized = nn.functional.pad(normalized, (0, padding[0], 0, padding[1]))
         maps = list(self.model.backbone(normalized).values())
         if self.multiple > 1:
-            maps = [_replicate_border(x, self._valid(level, (height, width))) for level, x in enumerate(maps)]
+            maps = [_replicate_border(x, self._valid_size(level, (height, width))) for level, x in enumerate(maps)]
         proposals, is_proposal = self._propose(maps, (height, width))
         boxes, labels, scores = self._detect(maps[:-1], proposals, is_proposal, (height, width))
         masks = self._masks(maps[:-1], boxes, labels, (height, width))
@@ -55,12 +55,14 @@ class DetectionGraph(nn.Module):
         return boxes[is_object], labels[is_object], scores[is_object], masks[is_object]
 
     def _propose(self, maps: list[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Return proposals (p, 4), and whether each is one (p,); p is a constant."""
+        """Return a constant number of boxes (p, 4), and whether each is a proposal (p,)."""
         rpn = self.model.rpn
         logits, offsets = rpn.head(maps)
         boxes, scores = [], []
         for level, (level_logits, level_offsets) in enumerate(zip(logits, offsets, strict=True)):
-            level_logits = _fill_padding(level_logits, self._valid(level, size)) if self.multiple > 1 else level_logits
+            level_logits = (
+                _fill_padding(level_logits, self._valid_size(level, size)) if self.multiple > 1 else level_logits
+            )
             objectness = level_logits[0].permute(1, 2, 0).flatten()  # positions, then anchors
             codes = level_offsets[0].unflatten(0, (-1, 4)).permute(2, 3, 0, 1).flatten(0, 2)
             anchors = self._anchors(level, maps[level])
@@ -71,15 +73,15 @@ class DetectionGraph(nn.Module):
             probabilities = objectness[best].sigmoid()
             sides = candidates[:, 2:] - candidates[:, :2]
             is_valid = (sides >= rpn.min_size).all(1) & (probabilities >= rpn.score_thresh)
-            kept = _suppress(candidates, probabilities * is_valid, rpn.nms_thresh)
+            kept = _nms_mask(candidates, probabilities * is_valid, rpn.nms_thresh)
             boxes.append(candidates)
             scores.append(probabilities * is_valid * kept)
         all_boxes, all_scores = torch.cat(boxes), torch.cat(scores)
         top_scores, top = _top(all_scores, rpn.post_nms_top_n())
         return all_boxes[top], top_scores > 0
 
-    def _valid(self, level: int, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the height and width of a level without padding."""
+    def _valid_size(self, level: int, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width of a pyramid level without padding."""
         stride = self.model.backbone.strides[level]
         return _round_up(size[0], stride) // stride, _round_up(size[1], stride) // stride
 
@@ -102,19 +104,19 @@ class DetectionGraph(nn.Module):
         heads = self.model.roi_heads
         regions = self._pool(maps, proposals, heads.box_roi_pool)
         logits, codes = heads.box_predictor(heads.box_head(regions))
-        classes = logits.shape[1] - 1
+        num_classes = logits.shape[1] - 1
         scores = logits.softmax(-1)[:, 1:] * is_proposal[:, None]
         boxes = heads.box_coder.decode_single(codes, proposals).unflatten(1, (-1, 4))[:, 1:]
         boxes = clip_boxes_to_image(boxes.flatten(0, 1), size)
         sides = boxes[:, 2:] - boxes[:, :2]
         scores = scores.flatten() * (sides >= 1e-2).all(1)
         scores = scores * (scores > heads.score_thresh)
-        count = max(len(proposals), _MIN_CANDIDATES * heads.detections_per_img)
+        count = max(len(proposals), _CANDIDATES_PER_DETECTION * heads.detections_per_img)
         scores, top = _top(scores, count)
-        boxes, labels = boxes[top], top % classes + 1
-        # boxes of different classes are moved apart, so that they do not overlap
-        moved = boxes + ((labels - 1) * (max(size) + 1)).to(boxes.dtype)[:, None]
-        scores = scores * _suppress(moved, scores, heads.nms_thresh)
+        boxes, labels = boxes[top], top % num_classes + 1
+        # boxes are shifted by class, so that boxes of different classes do not overlap
+        shifted = boxes + ((labels - 1) * (max(size) + 1)).to(boxes.dtype)[:, None]
+        scores = scores * _nms_mask(shifted, scores, heads.nms_thresh)
         top_scores, top = _top(scores, heads.detections_per_img)
         is_first = torch.arange(top_scores.shape[0], device=scores.device) == 0
         objects = top[(top_scores > 0) | is_first]
@@ -146,7 +148,7 @@ class DetectionGraph(nn.Module):
 
 
 def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the highest scores and their indices; of equal ones the first, as non-maximum suppression does."""
+    """Return the highest scores and their indices; equal scores keep their order, as in non-maximum suppression."""
     values, indices = scores.sort(descending=True, stable=True)
     return values[:count], indices[:count]
 
@@ -173,14 +175,14 @@ def _take(maps: Tensor, size: tuple[int, int], valid: tuple[int, int]) -> Tensor
 
 
 def _fill_padding(logits: Tensor, valid: tuple[int, int]) -> Tensor:
-    """Return logits (1, a, h, w) with low ones in the padding."""
+    """Return logits (1, a, h, w) with -1e4 in the padding."""
     rows, columns = (
         torch.arange(side, device=logits.device) < last for side, last in zip(logits.shape[2:], valid, strict=True)
     )
     return logits.masked_fill(~(rows[:, None] & columns), -1e4)
 
 
-def _suppress(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+def _nms_mask(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """Return 1 for the boxes (n,) that non-maximum suppression keeps, otherwise 0."""
     return torch.zeros_like(scores).index_fill(0, nms(boxes, scores, threshold), 1.0)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lambdanets.deployment.graphs import Graph, Shape, describe, make_graph, zero_norm_weights
+from lambdanets.deployment.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
 from lambdanets.deployment.quantization import MAX_DROP, Quantization
 from lambdanets.deployment.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
 from lambdanets.errors import InputError, explain_missing_extras, nearest_hint, one_line
@@ -27,7 +27,7 @@ from lambdanets.signals import deferred, interruptible
 if TYPE_CHECKING:
     from lambdanets.deployment.accuracy import Validation
 
-_MULTIPLE = 32  # side to which dynamic test sizes are rounded for networks that do not run at odd sizes
+_MULTIPLE = 32  # sides of dynamic test images are rounded up to it for networks that fail at odd sizes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,10 +35,10 @@ class Exported:
     """An exported model.
 
     path: the model file. files: all files, with OpenVINO also the weights.
-    errors: of the outputs, by shape of the images: the relative error, or for a detector the fraction of objects that
-        differ. Those of the float32 file.
+    errors: error of the float32 file by shape of the images: the relative error of the outputs, or for a detector the
+        fraction of objects that differ.
     run: runs the file on images (b, c, H, W); returns a list of tensors.
-    graph: what was exported; `graph.run_pytorch` runs the model in PyTorch.
+    graph: the exported graph; `graph.run_pytorch` runs the model in PyTorch.
     quantization: accuracy and size of the int8 and the float32 file, or None without int8.
     """
 
@@ -76,20 +76,19 @@ def export(
     batch_size: images per batch; with dynamic, any number is possible. 1 for detectors.
     dynamic: export a graph for any batch size and image size; "pt2" and "aoti" may refuse sizes at which a feature map
         has a side of 1. It is slower: the position term is then always a convolution with the whole table.
-    int8: quantize weights and activations to int8 with images of this data; for "onnx", and for "openvino" without
-        dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training images
-        calibrate, and accuracy is measured on its validation split. For a detector, a folder of images that calibrate;
-        AP is measured on the validation data of the training run. Layers stay in float32 if accuracy would otherwise
-        drop by more than 0.005.
+    int8: data for post-training quantization of weights and activations to int8; for "onnx", and for "openvino" without
+        dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training images are the
+        calibration data, and accuracy is measured on the validation split. For a detector, a folder of calibration
+        images; AP is measured on the validation data of the training run. Layers stay in float32 if accuracy would
+        otherwise drop by more than 0.005.
 
     The input is "images", preprocessed; the output "logits" for classifiers, otherwise "output", "output_0" and so on,
     or the keys of the mapping. For detectors, the input is one image with values in [0, 1], already resized, and the
     outputs are those of `DetectionGraph`: "boxes", "labels", "scores" and "masks" of n objects. Class names,
     preprocessing and the shape are metadata of the file, as JSON with the key "lambdanets".
 
-    Raises InputError for invalid arguments, for a network that cannot be exported, and if the outputs differ by more
-    than 1e-4 (relative norm), or more than 2% of the objects differ, and if the accuracy of int8 is too low. No file is
-    then left behind.
+    Raises InputError, and leaves no file, for invalid arguments, for a network that cannot be exported, if the outputs
+    differ by more than 1e-4 (relative norm) or more than 2% of the objects differ, and if the int8 accuracy is too low.
     """
     runtime = _runtime(to)
     path = Path(path)
@@ -99,30 +98,30 @@ def export(
     for file in files:
         if file.exists():
             raise InputError(f"{file} exists; choose another file, or remove it")
-    source = (
+    loaded = (
         load_one_of((ClassifierCard, DetectorCard), model, "cpu") if isinstance(model, str | os.PathLike) else model
     )
-    if to == "aoti" and isinstance(source, Detector):
+    if to == "aoti" and isinstance(loaded, Detector):
         raise InputError(
             "to must be onnx, openvino or pt2 for a detector, got aoti: "
             "AOTInductor computes convolutions wrongly if the number of objects depends on the image"
         )
-    graph = make_graph(source, image_size, batch_size)
-    validation = None if int8 is None else _open_validation(source, graph, to, os.fspath(int8), dynamic)
-    metadata = json.dumps(describe(source, graph, dynamic=dynamic))
+    graph = make_graph(loaded, image_size, batch_size)
+    validation = None if int8 is None else _open_validation(loaded, graph, to, os.fspath(int8), dynamic)
+    metadata = json.dumps(make_metadata(loaded, graph, dynamic=dynamic))
     program = _trace(graph, dynamic)
     with interruptible(), _temporary_folder(path) as folder:
         unfinished = folder / path.name
-        with _errors_name(path):
+        with _filename_in_errors(path):
             written = runtime.write(program, unfinished, graph.outputs, metadata)
         errors = _compare(graph, runtime, unfinished, dynamic)
         worst = max(errors, key=lambda shape: math.inf if math.isnan(errors[shape]) else errors[shape])
         if not errors[worst] <= graph.max_error:
             raise InputError(
-                f"outputs of {runtime.title} must have a {graph.unit} of at most {graph.max_error:g}, got "
+                f"outputs of {runtime.title} must have a {graph.error_name} of at most {graph.max_error:g}, got "
                 f"{errors[worst]:.1e} for images of shape {worst}; no file was written; report this"
             )
-        with _errors_name(path):
+        with _filename_in_errors(path):
             quantization = None if validation is None else _quantize(runtime, written, validation)
         with deferred():
             for file in written:
@@ -132,7 +131,7 @@ def export(
 
 @contextlib.contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Make a temporary folder beside a new file, and the folders above it, which are removed again after an error."""
+    """Make a temporary folder beside a new file, and missing parent folders, which are removed again after an error."""
     created = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +145,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _errors_name(path: Path) -> Iterator[None]:
+def _filename_in_errors(path: Path) -> Iterator[None]:
     """Name the file that the user asked for in errors about a temporary file."""
     try:
         yield
@@ -155,35 +154,35 @@ def _errors_name(path: Path) -> Iterator[None]:
         raise
 
 
-def _open_validation(source: object, graph: Graph, to: str, data: str, dynamic: bool) -> "Validation":
+def _open_validation(model: object, graph: Graph, to: str, data: str, dynamic: bool) -> "Validation":
     """Open the data for int8. Raises InputError if the format or the model do not support int8."""
     if not isinstance(RUNTIMES[to], Int8Runtime):
         names = [name for name, runtime in RUNTIMES.items() if isinstance(runtime, Int8Runtime)]
         raise InputError(f"to must be {' or '.join(names)} for int8, got {to}")
     if to == "openvino" and dynamic:
         raise InputError("dynamic must be False for int8 with openvino: it computes dynamic int8 convolutions wrongly")
-    if not isinstance(source, Classifier | Detector):
-        raise InputError(f"model must be a classifier or a detector for int8, got {type(source).__name__}")
+    if not isinstance(model, Classifier | Detector):
+        raise InputError(f"model must be a classifier or a detector for int8, got {type(model).__name__}")
     with explain_missing_extras():
         from lambdanets.deployment.accuracy import open_validation_data
 
-        return open_validation_data(source, data, graph.shape, dynamic=dynamic)
+        return open_validation_data(model, data, graph.shape, dynamic=dynamic)
 
 
 def _quantize(runtime: Runtime, files: list[Path], validation: "Validation") -> Quantization:
     """Quantize the written files. Raises InputError if accuracy drops by more than MAX_DROP."""
     assert isinstance(runtime, Int8Runtime)  # checked before the data were read
-    images = range(len(validation))
-    size = sum(file.stat().st_size for file in files)
-    before = validation.accuracy(runtime.open(files[-1]), images)[0]
+    indices = range(len(validation))
+    float_bytes = sum(file.stat().st_size for file in files)
+    float_accuracy = validation.accuracy(runtime.open(files[-1]), indices)[0]
     float_layers = runtime.quantize(files[-1], validation)
-    after = validation.accuracy(runtime.open(files[-1]), images)[0]
-    if after < before - MAX_DROP:
+    accuracy = validation.accuracy(runtime.open(files[-1]), indices)[0]
+    if accuracy < float_accuracy - MAX_DROP:
         raise InputError(
-            f"int8 must have a {validation.metric} of at least {before:.4f} - {MAX_DROP} on {len(images)} images, got "
-            f"{after:.4f} with {len(float_layers)} operations in float32; no file was written"
+            f"int8 must have a {validation.metric} of at least {float_accuracy:.4f} - {MAX_DROP} on {len(indices)} "
+            f"images, got {accuracy:.4f} with {len(float_layers)} operations in float32; no file was written"
         )
-    return Quantization(validation.metric, len(images), after, before, size, float_layers)
+    return Quantization(validation.metric, len(indices), accuracy, float_accuracy, float_bytes, float_layers)
 
 
 def _runtime(to: str) -> Runtime:
@@ -202,7 +201,7 @@ def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
     try:
         with torch.no_grad(), without_tracing_warnings():
             return torch.export.export(graph.network, (torch.zeros(shape),), dynamic_shapes=sizes)
-    except Exception as error:  # exceptions of many types
+    except Exception as error:  # torch.export raises many types
         advice = "; export it without dynamic" if dynamic else ""
         raise InputError(f"model cannot be exported by torch.export: {one_line(error)[:300]}{advice}") from error
 
@@ -210,16 +209,16 @@ def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
 def _traced_sides(graph: Graph) -> tuple[int, int]:
     """Return sides to trace a dynamic graph with.
 
-    They differ, because torch.export takes equal sides for one size. If the network allows it, they are odd at all
-    strides: AOTInductor takes pooling with ceil_mode for pooling without it if the traced sides are even.
+    They differ, because torch.export treats equal sides as one symbolic dimension. If the network allows it, they are
+    odd at all strides: AOTInductor ignores the ceil_mode of pooling if the traced sides are even.
     """
     height, width = (-(-side // _MULTIPLE) * _MULTIPLE for side in graph.shape[2:])
     odd = (height + 1, width + _MULTIPLE + 1)
-    return odd if _runs(graph, (*graph.shape[:2], *odd)) else (height, width + _MULTIPLE)
+    return odd if _can_run(graph, (*graph.shape[:2], *odd)) else (height, width + _MULTIPLE)
 
 
 @torch.inference_mode()
-def _runs(graph: Graph, shape: Shape) -> bool:
+def _can_run(graph: Graph, shape: Shape) -> bool:
     try:
         graph.network(torch.zeros(shape))
     except (RuntimeError, ValueError, AssertionError):
@@ -228,12 +227,12 @@ def _runs(graph: Graph, shape: Shape) -> bool:
 
 
 def _compare(graph: Graph, runtime: Runtime, path: Path, dynamic: bool) -> dict[Shape, float]:
-    """Return the error of a file by shape of the images: several shapes if dynamic.
+    """Return the error of a file, keyed by the shape of the images: several shapes if dynamic.
 
-    Raises InputError if the runtime cannot run the file. Warns about what the outputs do not test.
+    Raises InputError if the runtime cannot run the file. Warns if the outputs leave parts of the model untested.
     """
     generator = torch.Generator().manual_seed(0)
-    errors, objects = {}, 0
+    errors, num_objects = {}, 0
     for shape in _test_shapes(graph) if dynamic else [graph.shape]:
         images = graph.make_images(shape, generator)
         expected = graph.run_pytorch(images)
@@ -241,14 +240,14 @@ def _compare(graph: Graph, runtime: Runtime, path: Path, dynamic: bool) -> dict[
             actual = runtime.open(path)(images)
         except InputError:
             raise
-        except Exception as error:  # of many types
+        except Exception as error:  # runtimes raise many types
             raise InputError(
                 f"{runtime.title} cannot run the exported model on images of shape {shape}: {one_line(error)[:300]}; "
                 "no file was written"
             ) from error
         errors[shape] = graph.error(actual, expected)
-        objects += len(expected[0])
-    if "boxes" in graph.outputs and not objects:
+        num_objects += len(expected[0])
+    if "boxes" in graph.outputs and not num_objects:
         warnings.warn("the detector finds no objects in the test images, so no objects were compared", stacklevel=3)
     if zeros := zero_norm_weights(graph.network):
         warnings.warn(
@@ -263,9 +262,9 @@ def _test_shapes(graph: Graph) -> list[Shape]:
     """Return the given shape and two others, one smaller and one larger, with odd sides if the network allows them."""
     batch, channels, height, width = graph.shape
     shapes = [graph.shape]
-    for images, factor in ((1, 0.75), (batch + 1, 1.3)):
-        count = images if 0 in graph.dynamic_axes else batch
-        odd = (count, channels, int(height * factor) | 1, int(width * factor / 2) | 1)
+    for dynamic_batch, factor in ((1, 0.75), (batch + 1, 1.3)):
+        batch_size = dynamic_batch if 0 in graph.dynamic_axes else batch
+        odd = (batch_size, channels, int(height * factor) | 1, int(width * factor / 2) | 1)
         even = (*odd[:2], *(-(-side // _MULTIPLE) * _MULTIPLE for side in odd[2:]))
-        shapes.append(odd if _runs(graph, odd) else even)
+        shapes.append(odd if _can_run(graph, odd) else even)
     return shapes

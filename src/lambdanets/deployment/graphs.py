@@ -23,7 +23,7 @@ Outputs = Sequence[Tensor]
 
 _MAX_ERROR = 1e-4  # relative norm: deep networks in float32 differ by up to 1e-5, layers by less than 1e-6
 _MAX_MISSING = 0.02  # fraction of objects: the order of two equal scores may decide which box suppresses the other
-# for `zero_norm_weights` of random networks: with 1, the networks amplify rounding errors up to 200 times
+# replaces the zeros of `zero_norm_weights` in random networks; with 1, they amplify rounding errors up to 200 times
 INITIAL_NORM_WEIGHT = 0.2
 _MIN_IOU, _MAX_SCORE_ERROR = 0.99, 1e-3
 
@@ -32,14 +32,14 @@ _MIN_IOU, _MAX_SCORE_ERROR = 0.99, 1e-3
 class Graph:
     """A model to export, in evaluation mode, in float32 and on the CPU.
 
-    network: from images to a tuple of tensors, traced by torch.export.
-    shape: of the images, (b, c, H, W).
-    outputs: names of the tensors.
+    network: maps images to a tuple of tensors; traced by torch.export.
+    shape: shape of the images, (b, c, H, W).
+    outputs: names of the output tensors.
     dynamic_axes: axes of the images that may have any size in a dynamic graph.
-    reference: what the model computes for images in PyTorch.
-    make_images: random images of a shape.
-    error: of outputs, given those of the reference. unit: of the error, for messages.
-    max_error: for which the file is accepted.
+    reference: computes the expected outputs with the model in PyTorch.
+    make_images: makes random images of a shape.
+    error: computes the error of outputs relative to expected outputs. error_name: its name in messages.
+    max_error: largest error that is accepted.
     """
 
     network: nn.Module
@@ -49,7 +49,7 @@ class Graph:
     reference: Callable[[Tensor], Outputs]
     make_images: Callable[[Shape, torch.Generator], Tensor]
     error: Callable[[Outputs, Outputs], float]
-    unit: str
+    error_name: str
     max_error: float
 
     @torch.inference_mode()
@@ -69,24 +69,24 @@ def make_graph(
     check("batch_size", batch_size, int, Range(1))
     if isinstance(model, Detector):
         return _detector_graph(model, image_size, batch_size)
-    source = model.model if isinstance(model, Classifier) else model
-    if not isinstance(source, nn.Module):
+    network = model.model if isinstance(model, Classifier) else model
+    if not isinstance(network, nn.Module):
         raise InputError(f"model must be a classifier, a detector or a network, got {type(model).__name__}")
-    shape = (batch_size, _channels(source), *_sides(model, image_size))
-    network, names = _run_once(source, shape)
+    shape = (batch_size, _channels(network), *_sides(model, image_size))
+    copied, names = _copy_for_export(network, shape)
     if isinstance(model, Classifier):
         names = ("logits",)
-    unit = "relative difference from PyTorch"
-    return Graph(network, shape, names, (0, 2, 3), network, _make_noise, relative_error, unit, _MAX_ERROR)
+    error_name = "relative difference from PyTorch"
+    return Graph(copied, shape, names, (0, 2, 3), copied, _make_noise, relative_error, error_name, _MAX_ERROR)
 
 
-def describe(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
+def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
     """Return the metadata of the file: the model card, and the shape of the images and names of the outputs."""
     card = json.loads(model.card.to_json({})) if isinstance(model, Classifier | Detector) else {}
     return card | {"images": list(graph.shape), "dynamic": dynamic, "outputs": list(graph.outputs)}
 
 
-class _WithTensors(nn.Module):
+class _TupleOutput(nn.Module):
     """Calls a network and returns its outputs, a tensor or a sequence or mapping of tensors, as a tuple."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -110,36 +110,39 @@ def zero_norm_weights(network: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _run_once(source: nn.Module, shape: Shape) -> tuple[_WithTensors, tuple[str, ...]]:
-    """Return a copy of the network and the names of its outputs. Raises InputError if they cannot be compared."""
+def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[_TupleOutput, tuple[str, ...]]:
+    """Return a float32 copy in evaluation mode and the names of its outputs, after running it twice.
+
+    Raises InputError if its outputs cannot be compared.
+    """
     images = _make_noise(shape, torch.Generator().manual_seed(0))
     try:
-        copied = copy.deepcopy(source).cpu().float().eval()
-        outputs, again = copied(images), copied(images)
-    except Exception as error:  # of many types
+        copied = copy.deepcopy(network).cpu().float().eval()
+        outputs, repeated = copied(images), copied(images)
+    except Exception as error:  # models raise many types
         raise InputError(
             f"model must run on float32 images of shape {shape} in PyTorch, got {one_line(error)[:300]}"
         ) from error
     if isinstance(outputs, Mapping):
         names = tuple(map(str, outputs))
-        outputs, again = list(outputs.values()), list(again.values())
+        outputs, repeated = list(outputs.values()), list(repeated.values())
     elif isinstance(outputs, Tensor):
-        names, outputs, again = ("output",), [outputs], [again]
+        names, outputs, repeated = ("output",), [outputs], [repeated]
     elif isinstance(outputs, Sequence):
         names = tuple(f"output_{i}" for i in range(len(outputs)))
     else:
         names, outputs = (), [outputs]
-    wrong = [type(x).__name__ for x in outputs if not isinstance(x, Tensor)]
-    if wrong or not outputs:
-        got = wrong[0] if wrong else "none"
+    wrong_types = [type(x).__name__ for x in outputs if not isinstance(x, Tensor)]
+    if wrong_types or not outputs:
+        got = wrong_types[0] if wrong_types else "none"
         raise InputError(f"outputs of the model must be a tensor or a sequence or mapping of tensors, got {got}")
     if len({"images", *names}) <= len(names):
         raise InputError(f"names of the outputs must differ from each other and from images, got {', '.join(names)}")
     if not all(x.isfinite().all() for x in outputs):
         raise InputError(f"outputs of the model must be finite in PyTorch, got NaN or infinity for images of {shape}")
-    if not relative_error(again, outputs) <= _MAX_ERROR:
+    if not relative_error(repeated, outputs) <= _MAX_ERROR:
         raise InputError("model must be deterministic, got other outputs for the same images in a second run")
-    return _WithTensors(copied), names
+    return _TupleOutput(copied), names
 
 
 def _channels(network: nn.Module) -> int:
@@ -204,12 +207,12 @@ def _detector_graph(detector: Detector, image_size: int | tuple[int, int] | None
     error = partial(missing_objects, min_score=heads.score_thresh, max_objects=heads.detections_per_img)
     shape = (1, 3, *_sides(detector, image_size))
     return Graph(
-        DetectionGraph(model), shape, OUTPUTS, (2, 3), reference, _make_shapes, error,
+        DetectionGraph(model), shape, OUTPUTS, (2, 3), reference, _make_rectangles, error,
         "fraction of objects that differ from PyTorch", _MAX_MISSING,
     )  # fmt: skip
 
 
-def _make_shapes(shape: Shape, generator: torch.Generator) -> Tensor:
+def _make_rectangles(shape: Shape, generator: torch.Generator) -> Tensor:
     """Return images with noise and 40 rectangles, in random colors."""
     images = 0.1 * torch.rand(shape, generator=generator)
     sizes = torch.tensor(shape[2:])
@@ -223,15 +226,15 @@ def _make_shapes(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def missing_objects(actual: Outputs, expected: Outputs, *, min_score: float = 0.0, max_objects: int = 100) -> float:
-    """Return the fraction of objects of one detection, (boxes, labels, scores, masks), that the other does not have.
+    """Return the larger fraction of objects of `actual` and `expected` (boxes, labels, scores, masks) without a match.
 
-    Two objects are the same if their labels are equal, their scores differ by at most 1e-3, and the IoU of both boxes
+    Two objects match if their labels are equal, their scores differ by at most 1e-3, and the IoU of both boxes
     and masks is above 0.99. Objects are ignored if their score is within 1e-3 of min_score, or of the lowest of
     max_objects objects: rounding decides whether they are detected. NaN is returned if any score is NaN.
     """
     if any(not scores.isfinite().all() for _, _, scores, _ in (actual, expected)):
         return torch.nan
-    same = _same_objects(actual, expected)
+    same = _matches(actual, expected)
     fractions = []
     for (_, _, scores, _), found in ((actual, same.any(1)), (expected, same.any(0))):
         lowest = max(min_score, float(scores.min()) if len(scores) >= max_objects else 0.0) + _MAX_SCORE_ERROR
@@ -239,8 +242,8 @@ def missing_objects(actual: Outputs, expected: Outputs, *, min_score: float = 0.
     return max(fractions)
 
 
-def _same_objects(actual: Outputs, expected: Outputs) -> Tensor:
-    """Return for each pair of objects whether they are the same, (n, m)."""
+def _matches(actual: Outputs, expected: Outputs) -> Tensor:
+    """Return whether each pair of objects matches, (n, m)."""
     boxes, labels, scores, masks = zip(actual, expected, strict=True)
     same = (labels[0][:, None] == labels[1]) & ((scores[0][:, None] - scores[1]).abs() <= _MAX_SCORE_ERROR)
     same &= box_iou(*boxes) > _MIN_IOU

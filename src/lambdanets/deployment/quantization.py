@@ -1,4 +1,4 @@
-"""int8 quantization by NNCF, of ONNX and OpenVINO models."""
+"""Post-training quantization of ONNX and OpenVINO models to int8, with NNCF."""
 
 import contextlib
 import io
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from lambdanets.deployment.accuracy import Validation
     from lambdanets.deployment.runtimes import Run
 
-MAX_DROP = 0.005  # of the accuracy, absolute
-OUTSIDE_MODULES = "root"  # begin of the names of operations that no module of the network computes
-_PRINTED = ("Metric of", "Accuracy drop", "Calculating ranking scores", "Reverted")  # restoring may take long
-_RANKING_IMAGES = 50  # validation images to rank the layers by their loss
+MAX_DROP = 0.005  # in accuracy, absolute
+OUTSIDE_MODULES = "root"  # prefix of the names of operations outside the network's modules
+_PRINTED = ("Metric of", "Accuracy drop", "Calculating ranking scores", "Reverted")  # restoring accuracy may take long
+_NUM_RANKING_IMAGES = 50  # validation images to rank the layers by their loss
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Quantization:
 def quantize(
     model: Any, open_model: Callable[[Any], "Run"], make_input: Callable[[Any], Any], validation: "Validation"
 ) -> tuple[Any, tuple[str, ...]]:
-    """Quantize weights and activations to int8, with ranges from calibration images.
+    """Quantize weights and activations to int8, with ranges from calibration data.
 
-    If accuracy drops by more than MAX_DROP, layers return to float32, first those that restore most of it. Bias
-    correction is off: it made outputs less accurate. Operations outside modules, such as those on the coordinates of
-    boxes, stay in float32.
+    If accuracy drops by more than MAX_DROP, layers are reverted to float32, in order of the accuracy that they restore.
+    Bias correction is off: it made outputs less accurate. Operations outside modules, such as those on box coordinates,
+    stay in float32.
 
     model: onnx.ModelProto or openvino.Model. open_model: returns a function that runs such a model.
     make_input: converts images to the input of the model.
@@ -60,7 +60,7 @@ def quantize(
         import nncf
     images = validation.calibration()
     parameters = nncf.AdvancedQuantizationParameters(disable_bias_correction=True)
-    ranking = nncf.AdvancedAccuracyRestorerParameters(ranking_subset_size=_RANKING_IMAGES, num_ranking_workers=1)
+    ranking = nncf.AdvancedAccuracyRestorerParameters(ranking_subset_size=_NUM_RANKING_IMAGES, num_ranking_workers=1)
     with _capture_log() as messages:
         try:
             quantized = nncf.quantize_with_accuracy_control(
@@ -76,9 +76,9 @@ def quantize(
             )
         except InputError:
             raise
-        except Exception as error:  # of many types, of NNCF and of the runtimes
+        except Exception as error:  # NNCF and the runtimes raise many types
             raise InputError(f"model cannot be quantized by NNCF: {one_line(error)[:300]}") from error
-    return quantized, _reverted(messages)
+    return quantized, _reverted_operations(messages)
 
 
 class _Collector(logging.Handler):
@@ -111,7 +111,7 @@ def _capture_log() -> Iterator[list[str]]:
         logger.setLevel(level)
 
 
-def _reverted(messages: Sequence[str]) -> tuple[str, ...]:
+def _reverted_operations(messages: Sequence[str]) -> tuple[str, ...]:
     """Return the operations that NNCF's log lists as reverted to floating point."""
     lists = [message.splitlines()[1:] for message in messages if message.startswith("Reverted ")]
     return tuple(name.strip() for names in lists for name in names)

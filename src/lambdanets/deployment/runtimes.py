@@ -43,7 +43,7 @@ def without_tracing_warnings() -> Iterator[None]:
 class Runtime(ABC):
     """A file format with the runtime that executes it.
 
-    suffix: of the model file. title: name in messages.
+    suffix: suffix of the model file. title: name in messages.
     """
 
     suffix: ClassVar[str]
@@ -63,7 +63,7 @@ class Int8Runtime(Runtime):
 
     @abstractmethod
     def quantize(self, path: Path, validation: "Validation") -> tuple[str, ...]:
-        """Replace a model file with one in int8; return the operations that are left in float32."""
+        """Replace a model file with one in int8; return the operations left in float32."""
 
 
 class Onnx(Int8Runtime):
@@ -120,7 +120,7 @@ class Onnx(Int8Runtime):
 
 
 def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate torch.sort, which torch.onnx cannot, to ONNX's TopK. Of equal values it puts the first one first."""
+    """Translate torch.sort, which torch.onnx cannot, to ONNX's TopK, which keeps the order of equal values."""
     from onnxscript import opset18 as op
 
     count = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
@@ -162,7 +162,7 @@ class OpenVino(Int8Runtime):
         with restore_signal_stack() as restore:
 
             def open_candidate(compiled: Any) -> Run:
-                restore()  # so that Ctrl-C works while layers return to float32
+                restore()  # so that Ctrl-C works while layers are reverted to float32
                 return self._run(compiled)
 
             model, float_layers = quantize(model, open_candidate, lambda images: images.numpy(), validation)
@@ -189,7 +189,7 @@ class OpenVino(Int8Runtime):
 
 
 class Pt2(Runtime):
-    """A file of torch.export, which PyTorch runs without the code of the model."""
+    """A file of torch.export, which PyTorch runs without the model's source code."""
 
     suffix, title = ".pt2", "torch.export"
 
@@ -219,12 +219,13 @@ class Aoti(Runtime):
         from torch._inductor import aoti_compile_and_package  # imports Triton
 
         options = {"aot_inductor.metadata": {METADATA: metadata}, "aot_inductor.use_runtime_constant_folding": True}
-        with tempfile.TemporaryDirectory() as folder:  # as on a full disk, the process aborts
+        # not beside the new file: on a full disk, AOTInductor aborts the process
+        with tempfile.TemporaryDirectory() as folder:
             compiled = Path(folder) / path.name
             try:
                 with without_tracing_warnings():
                     aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=options)
-            except Exception as error:  # of many types: without a compiler, from the compiler
+            except Exception as error:  # many types: the compiler may be missing or fail
                 raise InputError(
                     f"model cannot be compiled by AOTInductor with a C++ compiler: {one_line(error)[:300]}"
                 ) from error

@@ -1,4 +1,4 @@
-"""Protection of signal handling from OpenVINO, whose cores each set an alternate signal stack (sigaltstack)."""
+"""Protects signal handling from OpenVINO: each openvino.Core sets an alternate signal stack (sigaltstack)."""
 
 import contextlib
 import ctypes
@@ -16,11 +16,11 @@ class _Stack(ctypes.Structure):
 def restore_signal_stack() -> Iterator[Callable[[], None]]:
     """Restore this thread's alternate signal stack at the end of the block, and when the yielded function is called.
 
-    Each openvino.Core that loads the CPU plugin sets a stack of its own, and on destruction sets the former one again
-    if its own is still set. Of two cores of which the older one is destroyed first, this leaves freed memory as stack,
-    and the next signal crashes the process. Where the former stack has been restored, destruction changes nothing.
+    Each openvino.Core that loads the CPU plugin sets its own stack. Its destructor restores the former stack, but only
+    if its own is still set. If the older of two Cores is destroyed first, the destructor of the other restores freed
+    memory as the stack, and the next signal crashes the process. After `restore`, destructors leave the stack alone.
     """
-    if sys.platform != "linux":  # only there OpenVINO sets it
+    if sys.platform != "linux":  # OpenVINO sets it only on Linux
         yield lambda: None
         return
     sigaltstack = ctypes.CDLL(None, use_errno=True).sigaltstack

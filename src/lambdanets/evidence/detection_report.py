@@ -70,7 +70,7 @@ class _Row:
 def report(runs: Sequence[Path], format: Format) -> str:
     """Make a table of box and mask AP in percent, with one row per configuration in the order of the run folders.
 
-    The difference to the first row is in brackets. Runs that differ only in the seed share a row with mean ± std. A
+    Differences to the first row are in parentheses. Runs that differ only in the seed share a row with mean ± std. A
     dash means that the data has no objects of that size. In the text format, boxes and masks have separate tables.
 
     Runs that differ in the content of their initial weights or training data have separate rows, labeled with the file.
@@ -163,31 +163,31 @@ def _cell(row: _Row, baseline: _Row, kind: str, name: str) -> str:
 
 
 def _labels(rows: Sequence[_Row]) -> list[str]:
-    """Labels from model, options, initial weights and, if rows differ in it, training data.
+    """Labels from model, options, initial weights and, if the rows differ in it, training data.
 
-    Rows whose labels would be equal are also labeled with the recipe fields in which they differ.
+    If labels are equal, the recipe fields in which the rows differ are added.
     """
     recipes = [row.recipe for row in rows]
-    short = [" ".join([recipe["model"], *_format_options(recipe["model_options"])]) for recipe in recipes]
-    short = [
+    base_labels = [" ".join([recipe["model"], *_format_options(recipe["model_options"])]) for recipe in recipes]
+    base_labels = [
         f"{label} from {name}" if name else label
-        for label, name in zip(short, _file_names(rows, "initial_weights"), strict=True)
+        for label, name in zip(base_labels, _file_names(rows, "initial_weights"), strict=True)
     ]
     if len({_sha256(row.results[0], "training_data") for row in rows} - {None}) > 1:
-        short = [
+        base_labels = [
             f"{label} trained on {name}" if name else label
-            for label, name in zip(short, _file_names(rows, "training_data"), strict=True)
+            for label, name in zip(base_labels, _file_names(rows, "training_data"), strict=True)
         ]
     labels = []
-    for recipe, label in zip(recipes, short, strict=True):
-        same = [other for other, other_label in zip(recipes, short, strict=True) if other_label == label]
+    for recipe, label in zip(recipes, base_labels, strict=True):
+        same = [other for other, other_label in zip(recipes, base_labels, strict=True) if other_label == label]
         differing = {name: value for name, value in recipe.items() if any(other.get(name) != value for other in same)}
         labels.append(" ".join([label, *_format_options(differing)]))
     return labels
 
 
 def _file_names(rows: Sequence[_Row], field: str) -> list[str | None]:
-    """The file name of each row, with the first digits of the SHA-256 if several files have that name."""
+    """The file name of each row; with the first digits of its SHA-256 if different files share the name."""
     files = [row.results[0].get(field) for row in rows]
     hashes = defaultdict(set)
     for file in filter(None, files):

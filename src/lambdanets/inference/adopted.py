@@ -1,4 +1,4 @@
-"""Loads classifiers of timm with lambda layers, and adopts a copy of them."""
+"""Loads timm classifiers with lambda layers, and adopts a copy of them."""
 
 import contextlib
 import copy
@@ -16,13 +16,13 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub_folder import card_from_config, is_hub_folder, load_network, local_path
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models import create_model
-from lambdanets.models.factory import ADOPTED
+from lambdanets.models.factory import ADOPTED_PREFIX
 from lambdanets.models.weights import load_tensors, read_weights
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """A timm classifier before and after `adopt`, and the families of the replaced layers by name."""
+    """A timm classifier before and after `adopt`. families: family of each replaced layer, by name of the layer."""
 
     original: Classifier
     adopted: Classifier
@@ -33,22 +33,23 @@ class Adopted:
 
         The replaced layers are compared too, because a residual branch that is initialized to 0 would hide their error.
         """
-        before, after = (_outputs(each.model, list(self.families), images) for each in (self.original, self.adopted))
-        pairs = zip(after, before, strict=True)
+        layers = list(self.families)
+        expected_outputs = _outputs(self.original.model, layers, images)
+        pairs = zip(_outputs(self.adopted.model, layers, images), expected_outputs, strict=True)
         return max(float((actual - expected).abs().max() / expected.abs().max()) for actual, expected in pairs)
 
 
 @torch.inference_mode()
 def _outputs(network: nn.Module, layers: list[str], images: Tensor) -> list[Tensor]:
-    """The outputs of the named layers, in that order, and of the network."""
+    """Return the outputs of the named layers, in that order, and of the network."""
     outputs: dict[str, Tensor] = {}
     with contextlib.ExitStack() as hooks:
         for name in layers:
 
-            def keep(module: nn.Module, inputs: Any, output: Tensor, name: str = name) -> None:
+            def save_output(module: nn.Module, inputs: Any, output: Tensor, name: str = name) -> None:
                 outputs[name] = output
 
-            handle = network.get_submodule(name).register_forward_hook(keep)
+            handle = network.get_submodule(name).register_forward_hook(save_output)
             hooks.callback(handle.remove)
         result = network(images)
     return [*(outputs[name] for name in layers), result]
@@ -57,9 +58,9 @@ def _outputs(network: nn.Module, layers: list[str], images: Tensor) -> list[Tens
 def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:
     """Load a timm classifier and adopt a copy of it, both in evaluation mode.
 
-    source: name of a model of timm; "hf-hub:USER/NAME"; a folder in timm's hub format; or a weight file (.safetensors,
+    source: name of a timm model; "hf-hub:USER/NAME"; a folder in timm's hub format; or a weight file (.safetensors,
         .pth, .ckpt; read without running code from it).
-    model: for a weight file, the name of the model of timm.
+    model: for a weight file, the name of its timm model.
     pretrained: for a name, download the published weights; otherwise initialize randomly.
 
     Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
@@ -72,24 +73,25 @@ def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = 
     elif path.is_file():
         network, card = _load_file(path, model)
     else:
-        network = create_model(source.removeprefix(ADOPTED), pretrained)
+        network = create_model(source.removeprefix(ADOPTED_PREFIX), pretrained)
         card = _card(network)
-    fields = {**card, "model": f"{ADOPTED}{card['model']}"}
+    fields = {**card, "model": f"{ADOPTED_PREFIX}{card['model']}"}
     adopted = copy.deepcopy(network)
     families = adopt(adopted)
-    described = make_card(ClassifierCard, fields, source)
-    return Adopted(Classifier(network.eval(), described), Classifier(adopted.eval(), described), families)
+    classifier_card = make_card(ClassifierCard, fields, source)
+    original = Classifier(network.eval(), classifier_card)
+    return Adopted(original, Classifier(adopted.eval(), classifier_card), families)
 
 
 def _load_file(path: Path, model: str | None) -> tuple[nn.Module, dict[str, Any]]:
-    """A model of timm with the weights in a file, which decide the number of classes."""
+    """Create a timm model with the weights in a file, which determine the number of classes."""
     if model is None:
-        raise InputError(f"model must be the name of the model of timm whose weights are in {path}, got none")
+        raise InputError(f"model must be the name of the timm model whose weights are in {path}, got none")
     tensors, _ = read_weights(path)
-    model = model.removeprefix(ADOPTED)
+    model = model.removeprefix(ADOPTED_PREFIX)
     head = str(timm.get_pretrained_cfg(model).classifier) if timm.is_model(model) else ""
-    classes = len(tensors[f"{head}.weight"]) if f"{head}.weight" in tensors else None
-    network = create_model(model, num_classes=classes)
+    num_classes = len(tensors[f"{head}.weight"]) if f"{head}.weight" in tensors else None
+    network = create_model(model, num_classes=num_classes)
     load_tensors(network, tensors, str(path))
     return network, _card(network)
 

@@ -25,7 +25,7 @@ def open_evaluation_set(
     """Open the validation data with which the model was trained, or other data with the same categories.
 
     data: COCO instances file, or None for the validation data.
-    images: their folder or tar.
+    images: folder or tar of the images of `data`.
     """
     if (data is None) != (images is None):
         raise InputError("data and images must be given together, got one without the other")

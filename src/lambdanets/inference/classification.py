@@ -14,7 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.progress import track
 
-MAX_BATCH = 128
+MAX_BATCH_SIZE = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +101,10 @@ def evaluate(
     batch_size: int | None = None,
     workers: int = 0,
 ) -> ClassificationEvaluation:
-    """Classify the validation split of a dataset whose classes the classifier has.
+    """Evaluate a classifier on the validation split of a dataset with the same classes.
 
     data: by default the dataset on which the classifier was trained.
-    batch_size: by default the maximum that fits into memory, up to MAX_BATCH.
+    batch_size: by default the maximum that fits into memory, up to MAX_BATCH_SIZE.
     """
     source = classifier.card.source
     splits = open_splits(
@@ -118,9 +118,9 @@ def evaluate(
 
 
 def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
-    """Estimate the maximum batch size that fits into memory, from 2 to MAX_BATCH.
+    """Estimate the maximum batch size that fits into memory, from 2 to MAX_BATCH_SIZE.
 
-    processes: number of processes that share the memory of a CPU.
+    processes: number of processes that share the main memory, if the model is on the CPU.
 
     The estimate is based on the total size of the outputs of all layers, an upper bound of the memory of a forward
     pass.
@@ -140,5 +140,5 @@ def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    free = free_memory(device) // (processes if device.type == "cpu" else 1)
-    return max(2, min(MAX_BATCH, free // output_bytes))
+    free_bytes = free_memory(device) // (processes if device.type == "cpu" else 1)
+    return max(2, min(MAX_BATCH_SIZE, free_bytes // output_bytes))

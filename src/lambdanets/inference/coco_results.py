@@ -63,7 +63,7 @@ def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def check_result(result: Any, name: str) -> None:
-    """Raise InputError if `result` is not a COCO result with a box and a mask. name: of the result in the message."""
+    """Raise InputError if `result` is not a COCO result with a box and a mask. name: its name in the message."""
     convert(result, _Entry, name)
 
 

@@ -16,17 +16,17 @@ from lambdanets.inference.coco_results import Result, check_result
 IOU_TYPES = ("bbox", "segm")
 IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0, 1, 101)
-# Indices of the object sizes: all, below 32 x 32 pixels, up to 96 x 96, and larger.
-_SIZES = {"AP": 0, "APs": 1, "APm": 2, "APl": 3}
+# Indices of COCO's area ranges: all, small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
+_AREA_RANGES = {"AP": 0, "APs": 1, "APm": 2, "APl": 3}
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """COCO's precision of detections.
+    """Precision of detections at each IoU threshold and recall, as in COCO.
 
     categories: names in order of their ids.
-    precision: for "bbox" and "segm", an array (10 IoUs, 101 recalls, categories, 4 sizes); -1 if there are no objects
-        of a category and size.
+    precision: for "bbox" and "segm", an array (10 IoUs, 101 recalls, categories, 4 area ranges); -1 if a category has
+        no objects in an area range.
     """
 
     categories: tuple[str, ...]
@@ -38,7 +38,7 @@ class Scores:
 
     def _summary(self, precision: np.ndarray) -> dict[str, float | None]:
         by_iou = {f"AP{round(100 * iou)}": _mean(precision[_iou_index(iou), :, :, 0]) for iou in (0.5, 0.75)}
-        by_size = {name: _mean(precision[..., size]) for name, size in _SIZES.items()}
+        by_size = {name: _mean(precision[..., size]) for name, size in _AREA_RANGES.items()}
         return {"AP": by_size.pop("AP"), **by_iou, **by_size}
 
     def per_category(self, iou_type: str) -> dict[str, float | None]:
@@ -93,7 +93,7 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
         for number, image in enumerate(sorted(truth["images"], key=lambda image: image["id"]), 1)
     }
     categories = sorted(truth["categories"], key=lambda category: category["id"])
-    base = {"images": list(images.values()), "categories": categories}
+    dataset = {"images": list(images.values()), "categories": categories}
     # faster-coco-eval supports neither negative ids nor the annotation id 0
     objects = [
         annotation | {"id": number, "image_id": images[annotation["image_id"]]["id"]}
@@ -106,7 +106,7 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
             category["name"] if names[category["name"]] == 1 else f"{category['name']} ({category['id']})"
             for category in categories
         ),
-        {iou_type: _precision(base, objects, detected, iou_type, max_detections) for iou_type in IOU_TYPES},
+        {iou_type: _precision(dataset, objects, detected, iou_type, max_detections) for iou_type in IOU_TYPES},
     )
 
 
@@ -145,15 +145,16 @@ def _validate_mask(segmentation: dict[str, Any], size: list[int], name: str) -> 
 
 
 def _precision(
-    base: dict[str, Any],
+    dataset: dict[str, Any],
     objects: Sequence[dict[str, Any]],
     detected: Sequence[Result],
     iou_type: str,
     max_detections: int,
 ) -> np.ndarray:
     # copies, because faster-coco-eval modifies its input
-    truth = COCO(base | {"annotations": [each.copy() for each in objects]})
-    predicted = COCO(base | {"annotations": [each | {"area": each[f"{iou_type}_area"]} for each in detected]})
+    truth = COCO(dataset | {"annotations": [annotation.copy() for annotation in objects]})
+    results = [result | {"area": result[f"{iou_type}_area"]} for result in detected]
+    predicted = COCO(dataset | {"annotations": results})
     evaluation = COCOeval_faster(truth, predicted, iou_type)
     evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
     evaluation.params.maxDets = [max_detections]

@@ -1,4 +1,4 @@
-"""Writes the accuracy per class as CSV, and the confusion matrix as CSV and as a figure."""
+"""Writes per-class accuracy as CSV, and the confusion matrix as CSV and as a figure."""
 
 import warnings
 from pathlib import Path
@@ -50,7 +50,5 @@ def _draw(matrix: np.ndarray, classes: tuple[str, ...], top1: float, path: Path)
             color = "white" if fractions[row, column] > 0.5 else "black"
             axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=color)
     with atomic_open(path) as file, warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing from font"
-        )  # for class names in scripts that the font does not have
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for class names in other scripts
         figure.savefig(file, format="png", dpi=110)

@@ -76,8 +76,8 @@ def detect_files(
     read: reads a file. tile_size: side of the tiles of large images (see `detect_tiled`); None for no tiles.
     """
     for batch in readable_batches(paths, unreadable, batch_size, read):
-        whole = [image_to_tensor(image) for _, image in batch if not is_tiled(image, tile_size)]
-        detections = iter(detector.detect(whole) if whole else ())
+        untiled = [image_to_tensor(image) for _, image in batch if not is_tiled(image, tile_size)]
+        detections = iter(detector.detect(untiled) if untiled else ())
         for path, image in batch:
             if tile_size is not None and is_tiled(image, tile_size):
                 yield path, image, detect_tiled(detector, image, tile_size, batch_size)

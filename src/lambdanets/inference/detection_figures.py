@@ -43,9 +43,9 @@ def draw_detections(detector: Detector, images: AnnotatedImages, evaluation: Det
 
 def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Sequence[str]) -> Image.Image:
     """Draw the annotated objects of an image, without crowd regions."""
-    objects = [each for each in annotated.objects if not each.crowd]
-    boxes = torch.tensor([each.box for each in objects]).reshape(-1, 4)
-    labels = torch.tensor([each.category + 1 for each in objects], dtype=torch.int64)
+    objects = [obj for obj in annotated.objects if not obj.crowd]
+    boxes = torch.tensor([obj.box for obj in objects]).reshape(-1, 4)
+    labels = torch.tensor([obj.category + 1 for obj in objects], dtype=torch.int64)
 
     def decode(index: int) -> CroppedMask:
         return decode_cropped_mask(objects[index], annotated.height, annotated.width)

@@ -124,8 +124,8 @@ class Detector:
         return self
 
 
-def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: Any) -> MaskRCNN:
-    """Build the model of a card with random weights. drop_path, training: arguments that only training needs."""
+def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training_options: Any) -> MaskRCNN:
+    """Build the model of a card with random weights. drop_path, training_options: arguments for training only."""
     options: dict[str, Any] = dict(card.model_options)
     if drop_path:
         options["drop_path_rate"] = drop_path
@@ -147,7 +147,7 @@ def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training: An
         rpn_pre_nms_top_n_test=2 * card.proposals,
         rpn_post_nms_top_n_test=card.proposals,
         box_detections_per_img=card.max_detections,
-        **training,
+        **training_options,
     )
 
 

@@ -107,8 +107,8 @@ def _write_name(
 ) -> None:
     """Write a name at the first of four positions at its box where it does not overlap names or small objects, if any.
 
-    boxes: (n, 4), of all objects.
-    name_boxes: of the names written so far; the box of this name is added.
+    boxes: (n, 4), boxes of all objects.
+    name_boxes: boxes of the names written so far; the box of this name is added.
     """
     width, height = draw.im.size
     font = _font(max(13, max(width, height) // 60))

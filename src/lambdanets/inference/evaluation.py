@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lambdanets.bounds import WORKERS_RANGE, Range, check
-from lambdanets.data.coco.sets import report_findings
+from lambdanets.data.coco.sets import report_problems
 from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
@@ -66,7 +66,7 @@ def evaluate(
     from lambdanets.inference.annotated_sets import open_evaluation_set
 
     annotated = open_evaluation_set(model, data, images)
-    report_findings(data=annotated)
+    report_problems(data=annotated)
     if isinstance(model, Segmenter):
         from lambdanets.inference.segmentation import evaluate_segmenter
 

@@ -37,8 +37,8 @@ def save_pretrained(
 
     Layers replaced by `adopt` are saved with the state-dict keys and shapes of the original layers, so that timm loads
     the folder without this package. For models of this package, `import lambdanets` before
-    timm.create_model("local-dir:FOLDER", pretrained=True). README.md says how to load the model; for a run folder also
-    data, recipe, scores and versions from result.json and recipe.json, with the figures.
+    timm.create_model("local-dir:FOLDER", pretrained=True). README.md describes how to load the model. For a run folder,
+    it also has the figures, and the data, recipe, scores and versions from result.json and recipe.json.
 
     Raises InputError for models that timm's hub format does not support, such as detectors.
     """
@@ -90,7 +90,7 @@ def push_to_hub(
         if not api.file_exists(repository, "README.md"):
             files.append("README.md")
         api.upload_folder(repo_id=repository, folder_path=saved, allow_patterns=files, commit_message=commit_message)
-    except Exception as error:  # of the HTTP library and of huggingface_hub
+    except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
         raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}; the model is in {saved}") from error
     return f"{api.endpoint}/{repository}"
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, one_line
 from lambdanets.models import create_model
-from lambdanets.models.factory import ADOPTED
+from lambdanets.models.factory import ADOPTED_PREFIX
 from lambdanets.models.weights import load_tensors, read_weights
 
 CONFIG = "config.json"
@@ -26,7 +26,7 @@ def is_hub_folder(folder: Path) -> bool:
 
 
 def hub_weights(folder: Path) -> Path:
-    """The weight file of a folder in timm's hub format."""
+    """Return the weight file of a folder in timm's hub format."""
     for name in HUB_WEIGHTS:
         if (folder / name).is_file():
             return folder / name
@@ -34,7 +34,7 @@ def hub_weights(folder: Path) -> Path:
 
 
 def local_path(path: Path) -> Path:
-    """Download "hf-hub:USER/NAME" or "hf-hub:USER/NAME@REVISION" and return its folder; return other paths."""
+    """Download "hf-hub:USER/NAME[@REVISION]" and return its folder; other paths are returned unchanged."""
     scheme, _, repo_id = str(path).partition(":")
     if scheme == "local-dir":
         return Path(repo_id)
@@ -43,29 +43,29 @@ def local_path(path: Path) -> Path:
     name, _, revision = repo_id.partition("@")
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=[CONFIG, *HUB_WEIGHTS]))
-    except Exception as error:  # of the HTTP library and of huggingface_hub
+    except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
         raise InputError(f"{path} cannot be downloaded: {one_line(error)}") from error
 
 
 def read_hub_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict of this package's layers, and metadata as in a weight file, of a folder in timm's hub format.
+    """Read a folder in timm's hub format as a state dict for this package's layers, and metadata as in a weight file.
 
     A network of timm with lambda layers is named "timm/NAME", and its tensors are those after `adopt`.
     """
     network, card = load_network(folder)
     if has_foreign_layers(network):
         adopt(network)
-        card["model"] = f"{ADOPTED}{card['model']}"
+        card["model"] = f"{ADOPTED_PREFIX}{card['model']}"
     return network.state_dict(), {"lambdanets": json.dumps(card)}
 
 
 def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of a folder in timm's hub format, as timm builds it, with its weights; and its model card."""
+    """Build the network of a folder in timm's hub format and load its weights. Also returns its model card."""
     tensors, metadata = read_weights(hub_weights(folder))
     try:
         config, name, options = load_model_config_from_path(folder)
-        described = metadata.get("lambdanets")
-        card = json.loads(described) if described else card_from_config(config, name, options)
+        card_json = metadata.get("lambdanets")
+        card = json.loads(card_json) if card_json else card_from_config(config, name, options)
         network = create_model(name, **{**options, "num_classes": len(card["classes"])})
     except Exception as error:  # a changed file may raise any exception in timm
         raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
@@ -75,14 +75,14 @@ def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model card from timm's configuration. 1000 classes without names are those of ImageNet."""
+    """Return a model card for timm's configuration. 1000 classes without names are assumed to be those of ImageNet."""
     channels, height, width = config["input_size"]
     if height != width:
         raise ValueError(f"input_size must be square, got {height}x{width}")
-    count = config["num_classes"]
+    num_classes = config["num_classes"]
     classes = config.get("label_names")
     if not classes:
-        classes = ImageNetInfo().label_names() if count == 1000 else [f"class {i}" for i in range(count)]
+        classes = ImageNetInfo().label_names() if num_classes == 1000 else [f"class {i}" for i in range(num_classes)]
     return {
         "task": "classification",
         "model": name,

@@ -41,7 +41,7 @@ def write_readme(
     figures: Sequence[str],
     license: str | None,
 ) -> None:
-    """Write README.md: how to load the model, and of a run folder data, recipe, scores, versions and figures."""
+    """Write README.md: how to load the model and, for a run folder, its data, recipe, scores, versions and figures."""
     result, recipe = (_read(run, name) for name in ("result.json", "recipe.json"))
     architecture = network.pretrained_cfg["architecture"]
     text = [
@@ -87,8 +87,8 @@ def _front_matter(architecture: str, name: str, result: dict[str, Any], license:
 
 
 def _description(architecture: str, network: nn.Module, card: ClassifierCard | None) -> str:
-    of = "lambdanets" if architecture in list_models() else "timm"
-    text = f"`{architecture}` of {of}, {network.num_classes} classes"
+    package = "lambdanets" if architecture in list_models() else "timm"
+    text = f"`{architecture}` of {package}, {network.num_classes} classes"
     if card is None:
         return f"{text}."
     shown = ", ".join(card.classes[:10]) + (", …" if len(card.classes) > 10 else "")

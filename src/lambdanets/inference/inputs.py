@@ -15,7 +15,7 @@ from lambdanets.errors import InputError, one_line
 
 ImageInput = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 ImageInputs = ImageInput | Iterable[ImageInput]
-_CLASSES = (str, os.PathLike, Image.Image, np.ndarray, Tensor)
+_INPUT_TYPES = (str, os.PathLike, Image.Image, np.ndarray, Tensor)
 _EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
 
 
@@ -64,18 +64,18 @@ def _named_images(images: ImageInputs) -> Sequence[tuple[ImageInput, str]]:
     """Return the images with names for messages. Raises InputError for invalid ones; files are not opened."""
     if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
         images = list(images)
-    if isinstance(images, _CLASSES):
+    if isinstance(images, _INPUT_TYPES):
         named: list[tuple[ImageInput, str]] = [(images, "images")]
     elif isinstance(images, Iterable) and not isinstance(images, bytes | dict):
         named = [(image, f"images[{index}]") for index, image in enumerate(images)]
     else:
         raise InputError(f"images must be {_EXPECTED}, or a list of them, got {reprlib.repr(images)}")
     for image, name in named:
-        _check(image, name)
+        _validate(image, name)
     return named
 
 
-def _check(image: object, name: str) -> None:
+def _validate(image: object, name: str) -> None:
     if isinstance(image, np.ndarray):
         channels = image.shape[2:] or (1,)
         if image.ndim not in (2, 3) or channels[0] not in (1, 3) or image.dtype != np.uint8 or not image.size:
@@ -90,7 +90,7 @@ def _check(image: object, name: str) -> None:
             low, high = image.min().item(), image.max().item()
             if not 0 <= low <= high <= 1:  # true also for NaN
                 raise InputError(f"{name} must be in [0, 1], got {low:g} to {high:g}; divide 8-bit values by 255")
-    elif not isinstance(image, _CLASSES):
+    elif not isinstance(image, _INPUT_TYPES):
         raise InputError(f"{name} must be {_EXPECTED}, got {reprlib.repr(image)}")
 
 

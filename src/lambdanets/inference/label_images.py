@@ -34,11 +34,11 @@ COLUMNS = ("image", "object", "class", "score", *list(_PROPERTIES.values())[1:])
 def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, np.ndarray]:
     """Return a label image (H, W) and the indices of its objects: pixels with the value i show object indices[i - 1].
 
-    min_score: of the objects to include.
+    min_score: minimum score of the objects to include.
 
-    0 is background. Where masks overlap, the object with the highest score has the pixel. Objects without a pixel of
-    their own are left out, so the labels are consecutive, in descending order of score. The type is uint16, or int32
-    for more than 65,535 objects.
+    0 is background. Where masks overlap, a pixel belongs to the object with the highest score. Objects that are
+    completely covered are left out, and labels are consecutive, in descending order of score. The dtype is uint16, or
+    int32 for more than 65,535 objects.
     """
     scores = objects.scores.numpy()
     order = np.argsort(-scores, kind="stable")
@@ -70,7 +70,7 @@ def measure_objects(labels: np.ndarray, intensity: np.ndarray) -> list[dict[str,
 def label_and_measure(
     image: Image.Image, objects: Objects, classes: Sequence[str], min_score: float
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Return the label image of the objects in an image, and a row with `COLUMNS`, but "image", for each object.
+    """Return the label image of the objects in an image, and one row per object with all `COLUMNS` except "image".
 
     Intensities are those of the image in gray, from 0 to 255.
     """

@@ -31,7 +31,7 @@ def load(
 ) -> "Classifier | Detector | Segmenter":
     """Load a trained classifier, detector or segmenter from a run folder, weights.safetensors or a checkpoint (.ckpt).
 
-    path: of the file or run folder, or the name of a trained model in the package, such as "nuclei". In a run folder,
+    path: a file, a run folder, or the name of a trained model in the package, such as "nuclei". In a run folder,
         weights.safetensors is loaded, or checkpoints/last.ckpt if the run is unfinished.
     device: such as "cpu" or "cuda:1"; by default the GPU if there is one.
 

@@ -146,7 +146,7 @@ Card = TypeVar("Card", bound=ModelCard)
 def make_card(card_type: type[Card], fields: Mapping[str, Any], source: str) -> Card:
     """Make a card from its JSON, or from the fields of a recipe and the classes.
 
-    source: the file, for errors. Raises InputError if the fields do not match the card.
+    source: the file, for error messages. Raises InputError if the fields do not match the card.
     """
     nested = dict.fromkeys(("preprocessing", "source"), fields)  # a recipe has these fields at the top level
     with reraise_as_input_error(source):

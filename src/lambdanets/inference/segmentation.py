@@ -47,13 +47,14 @@ def evaluate_segmenter(
     with evaluation_batches(images, batch_size, workers, load=load_with_class_map) as batches:
         for batch in track(batches, "evaluating", len(batches), "batches"):
             unreadable += batch.unreadable
-            found = segmenter.segment(batch.images)
-            for index, segmentation, target in zip(batch.indices.tolist(), found, batch.targets, strict=True):
+            segmentations = segmenter.segment(batch.images)
+            for index, segmentation, target in zip(batch.indices.tolist(), segmentations, batch.targets, strict=True):
                 labels = segmentation.labels.numpy()
                 counts.append(count_image(index, labels, target[CLASS_MAP].numpy(), len(segmenter.classes)))
     if not counts:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
-    return SegmentationEvaluation(summarize(counts, segmenter.classes), [each.image for each in counts], unreadable)
+    readable = [image_counts.image_index for image_counts in counts]
+    return SegmentationEvaluation(summarize(counts, segmenter.classes), readable, unreadable)
 
 
 def segment_files(
@@ -62,8 +63,8 @@ def segment_files(
     """Yield path, image and segmentation of each readable file; messages about the others go to `unreadable`."""
     read = partial(read_image, stretch=segmenter.card.stretch)
     for batch in readable_batches(paths, unreadable, batch_size, read):
-        found = segmenter.segment([image_to_tensor(image) for _, image in batch])
-        for (path, image), segmentation in zip(batch, found, strict=True):
+        segmentations = segmenter.segment([image_to_tensor(image) for _, image in batch])
+        for (path, image), segmentation in zip(batch, segmentations, strict=True):
             yield path, image, segmentation
 
 

@@ -15,13 +15,13 @@ SCORES = ("dice", "iou", "boundary_f1")
 
 
 class ImageCounts(NamedTuple):
-    """What the scores of a dataset need to know about one image. Each tuple has one value per class.
+    """Pixel counts and boundary F1 of one image, from which the scores of a dataset are computed, one value per class.
 
-    image: its index in the set. predicted, target, intersection: numbers of pixels. boundary_f1: None for a class
+    image_index: index in the set. predicted, target, intersection: numbers of pixels. boundary_f1: None for a class
     without a boundary.
     """
 
-    image: int
+    image_index: int
     predicted: tuple[int, ...]
     target: tuple[int, ...]
     intersection: tuple[int, ...]
@@ -55,20 +55,20 @@ class SegmentationScores:
         return self.means() | {"classes": [dict(zip(("name", *SCORES), row, strict=True)) for row in rows]}
 
 
-def count_image(image: int, predicted: np.ndarray, target: np.ndarray, classes: int) -> ImageCounts:
-    """Compare a predicted class map with a target, both uint8 (H, W). image: its index in the set."""
+def count_image(image_index: int, predicted: np.ndarray, target: np.ndarray, num_classes: int) -> ImageCounts:
+    """Compare a predicted class map with a target, both uint8 (H, W)."""
     predicted = np.where(target == IGNORED, IGNORED, predicted).astype(np.uint8)
-    pairs = np.bincount(target[target != IGNORED].astype(np.int64) * classes + predicted[target != IGNORED])
-    confusion = np.pad(pairs, (0, classes**2 - len(pairs))).reshape(classes, classes)  # rows: target
+    pairs = np.bincount(target[target != IGNORED].astype(np.int64) * num_classes + predicted[target != IGNORED])
+    confusion = np.pad(pairs, (0, num_classes**2 - len(pairs))).reshape(num_classes, num_classes)  # rows: target
     boundaries = find_boundaries(predicted), find_boundaries(target)
     return ImageCounts(
-        image,
+        image_index,
         predicted=tuple(confusion.sum(0).tolist()),
         target=tuple(confusion.sum(1).tolist()),
         intersection=tuple(confusion.diagonal().tolist()),
         boundary_f1=tuple(
             boundary_f1(boundaries[0] & (predicted == number), boundaries[1] & (target == number))
-            for number in range(classes)
+            for number in range(num_classes)
         ),
     )
 
@@ -95,8 +95,8 @@ def find_boundaries(labels: np.ndarray) -> np.ndarray:
     """
     boundary = np.zeros(labels.shape, bool)
     for first, second in (((slice(-1),), (slice(1, None),)), ((..., slice(-1)), (..., slice(1, None)))):
-        one, other = labels[first], labels[second]
-        differ = (one != other) & (one != IGNORED) & (other != IGNORED)
+        pixels, neighbors = labels[first], labels[second]
+        differ = (pixels != neighbors) & (pixels != IGNORED) & (neighbors != IGNORED)
         boundary[first] |= differ
         boundary[second] |= differ
     return boundary

@@ -22,7 +22,7 @@ BACKGROUND_NAME = "background"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segmentation:
-    """The classes of the pixels of one image, in the size of the image, on the CPU.
+    """Per-pixel classes of one image, at its own resolution, on the CPU.
 
     probabilities: (classes, H, W) float32.
     labels: (H, W) uint8, the most probable class of each pixel, as an index of `classes`.
@@ -104,8 +104,8 @@ class Segmenter:
             probabilities = self.model(batch).float().softmax(1).cpu()
             labels = probabilities.argmax(1).byte()
             results |= {
-                index: Segmentation(each.contiguous(), label, self.classes)
-                for index, each, label in zip(indices, probabilities, labels, strict=True)
+                index: Segmentation(image_probabilities.contiguous(), image_labels, self.classes)
+                for index, image_probabilities, image_labels in zip(indices, probabilities, labels, strict=True)
             }
         return [results[index] for index in range(len(images))]
 

@@ -31,7 +31,7 @@ def find_weights(path: Path) -> Path:
     """Return the path of a weight file; for a run folder, weights.safetensors or else the last checkpoint.
 
     A name in `packaged_models` is a file of the package, unless such a path exists. "hf-hub:USER/NAME" is downloaded.
-    In a folder in timm's hub format, model.safetensors or pytorch_model.bin.
+    For a folder in timm's hub format, it is model.safetensors or pytorch_model.bin.
     """
     if packaged := packaged_weights(path):
         return packaged
@@ -68,7 +68,7 @@ def read_model_file(path: Path, *card_types: type[Card]) -> tuple[dict[str, torc
 
 
 def read_found_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors and metadata of a file from `find_weights`; those of timm's hub format are converted."""
+    """Read tensors and metadata of a file from `find_weights`. Those in timm's hub format are converted."""
     in_hub_folder = path.name in HUB_WEIGHTS and is_hub_folder(path.parent)
     return read_hub_folder(path.parent) if in_hub_folder else read_weights(path)
 

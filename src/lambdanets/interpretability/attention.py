@@ -69,8 +69,8 @@ def compute_attention_map(layer: LambdaBase, inputs: Interaction, at: tuple[int,
     inputs = _first_example(layer, inputs)
     rows, row_weights = _pooled_rows(layer, inputs, at)
     queries = inputs.queries[0][:, rows]  # (h, p, k)
-    heads, intra = layer.heads, layer.intra_depth > 1
-    values = inputs.values[0] if intra else inputs.values[0].unsqueeze(-1)
+    heads, has_intra_depth = layer.heads, layer.intra_depth > 1
+    values = inputs.values[0] if has_intra_depth else inputs.values[0].unsqueeze(-1)
     context = values.shape[-3]
     sides = inputs.grid if math.prod(inputs.grid) == context else (context,)
     allowed = _allowed(layer, inputs, rows, context)
@@ -91,7 +91,7 @@ def compute_attention_map(layer: LambdaBase, inputs: Interaction, at: tuple[int,
     if allowed is not None:  # excluded values may be NaN
         values = values.masked_fill(~allowed.any(0)[:, None, None], 0)
     values = values.unflatten(-3, sides)
-    if not intra:
+    if not has_intra_depth:
         content, position, values = content.squeeze(-1), position.squeeze(-1), values.squeeze(-1)
     return AttentionMap(name, at, content.unflatten(1, sides), position.unflatten(1, sides), bias, values)
 
@@ -99,7 +99,8 @@ def compute_attention_map(layer: LambdaBase, inputs: Interaction, at: tuple[int,
 def shared_keys(layer: LambdaBase, inputs: Interaction) -> Tensor:
     """Return the normalized keys of the first example, ([h,] S_1..S_D, k[, u]), without excluded padding.
 
-    A causal layer, and a mask of pairs, normalize them over the context of each query. Here it is the whole context.
+    With a causal layer or a mask of pairs, the layer normalizes keys over the context of each query; here they are
+    normalized over the whole context.
     """
     inputs = _first_example(layer, inputs)
     assert inputs.keys is not None
@@ -114,7 +115,7 @@ def shared_keys(layer: LambdaBase, inputs: Interaction) -> Tensor:
 
 
 def _first_example(layer: LambdaBase, inputs: Interaction) -> Interaction:
-    """Return the inputs of a batch of the first example, in float32 or wider."""
+    """Return the inputs for a batch of only the first example, in float32 or wider."""
     dtype = accumulation_dtype(inputs.queries.dtype)
     mask, padding, embeddings = inputs.mask, inputs.padding, inputs.embeddings
     if embeddings is not None:
@@ -176,7 +177,7 @@ def _content_weights(layer: LambdaBase, queries: Tensor, keys: Tensor, allowed: 
 
 
 def _embeddings(layer: LambdaBase, inputs: Interaction, rows: Tensor) -> Tensor:
-    """Return the embeddings e[n, m] of some queries, (h or 1, p, m, k, u)."""
+    """Return the embeddings e[n, m] of the queries at `rows`, (h or 1, p, m, k, u)."""
     if inputs.embeddings is not None:
         pairs = inputs.embeddings if layer.multi_head else inputs.embeddings.unsqueeze(0)
         pairs = pairs if layer.intra_depth > 1 else pairs.unsqueeze(-1)
@@ -184,14 +185,14 @@ def _embeddings(layer: LambdaBase, inputs: Interaction, rows: Tensor) -> Tensor:
     assert inputs.table is not None
     table = inputs.table if layer.multi_head else inputs.table.unsqueeze(0)
     table = table if layer.intra_depth > 1 else table.unsqueeze(-1)
-    return torch.stack([_of_position(table, int(row), inputs.grid, layer.dilation) for row in rows], dim=1)
+    return torch.stack([_embeddings_of_query(table, int(row), inputs.grid, layer.dilation) for row in rows], dim=1)
 
 
-def _of_position(table: Tensor, position: int, grid: tuple[int, ...], dilation: int) -> Tensor:
-    """Return R[center + (m - n) / dilation] for one query n, (l, m, k, u), or 0 where there is no such entry."""
+def _embeddings_of_query(table: Tensor, query: int, grid: tuple[int, ...], dilation: int) -> Tensor:
+    """Return the embeddings R[center + (m - n) / dilation] of query n, (l, m, k, u); 0 outside the table."""
     coordinates: list[int] = []
     for side in reversed(grid):
-        position, coordinate = divmod(position, side)
+        query, coordinate = divmod(query, side)
         coordinates.insert(0, coordinate)
     for axis, (side, coordinate) in enumerate(zip(grid, coordinates, strict=True), start=1):
         scope = table.shape[axis]

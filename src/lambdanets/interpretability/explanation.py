@@ -32,15 +32,15 @@ class _Call:
     """The first call of a lambda layer in the forward pass: its arguments and its output."""
 
     layer: LambdaBase
-    arguments: tuple[Any, ...]
-    named: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     output: Tensor
 
     @functools.cached_property
     @torch.no_grad()
     def inputs(self) -> Interaction:
-        with _evaluating(self.layer):
-            return self.layer.prepare(*self.arguments, **self.named)
+        with _eval_mode(self.layer):
+            return self.layer.prepare(*self.args, **self.kwargs)
 
     @property
     def sides(self) -> tuple[int, ...]:
@@ -84,11 +84,11 @@ class Explanation:
     """What the lambda layers of a network look at in one image; returned by `explain`.
 
     model: the network. inputs: arguments of its forward pass. output: its output.
-    view: the part of the image that the network sees, or None if positions are not scaled.
+    view: the part of the image that the network sees; None if `at` is a position of the output.
 
     `layer` arguments are names in `layers`; the last one by default. `at` is a position (row, column) in pixels of the
-    image, the center by default; the position of the layer's map that contains it is used. Layers on tokens, and
-    networks whose input has other dimensions than the map, take a position of the layer's output instead.
+    image, the center by default; the position of the layer's map that contains it is used. For layers on tokens, and if
+    the input has other dimensions than the map, `at` is a position of the layer's output instead.
     """
 
     model: nn.Module
@@ -144,21 +144,21 @@ class Explanation:
 
         Cost: a forward pass up to the module, and its gradient.
         """
-        name = self._call(None)[0] if module is None else module
-        modules = {path or type(part).__name__: part for path, part in self.model.named_modules()}
-        if name not in modules:
-            raise InputError(f"module must be the name of a module, got {name!r}{nearest_hint(name, modules)}")
+        module = self._call(None)[0] if module is None else module
+        modules = {name or type(part).__name__: part for name, part in self.model.named_modules()}
+        if module not in modules:
+            raise InputError(f"module must be the name of a module, got {module!r}{nearest_hint(module, modules)}")
         is_detector = isinstance(self.inputs[0], list)
-        variable = (self.inputs[0][0] if is_detector else self.inputs[0]).detach().clone().requires_grad_()
-        inputs = ([variable],) if is_detector else (variable, *self.inputs[1:])
-        output = _run_until(self.model, inputs, modules[name], name)
-        is_tokens = getattr(modules[name], "is_token_layer", False)
+        network_input = (self.inputs[0][0] if is_detector else self.inputs[0]).detach().clone().requires_grad_()
+        inputs = ([network_input],) if is_detector else (network_input, *self.inputs[1:])
+        output = _run_until(self.model, inputs, modules[module], module)
+        is_tokens = getattr(modules[module], "is_token_layer", False)
         output = output.movedim(-1, 1) if is_tokens else output
         position = self._position(at, tuple(output.shape[2:]))
         total = output[0].movedim(0, -1)[position].sum()
-        (gradient,) = torch.autograd.grad(total, variable)
+        (gradient,) = torch.autograd.grad(total, network_input)
         gradient = gradient.abs() if is_detector else gradient[0].abs()
-        return ReceptiveField(name, position, gradient.sum(-1 if is_tokens and gradient.ndim == 2 else 0))
+        return ReceptiveField(module, position, gradient.sum(-1 if is_tokens and gradient.ndim == 2 else 0))
 
     def _call(self, layer: str | None) -> tuple[str, _Call]:
         name = self.layers[-1] if layer is None else layer
@@ -170,7 +170,7 @@ class Explanation:
     def _position(self, at: tuple[int, ...] | int | None, sides: tuple[int, ...]) -> tuple[int, ...]:
         """Return the position of a map with these sides that contains `at`."""
         at = (at,) if isinstance(at, int) else at
-        if self.view is not None and len(self.view.image) == len(sides):
+        if self.view is not None and len(self.view.image_size) == len(sides):
             return self.view.position(at, sides)
         if at is None:
             return tuple(side // 2 for side in sides)
@@ -193,29 +193,29 @@ def explain(
 
     Raises InputError for an invalid argument, and for a network without lambda layers.
     """
-    source = load_one_of((ClassifierCard, DetectorCard), model) if isinstance(model, str | os.PathLike) else model
-    if isinstance(source, nn.Module):
+    loaded = load_one_of((ClassifierCard, DetectorCard), model) if isinstance(model, str | os.PathLike) else model
+    if isinstance(loaded, nn.Module):
         inputs = image if isinstance(image, tuple) else (image,)
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 3:
             raise InputError("image must be a tensor with a batch axis, or a tuple of tensors, for a network")
-        network = source
+        network = loaded
         shape = tuple(inputs[0].shape[2:])
         view = View(shape, (0.0,) * len(shape), tuple(map(float, shape))) if shape and inputs[0].ndim > 3 else None
-    elif isinstance(source, Classifier | Detector):
-        batches = list(image_batches(image, 1, source.card.stretch))
+    elif isinstance(loaded, Classifier | Detector):
+        batches = list(image_batches(image, 1, loaded.card.stretch))
         if len(batches) != 1:
             raise InputError(f"image must be one image, got {len(batches)}")
-        (pillow,), network = batches[0], source.model
+        (pil_image,), network = batches[0], loaded.model
         device = next(network.parameters()).device
-        if isinstance(source, Classifier):
-            preprocessing = source.card.preprocessing
-            inputs = (preprocessing.transform()(pillow.convert(preprocessing.mode))[None].to(device),)
-            view = view_of_classifier(preprocessing, pillow.size)
+        if isinstance(loaded, Classifier):
+            preprocessing = loaded.card.preprocessing
+            inputs = (preprocessing.transform()(pil_image.convert(preprocessing.mode))[None].to(device),)
+            view = view_of_classifier(preprocessing, pil_image.size)
         else:
-            inputs = ([image_to_tensor(pillow).to(device)],)
-            view = view_of_detector(source.model, inputs[0][0])
+            inputs = ([image_to_tensor(pil_image).to(device)],)
+            view = view_of_detector(loaded.model, inputs[0][0])
     else:
-        raise InputError(f"model must be a path, a Classifier, a Detector or a network, got {type(source).__name__}")
+        raise InputError(f"model must be a path, a Classifier, a Detector or a network, got {type(loaded).__name__}")
     output, calls = _run(network, inputs)
     if not calls:
         raise InputError(f"model must have lambda layers, got {type(network).__name__} without one")
@@ -241,10 +241,10 @@ def _run(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, _C
     """Return the output of a network in evaluation mode, and the first call of each lambda layer by name."""
     calls: dict[str, _Call] = {}
 
-    def record(name: str, layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+    def record(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         assert isinstance(layer, LambdaBase)
         if name not in calls:  # cloned, because in-place activations overwrite them
-            calls[name] = _Call(layer, *tree_map_only(Tensor, Tensor.clone, (arguments, named, output)))
+            calls[name] = _Call(layer, *tree_map_only(Tensor, Tensor.clone, (args, kwargs, output)))
 
     handles = [
         module.register_forward_hook(functools.partial(record, name or type(module).__name__), with_kwargs=True)
@@ -252,7 +252,7 @@ def _run(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, _C
         if isinstance(module, LambdaBase)
     ]
     try:
-        with torch.no_grad(), _evaluating(network):
+        with torch.no_grad(), _eval_mode(network):
             output = network(*inputs)
     finally:
         for handle in handles:
@@ -272,7 +272,7 @@ def _run_until(network: nn.Module, inputs: tuple[Any, ...], module: nn.Module, n
 
     handle = module.register_forward_hook(stop)
     try:
-        with torch.enable_grad(), contextlib.suppress(_Stop), _evaluating(network):
+        with torch.enable_grad(), contextlib.suppress(_Stop), _eval_mode(network):
             network(*inputs)
     finally:
         handle.remove()
@@ -282,7 +282,7 @@ def _run_until(network: nn.Module, inputs: tuple[Any, ...], module: nn.Module, n
 
 
 @contextlib.contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
+def _eval_mode(network: nn.Module) -> Iterator[None]:
     """Set evaluation mode within the block; afterwards restore the mode of each module."""
     modes = {module: module.training for module in network.modules()}
     network.eval()

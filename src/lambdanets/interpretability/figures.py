@@ -22,7 +22,7 @@ PANEL = 2.6  # side of a panel in inches
 COLUMNS = 4
 DPI = 110
 PANEL_PIXELS = 400
-DECADES = 4  # of the gradient
+DECADES = 4  # range of the logarithmic color scale of gradients
 MARK: dict[str, Any] = {"marker": "P", "markersize": 11, "color": "black", "markeredgecolor": "white"}
 
 
@@ -110,7 +110,7 @@ def draw_shares(shares: dict[str, np.ndarray], view: View, image: Image.Image, p
 
 
 def draw_keys(keys: np.ndarray, layer: str, view: View, image: Image.Image, path: Path) -> None:
-    """Draw the normalized keys (H, W, k), one panel for each of the k, each relative to its maximum."""
+    """Draw the normalized keys (H, W, k), one panel per key, each relative to its maximum."""
     count = keys.shape[-1]
     figure, axes = _panels(count, min(COLUMNS, count))
     for index, axis in enumerate(axes):
@@ -159,7 +159,7 @@ def _field_box(field: ReceptiveField, view: View) -> Rectangle:
 def _overlay(
     axis: Axes, image: Image.Image, view: View, values: np.ndarray, low: float, high: float, colors: str = COLORS
 ) -> Any:
-    """Draw values (rows, columns) over a gray image; returns what a color bar needs."""
+    """Draw values (rows, columns) over a gray image; return the artist for the color bar."""
     _show(axis, image)
     (top, left), (height, width) = view.start, view.size
     extent = (left - 0.5, left + width - 0.5, top + height - 0.5, top - 0.5)

@@ -14,7 +14,7 @@ from lambdanets.interpretability.explanation import Explanation, ReceptiveField
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What `write_report` has written.
+    """Results of `write_report`.
 
     shares: share of the position term by layer, (H', W') each. heads: number of heads by layer.
     """
@@ -27,11 +27,11 @@ class Report:
 def write_report(explanation: Explanation, image: Image.Image, layer: str, at: tuple[int, int], folder: Path) -> Report:
     """Write figures, and their numbers as explanation.npz, to a folder.
 
-    image: the one that the explanation is of. layer, at: of the attention map, keys and receptive field.
+    image: the explained image. layer, at: layer and pixel of the attention map, the keys and the receptive field.
 
     explanation.npz has "content" and "position" (h, H, W[, u]), "at" (of the layer's map), "keys" ([h,] H, W, k[, u])
     if the layer has a content term, "gradient" and "box" of the receptive field, and "share/NAME" for each layer.
-    Raises InputError for networks with layers on other than 2-D maps.
+    Raises InputError for networks with lambda layers on anything but 2-D maps.
     """
     if explanation.view is None or any(len(call.sides) != 2 for call in explanation.calls.values()):
         raise InputError("model must have only lambda layers on 2-D maps to draw figures")

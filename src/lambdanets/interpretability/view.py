@@ -15,22 +15,24 @@ from lambdanets.models.mask_rcnn import MaskRCNN
 class View:
     """The box of an image that the input of a network covers.
 
-    image: sides of the image in pixels, (height, width). start, size: of the box, in pixels of the image; for a
+    image_size: sides of the image in pixels, (height, width). start, size: of the box, in pixels of the image; for a
         detector it is larger than the image, because its input is padded.
     """
 
-    image: tuple[int, ...]
+    image_size: tuple[int, ...]
     start: tuple[float, ...]
     size: tuple[float, ...]
 
     def position(self, at: tuple[int, ...] | None, sides: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the position that contains a pixel, in maps of the network with these sides; None for the center.
+        """Return the position that contains the pixel `at` in a map with these sides; the center if `at` is None.
 
         Raises InputError if the pixel is not in the image, or if the network does not see it.
         """
-        at = tuple(side // 2 for side in self.image) if at is None else tuple(at)
-        if len(at) != len(self.image) or not all(0 <= x < side for x, side in zip(at, self.image, strict=True)):
-            raise InputError(f"at must be a pixel of the image of size {self.image}, got {at}")
+        at = tuple(side // 2 for side in self.image_size) if at is None else tuple(at)
+        if len(at) != len(self.image_size) or not all(
+            0 <= x < side for x, side in zip(at, self.image_size, strict=True)
+        ):
+            raise InputError(f"at must be a pixel of the image of size {self.image_size}, got {at}")
         fractions = [(x + 0.5 - start) / size for x, start, size in zip(at, self.start, self.size, strict=True)]
         if not all(0 <= fraction < 1 for fraction in fractions):
             ranges = ", ".join(

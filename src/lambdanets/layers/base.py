@@ -17,13 +17,13 @@ from lambdanets.ops.precision import accumulation_dtype, autocast_dtype
 
 
 class Interaction(NamedTuple):
-    """What a lambda layer computes from its input before the operations: their arguments.
+    """Arguments of the operations, which a lambda layer computes from its input.
 
     queries: (b, h, n, k). keys: (b, [h,] m, k[, u]), not yet normalized, or None. values: (b, [h,] m, v[, u]).
     mask: bool, (n, m), (b, n, m), or (b, 1, m) for padding; None for all pairs.
-    padding: bool (b, n), True at the queries whose output is 0; None if there are none.
+    padding: bool (b, n), True at padded queries, whose output is 0; None if there is no padding.
     embeddings: E ([b,] [h,] n, m, k[, u]) of all pairs, or None.
-    table: ([h,] r_1..r_D, k[, u]) of relative embeddings on `grid`, or None; the mask is then one of padding.
+    table: ([h,] r_1..r_D, k[, u]) of relative embeddings on `grid`, or None. With a table, only padding can be masked.
     grid: sides S_1..S_D of the map of queries; (n,) for tokens.
     """
 
@@ -104,13 +104,13 @@ class LambdaBase(Layer, ABC):
         self.value_depth = dim_out // heads
         self.normalize_keys, self.normalize_queries = normalize_keys, normalize_queries
         self.multi_head, self.causal, self.position = multi_head, causal, position
-        lambdas = heads if multi_head else 1
+        num_lambdas = heads if multi_head else 1
         self.query_projection = projection(dim, heads * query_depth)
-        self.key_projection = projection(dim_context, lambdas * query_depth * intra_depth) if content else None
-        self.value_projection = projection(dim_context, lambdas * self.value_depth * intra_depth)
+        self.key_projection = projection(dim_context, num_lambdas * query_depth * intra_depth) if content else None
+        self.value_projection = projection(dim_context, num_lambdas * self.value_depth * intra_depth)
         self.register_parameter("position_bias", None)
         self.query_norm = norm(heads * query_depth) if batch_norm else nn.Identity()
-        self.value_norm = norm(lambdas * self.value_depth * intra_depth) if batch_norm else nn.Identity()
+        self.value_norm = norm(num_lambdas * self.value_depth * intra_depth) if batch_norm else nn.Identity()
 
     def reset_parameters(self) -> None:
         """Re-initialize projections, norms, position bias and the layer's own embedding table (Sec. F.2 of the paper).
@@ -138,16 +138,16 @@ class LambdaBase(Layer, ABC):
         context: the source of keys and values; None for x itself.
         valid: bool (b, m), False at padded positions of the context; None if there is no padding.
         """
-        tokens = self.is_token_layer
+        is_tokens = self.is_token_layer
         query_modules = (self.query_projection, self.query_norm)
         context_modules: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
         if self.key_projection is not None:
             context_modules.append((self.key_projection, None))
         if context is None:
-            queries, values, *keys = project(x, [query_modules, *context_modules], tokens=tokens, valid=valid)
+            queries, values, *keys = project(x, [query_modules, *context_modules], is_tokens=is_tokens, valid=valid)
         else:
-            (queries,) = project(x, [query_modules], tokens=tokens)
-            values, *keys = project(context, context_modules, tokens=tokens, valid=valid)
+            (queries,) = project(x, [query_modules], is_tokens=is_tokens)
+            values, *keys = project(context, context_modules, is_tokens=is_tokens, valid=valid)
         return (
             self._reshape_queries(queries),
             self._reshape_context(keys[0], self.query_depth) if keys else None,
@@ -174,12 +174,12 @@ class LambdaBase(Layer, ABC):
         return False
 
     @abstractmethod
-    def prepare(self, *inputs: Any, **named: Any) -> Interaction:
+    def prepare(self, *inputs: Any, **kwargs: Any) -> Interaction:
         """Check and project the arguments of `forward`."""
 
     @abstractmethod
     def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
-        """Return the interaction (b, h, n, v) in the form of the layer's output."""
+        """Convert the interaction (b, h, n, v) to the layout of the layer's output, and pool it if configured."""
 
     def interact(self, inputs: Interaction) -> Tensor:
         """Return the sum of the content term and the position term, (b, h, n, v)."""
@@ -204,15 +204,15 @@ class LambdaBase(Layer, ABC):
                     position_interaction(queries[:, i : i + 1], table[i], values[:, i], grid, **options)
                     for i in range(self.heads)
                 ]
-                position = torch.cat(terms, dim=1)
+                position_term = torch.cat(terms, dim=1)
             else:
-                position = position_interaction(queries, table, values, grid, **options)
-            output = position if output is None else output + position
+                position_term = position_interaction(queries, table, values, grid, **options)
+            output = position_term if output is None else output + position_term
         assert output is not None
         return output if bias is None or merge_content else output + self._bias_term(queries).to(output.dtype)
 
     def interact_pairs(self, inputs: Interaction) -> Tensor:
-        """Return the content term plus the position term of `embeddings`, (b, h, n, v), without that of a table."""
+        """Return the content term plus the position term from `embeddings`, (b, h, n, v); ignores `table`."""
         return lambda_interaction(
             inputs.queries,
             inputs.keys,
@@ -267,9 +267,9 @@ class LambdaBase(Layer, ABC):
             raise ValueError(f"{name} must have the dtype of the layer's parameters, {expected}, got {x.dtype}")
 
     def extra_repr(self) -> str:
-        shown = {"query_depth": self.query_depth, "heads": self.heads, "intra_depth": self.intra_depth}
+        options = {"query_depth": self.query_depth, "heads": self.heads, "intra_depth": self.intra_depth}
         defaults = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
-        shown |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
+        options |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
         if self.position_bias is not None:
-            shown["position_bias"] = True
-        return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in shown.items())])
+            options["position_bias"] = True
+        return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in options.items())])

@@ -10,7 +10,7 @@ from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 from lambdanets.layers.token_layer import LambdaLayer
 from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.decoding import ContentState, causal_reach, content_step, embeddings_for_query
+from lambdanets.ops.decoding import ContentState, causal_window, content_step, embeddings_for_query
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
 
 
@@ -24,8 +24,8 @@ class DecodingState:
         position: number of positions decoded so far; an int64 tensor in the graph of a `DecodingStep`.
         grid: sides of the grid that is filled in row-major order; None for a sequence of any length.
         content: running sums of the content term, of constant size; None if the layer has no content term.
-        values: (b, lambdas, w, v, u), the values of the last w positions. w is the number that a relative embedding
-            reaches, and values before the first position are 0; with other embeddings w is `position`.
+        values: (b, lambdas, w, v, u), the values of the last w positions. With a relative embedding, w is constant (a
+            sliding window), and values before the first position are 0; with other embeddings, w is `position`.
     """
 
     position: int | Tensor
@@ -39,7 +39,7 @@ def start_decoding(
 ) -> DecodingState:
     """Return the decoding state of a causal layer before the first position.
 
-    Memory: b k u v elements for the content term, and b u v elements for each position that the embeddings reach.
+    Memory: b k u v elements for the content term, and b u v elements for each position in `DecodingState.values`.
     With multi_head=True, each head needs this memory.
 
     Args:
@@ -66,17 +66,17 @@ def start_decoding(
         if not isinstance(grid, tuple) or len(grid) != dimensions:
             raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
         check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
-    lambdas = layer.heads if layer.multi_head else 1
+    num_lambdas = layer.heads if layer.multi_head else 1
     weight = layer.value_projection.weight
     like = torch.empty(0, dtype=accumulation_dtype(weight.dtype), device=weight.device)
     content = None
     if layer.key_projection is not None:
-        shape = (batch_size * lambdas, layer.query_depth, layer.intra_depth)
+        shape = (batch_size * num_lambdas, layer.query_depth, layer.intra_depth)
         content = ContentState.empty(shape, layer.value_depth, like)
-    window = 0
+    num_cached = 0
     if isinstance(layer.embedding, RelativeEmbedding):
-        window = causal_reach(layer.embedding.scope, grid, _dilation(layer)) - 1
-    values = like.new_zeros(batch_size, lambdas, window, layer.value_depth, layer.intra_depth)
+        num_cached = causal_window(layer.embedding.scope, grid, _dilation(layer)) - 1  # without the next position
+    values = like.new_zeros(batch_size, num_lambdas, num_cached, layer.value_depth, layer.intra_depth)
     return DecodingState(0, grid, content, values)
 
 
@@ -88,8 +88,8 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     autocast. It is computed in float32 or float64, without gradients.
 
     Cost in multiply-adds: the projections, b (u + h) k v for the content term, and b w h (k + v) u for the position
-    term. w is the number of positions that the embeddings reach: about r / 2 positions in 1-D, about r / 2 full rows of
-    the grid in 2-D, and all preceding positions if the embedding is not relative. To export it, see `DecodingStep`.
+    term. w is the window of the embeddings: about r / 2 positions in 1-D, about r / 2 full rows of the grid in 2-D, and
+    all preceding positions if the embedding is not relative. To export it, see `DecodingStep`.
 
     Args:
         layer: the layer that `start_decoding` was called with.
@@ -104,16 +104,16 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
         raise ValueError(f"x must be (b, dim) = {(batch, layer.dim)}, got shape {tuple(x.shape)}")
     layer._check_dtype("x", x)
     _check_eval(layer)
-    is_number = isinstance(state.position, int)  # in a graph, the position is not known
-    if is_number and state.grid is not None and state.position >= torch.Size(state.grid).numel():
+    is_eager = isinstance(state.position, int)  # in an exported graph, the position is a tensor
+    if is_eager and state.grid is not None and state.position >= torch.Size(state.grid).numel():
         raise ValueError(f"state must have positions left to decode, got a complete grid of {state.grid}")
-    lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
+    num_lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     queries = _project(layer, x, layer.query_projection, layer.query_norm)
-    queries = layer._reshape_queries(queries.unsqueeze(1)).reshape(batch, lambdas, -1, k)  # (b, l, h / l, k)
-    values = _project(layer, x, layer.value_projection, layer.value_norm).reshape(batch, lambdas, v, u)
+    queries = layer._reshape_queries(queries.unsqueeze(1)).reshape(batch, num_lambdas, -1, k)  # (b, l, h / l, k)
+    values = _project(layer, x, layer.value_projection, layer.value_norm).reshape(batch, num_lambdas, v, u)
     keys = None
     if layer.key_projection is not None:
-        keys = _project(layer, x, layer.key_projection, nn.Identity()).reshape(batch * lambdas, k, u)
+        keys = _project(layer, x, layer.key_projection, nn.Identity()).reshape(batch * num_lambdas, k, u)
     result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)[1]
     with without_autocast(x.device):
         output, state = _decode_projected(layer, queries, keys, values, state)
@@ -141,7 +141,7 @@ def _decode_projected(
     window = state.values
     if layer.embedding is not None:
         window = torch.cat([window, values.unsqueeze(2)], dim=2)
-        embeddings = _embeddings(layer, state, window.shape[2]).to(dtype)  # (l, w, k, u)
+        embeddings = _window_embeddings(layer, state, window.shape[2]).to(dtype)  # (l, w, k, u)
         logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
         output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
         if isinstance(layer.embedding, RelativeEmbedding):
@@ -172,7 +172,7 @@ def _project(layer: GridLambdaLayer | LambdaLayer, x: Tensor, projection: Projec
     return norm(projected[(..., *(None,) * _dimensions(layer))]).flatten(1)
 
 
-def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, count: int) -> Tensor:
+def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, length: int) -> Tensor:
     """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
     embedding = layer.embedding
     assert embedding is not None
@@ -180,12 +180,11 @@ def _embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, coun
         tables = embedding.table if layer.multi_head else embedding.table.unsqueeze(0)
         tables = tables.unsqueeze(-1) if layer.intra_depth == 1 else tables
         grid, dilation = state.grid or (0,), _dilation(layer)
-        rows = [embeddings_for_query(table, grid, dilation, state.position, count) for table in tables]
-        return torch.stack(rows)
-    pairs = layer._pairwise_embeddings(count, count)
-    pairs = pairs if layer.multi_head else pairs.unsqueeze(0)
-    pairs = pairs.unsqueeze(-1) if layer.intra_depth == 1 else pairs
-    return pairs[:, -1]
+        return torch.stack([embeddings_for_query(table, grid, dilation, state.position, length) for table in tables])
+    embeddings = layer._pairwise_embeddings(length, length)
+    embeddings = embeddings if layer.multi_head else embeddings.unsqueeze(0)
+    embeddings = embeddings.unsqueeze(-1) if layer.intra_depth == 1 else embeddings
+    return embeddings[:, -1]
 
 
 class DecodingStep(nn.Module):
@@ -222,16 +221,16 @@ class DecodingStep(nn.Module):
     def start(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the state before the first position."""
         state = start_decoding(self.layer, batch_size, self.grid)
-        return self._flat(dataclasses.replace(state, position=torch.zeros((), dtype=torch.int64)))
+        return self._flatten(dataclasses.replace(state, position=torch.zeros((), dtype=torch.int64)))
 
     def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         position, values, *content = state
-        previous = DecodingState(position, self.grid, ContentState(*content) if content else None, values)
-        output, following = decode_step(self.layer, x, previous)
-        return output, *self._flat(following)
+        previous_state = DecodingState(position, self.grid, ContentState(*content) if content else None, values)
+        output, next_state = decode_step(self.layer, x, previous_state)
+        return output, *self._flatten(next_state)
 
     @staticmethod
-    def _flat(state: DecodingState) -> tuple[Tensor, ...]:
+    def _flatten(state: DecodingState) -> tuple[Tensor, ...]:
         position, content = state.position, state.content
         assert isinstance(position, Tensor)
         return position, state.values, *(() if content is None else (content.maxima, content.norms, content.sums))

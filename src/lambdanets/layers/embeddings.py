@@ -1,4 +1,4 @@
-"""Position embedding modules: arguments of the layers, which several layers may share."""
+"""Position embedding modules, which are passed to layers. Several layers may share one."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ class EmbeddingTable(Layer):
     """Base class of the embedding modules, with a parameter `table` ([h,] *sides, k[, u]) initialized from N(0, 1)."""
 
     def __init__(
-        self, sides: tuple[int, ...], query_depth: int, intra_depth: int, heads: int | None, **factory: Any
+        self, sides: tuple[int, ...], query_depth: int, intra_depth: int, heads: int | None, **factory_kwargs: Any
     ) -> None:
         super().__init__()
         check_sizes(query_depth=query_depth, intra_depth=intra_depth, **({} if heads is None else {"heads": heads}))
         self.query_depth, self.intra_depth, self.heads = query_depth, intra_depth, heads
-        per_head, intra = () if heads is None else (heads,), () if intra_depth == 1 else (intra_depth,)
-        self.table = nn.Parameter(torch.empty(*per_head, *sides, query_depth, *intra, **factory))
+        head_axes, intra_axes = () if heads is None else (heads,), () if intra_depth == 1 else (intra_depth,)
+        self.table = nn.Parameter(torch.empty(*head_axes, *sides, query_depth, *intra_axes, **factory_kwargs))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -66,8 +66,8 @@ class RelativeEmbedding(EmbeddingTable):
     @property
     def scope(self) -> tuple[int, ...]:
         """Sides r_1..r_D of the table."""
-        first = 0 if self.heads is None else 1
-        return tuple(self.table.shape[first : first + self.dimensions])
+        first_axis = 0 if self.heads is None else 1
+        return tuple(self.table.shape[first_axis : first_axis + self.dimensions])
 
     def forward(self) -> Tensor:
         return self.table
@@ -124,9 +124,9 @@ class RelativeEmbedding(EmbeddingTable):
         if self.intra_depth == 1:
             table = table.unsqueeze(-1)
         context_grid = grid if context_grid is None else context_grid
-        pairs = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
-        pairs = pairs.flatten(len(grid) + 2).flatten(0, len(grid) - 1).movedim(-1, 1)
-        return pairs.squeeze(-1) if self.intra_depth == 1 else pairs
+        embeddings = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
+        embeddings = embeddings.flatten(len(grid) + 2).flatten(0, len(grid) - 1).movedim(-1, 1)
+        return embeddings.squeeze(-1) if self.intra_depth == 1 else embeddings
 
 
 class DenseEmbedding(EmbeddingTable):
@@ -169,15 +169,15 @@ class DenseEmbedding(EmbeddingTable):
                 f"positions must be at most {self.positions} x {self.context_positions} for this DenseEmbedding, "
                 f"got {positions} x {context_positions}"
             )
-        first = 0 if self.heads is None else 1
-        return self.table.narrow(first, 0, positions).narrow(first + 1, 0, context_positions)
+        query_axis = 0 if self.heads is None else 1
+        return self.table.narrow(query_axis, 0, positions).narrow(query_axis + 1, 0, context_positions)
 
 
 class EdgeEmbedding(EmbeddingTable):
     """Embeddings of the edges of graphs, with one learned embedding per edge type (Sec. A.2 of the paper).
 
     e[b,n,m] is the sum of T[type] over the edges from node n to node m in graph b, and 0 without an edge. The table T
-    (types, k[, u]) is initialized from N(0, 1). Each example of a batch may have another graph.
+    (types, k[, u]) is initialized from N(0, 1). Each example of a batch may have a different graph.
 
     Args:
         edge_types: number of edge types.
@@ -229,15 +229,15 @@ class EdgeEmbedding(EmbeddingTable):
             raise ValueError(f"size must be (b, n, m), got {size!r}")
         check_sizes(**{f"size[{axis}]": side for axis, side in enumerate(size)})
         table = self.table.unsqueeze(0) if self.heads is None else self.table  # (h or 1, types, k[, u])
-        # values are unknown while compiling and on the meta device
+        # the values of tensors are unknown in torch.compile and on the meta device
         if not torch.compiler.is_compiling() and edges.device.type != "meta":
-            limits = torch.tensor(size, device=edges.device)[:, None]
-            if ((edges < 0) | (edges >= limits)).any():
+            sizes = torch.tensor(size, device=edges.device)[:, None]
+            if ((edges < 0) | (edges >= sizes)).any():
                 raise ValueError(f"edges must be indices within size = {tuple(size)}, got an index out of range")
             if ((types < 0) | (types >= table.shape[1])).any():
                 raise ValueError(f"types must be from 0 to {table.shape[1] - 1}, got a value out of range")
-        rows = F.embedding(types, table.movedim(1, 0).flatten(1))  # (edges, h k u)
-        pairs = rows.new_zeros(*size, rows.shape[1])
-        pairs = pairs.index_put((edges[0], edges[1], edges[2]), rows, accumulate=True)
-        pairs = pairs.unflatten(-1, (table.shape[0], *table.shape[2:]))  # (b, n, m, h, k[, u])
-        return pairs.squeeze(3) if self.heads is None else pairs.movedim(3, 1)
+        edge_embeddings = F.embedding(types, table.movedim(1, 0).flatten(1))  # (edges, h k u)
+        embeddings = edge_embeddings.new_zeros(*size, edge_embeddings.shape[1])
+        embeddings = embeddings.index_put((edges[0], edges[1], edges[2]), edge_embeddings, accumulate=True)
+        embeddings = embeddings.unflatten(-1, (table.shape[0], *table.shape[2:]))  # (b, n, m, h, k[, u])
+        return embeddings.squeeze(3) if self.heads is None else embeddings.movedim(3, 1)

@@ -24,7 +24,7 @@ class GridLambdaLayer(LambdaBase):
     """
 
     dimensions: int
-    origin: object = None  # of weights from another package, see `lambdanets.adoption`
+    origin: object = None  # the `Origin` of adopted weights, set by `lambdanets.adoption`
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GridLambdaLayer(LambdaBase):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         convolution, norm = _CONVOLUTIONS[self.dimensions - 1], _NORMS[self.dimensions - 1]
         super().__init__(
             dim,
@@ -68,8 +68,8 @@ class GridLambdaLayer(LambdaBase):
             batch_norm=batch_norm,
             multi_head=multi_head,
             causal=causal,
-            projection=lambda ins, outs: convolution(ins, outs, 1, bias=False, **factory),
-            norm=lambda channels: norm(channels, **factory),
+            projection=lambda dim, dim_out: convolution(dim, dim_out, 1, bias=False, **factory_kwargs),
+            norm=lambda channels: norm(channels, **factory_kwargs),
         )
         check_sizes(stride=stride, dilation=dilation)
         check_algorithm(algorithm)
@@ -86,7 +86,7 @@ class GridLambdaLayer(LambdaBase):
         self.pool = pool
         if position_bias:
             shape = (heads, query_depth) if multi_head else (query_depth,)
-            self.position_bias = nn.Parameter(torch.empty(shape, **factory))
+            self.position_bias = nn.Parameter(torch.empty(shape, **factory_kwargs))
         if embedding is not None:
             self._check_embedding(embedding, self.dimensions)
             if grid is not None:
@@ -97,7 +97,7 @@ class GridLambdaLayer(LambdaBase):
             sides = _table_sides(self.dimensions, scope, grid)
             self._owns_embedding = True
             embedding = RelativeEmbedding(
-                sides, query_depth, intra_depth, heads=heads if multi_head else None, **factory
+                sides, query_depth, intra_depth, heads=heads if multi_head else None, **factory_kwargs
             )
         self.embedding = embedding
         self.reset_parameters()
@@ -138,8 +138,8 @@ class GridLambdaLayer(LambdaBase):
             x = x.masked_fill(~mask.unsqueeze(1), 0)
             valid = mask.flatten(1)
         queries, keys, values = self._project(x, None, valid)
-        relative = isinstance(self.embedding, RelativeEmbedding)
-        positions = queries.shape[2]
+        is_relative = isinstance(self.embedding, RelativeEmbedding)
+        n = queries.shape[2]
         return Interaction(
             queries,
             keys,
@@ -147,8 +147,8 @@ class GridLambdaLayer(LambdaBase):
             grid,
             mask=None if valid is None else valid.unsqueeze(1),  # (b, 1, m)
             padding=None if valid is None else ~valid,
-            embeddings=None if self.embedding is None or relative else self._pairwise_embeddings(positions, positions),
-            table=self.embedding() if self.embedding is not None and relative else None,
+            embeddings=None if self.embedding is None or is_relative else self._pairwise_embeddings(n, n),
+            table=self.embedding() if self.embedding is not None and is_relative else None,
         )
 
     def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
@@ -168,17 +168,18 @@ class GridLambdaLayer(LambdaBase):
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Average the valid positions in the windows of `pool`, or of side 2 s - 1 with stride s."""
-        pooled = self._average(output)
+        pooled = self._average_pool(output)
         if mask is None:
             return pooled
+        strides = (slice(None, None, self.stride),) * self.dimensions
         # contiguous, so that torch.compile does not specialize on even and odd sizes
-        strided = mask[(slice(None), *(slice(None, None, self.stride),) * self.dimensions)].contiguous().unsqueeze(1)
+        strided_mask = mask[(slice(None), *strides)].contiguous().unsqueeze(1)
         if self.pool is None or not counts_padding(self.pool):
-            valid_fraction = self._average(mask.unsqueeze(1).to(output.dtype))
+            valid_fraction = self._average_pool(mask.unsqueeze(1).to(output.dtype))
             pooled = pooled / valid_fraction.clamp(min=torch.finfo(output.dtype).tiny)
-        return pooled.masked_fill(~strided, 0)
+        return pooled.masked_fill(~strided_mask, 0)
 
-    def _average(self, maps: Tensor) -> Tensor:
+    def _average_pool(self, maps: Tensor) -> Tensor:
         return average_pool(maps, self.stride) if self.pool is None else self.pool(maps)
 
     def extra_repr(self) -> str:
@@ -236,9 +237,9 @@ class LambdaLayer2d(GridLambdaLayer):
         multi_head: use separate keys, values, embeddings and lambdas for each head (Sec. C.3); default False.
         causal: use only context positions up to and including the query, in row-major order; default False. Requires
             stride 1. In training, the statistics of batch norm still include all positions.
-        position_bias: add a learned k-vector to every position lambda, for all value channels, as the bias of a Conv3d
-            does in other packages; (h, k) with multi_head. Initialized to 0.
-        pool: an nn.AvgPool2d with the stride of the layer, in place of the 3x3 average. Must round sides up.
+        position_bias: add a learned vector (k,) to every position lambda, for all value channels, as the bias of a
+            Conv3d does in other packages; (h, k) with multi_head. Initialized to 0.
+        pool: an nn.AvgPool2d that replaces the 3x3 average pooling, with output sides ceil(S / stride).
         algorithm: algorithm of the position term, see `lambdanets.position_interaction`; default "auto".
 
     Parameters: d h k + d k u + d v u + r r k u + 2 h k + 2 v u, with r the scope. With multi_head, the terms with u are
@@ -263,21 +264,21 @@ class LambdaLayer3d(GridLambdaLayer):
 
 
 def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
-    names = ("(length,)", "(height, width)", "(depth, height, width)")[dimensions - 1]
+    expected = ("(length,)", "(height, width)", "(depth, height, width)")[dimensions - 1]
     if scope is None:
         if grid is None:
-            raise ValueError(f"grid must be {names} if scope is None, got None")
+            raise ValueError(f"grid must be {expected} if scope is None, got None")
         if not _are_sides(grid, dimensions):
-            raise ValueError(f"grid must be a tuple {names} of positive integers, got {grid!r}")
+            raise ValueError(f"grid must be a tuple {expected} of positive integers, got {grid!r}")
         return tuple(2 * side - 1 for side in grid)
     if grid is not None:
         raise ValueError(f"grid must be None unless scope is None, got {grid} and scope={scope}")
     sides = (scope,) * dimensions if isinstance(scope, int) and not isinstance(scope, bool) else scope
     if not _are_sides(sides, dimensions) or any(side % 2 == 0 for side in sides):
-        raise ValueError(f"scope must be an odd positive integer or a tuple {names} of them, got {scope!r}")
+        raise ValueError(f"scope must be an odd positive integer or a tuple {expected} of them, got {scope!r}")
     return tuple(sides)
 
 
-def _are_sides(sides: Any, count: int) -> bool:
-    ints = isinstance(sides, tuple) and all(isinstance(s, int) and not isinstance(s, bool) for s in sides)
-    return ints and len(sides) == count and min(sides) >= 1
+def _are_sides(sides: Any, dimensions: int) -> bool:
+    are_integers = isinstance(sides, tuple) and all(isinstance(s, int) and not isinstance(s, bool) for s in sides)
+    return are_integers and len(sides) == dimensions and min(sides) >= 1

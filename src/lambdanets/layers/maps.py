@@ -10,27 +10,27 @@ _POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 
 
 def average_pool(maps: Tensor, stride: int) -> Tensor:
-    """Average pooling with window side 2 stride - 1, padded but not counting the padding; sides S to ceil(S / stride).
+    """Average-pool with kernel size 2 stride - 1 and count_include_pad=False; sides S become ceil(S / stride).
 
     Strided lambda layers use it (Sec. F.2 of the paper).
     """
-    window: dict[str, Any] = {
+    options: dict[str, Any] = {
         "kernel_size": 2 * stride - 1,
         "stride": stride,
         "padding": stride - 1,
         "count_include_pad": False,
     }
     if maps.ndim < 5:
-        return (F.avg_pool1d if maps.ndim == 3 else F.avg_pool2d)(maps, **window)
+        return (F.avg_pool1d if maps.ndim == 3 else F.avg_pool2d)(maps, **options)
     # avg_pool3d raises for sides smaller than the window, so pool each slice in 2-D first, then along the depth
-    slices = F.avg_pool2d(maps.flatten(1, 2), **window).unflatten(1, maps.shape[1:3])
+    slices = F.avg_pool2d(maps.flatten(1, 2), **options).unflatten(1, maps.shape[1:3])
     columns = slices.movedim(2, -1)
-    pooled = F.avg_pool1d(columns.flatten(1, -2), **window).unflatten(1, columns.shape[1:-1]).movedim(-1, 2)
+    pooled = F.avg_pool1d(columns.flatten(1, -2), **options).unflatten(1, columns.shape[1:-1]).movedim(-1, 2)
     return pooled.contiguous(memory_format=memory_format(maps) or torch.contiguous_format)
 
 
 def check_pool(pool: Any, stride: int, dimensions: int) -> None:
-    """Raise ValueError unless pool is an average pooling of the dimensions and stride whose sides are ceil(S / s)."""
+    """Raise ValueError unless `pool` is an nn.AvgPool1d, 2d or 3d that maps sides S to ceil(S / stride)."""
     expected = _POOLS[dimensions - 1]
     if type(pool) is not expected:
         raise ValueError(f"pool must be an nn.{expected.__name__} or None, got {type(pool).__name__}")
@@ -40,8 +40,8 @@ def check_pool(pool: Any, stride: int, dimensions: int) -> None:
         raise ValueError(f"pool must not have both ceil_mode and count_include_pad, got {pool}")
     first = max(_sides(pool.kernel_size)) + 1
     for side in range(first, first + 2 * stride):
-        rounded = pool(torch.empty(1, 1, *(side,) * dimensions, device="meta")).shape[2:]
-        if set(rounded) != {-(-side // stride)}:
+        output_sides = pool(torch.empty(1, 1, *(side,) * dimensions, device="meta")).shape[2:]
+        if set(output_sides) != {-(-side // stride)}:
             raise ValueError(f"pool must map sides S to ceil(S / stride) for stride = {stride}, got {pool}")
 
 

@@ -30,16 +30,16 @@ class Layer(nn.Module):
 
     An unknown constructor argument raises TypeError, which names the class and suggests the nearest argument.
     torch.fx treats a layer as one node, with any tracer: `forward` returns `fx_call` if x is an fx.Proxy.
-    torch.jit.trace records PyTorch operations for the input sizes of its example.
+    torch.jit.trace records PyTorch operations for the sizes of the example inputs.
     torch.jit.script raises NotImplementedError.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             type.__setattr__(cls, "__init__", _with_helpful_type_errors(vars(cls)["__init__"]))
 
-    def fx_call(self, x: fx.Proxy, *inputs: Any, **named: Any) -> Any:
+    def fx_call(self, x: fx.Proxy, *inputs: Any, **kwargs: Any) -> Any:
         """Add a call of this layer to the torch.fx graph that traces x, as one node."""
         tracer: Any = x.tracer
         name = tracer.path_of_module(self)
@@ -48,13 +48,13 @@ class Layer(nn.Module):
                 f"{type(self).__name__} is a single node to torch.fx: trace the network around it, "
                 "or use torch.export.export(layer, (x,))"
             )
-        return tracer.create_proxy("call_module", name, (x, *inputs), named)
+        return tracer.create_proxy("call_module", name, (x, *inputs), kwargs)
 
-    def _slow_forward(self, *inputs: Any, **named: Any) -> Any:
+    def _slow_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call forward under torch.jit.trace, without warnings that sizes become constants; nn.Module calls this."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets\.")
-            return super()._slow_forward(*inputs, **named)
+            return super()._slow_forward(*inputs, **kwargs)
 
     def __prepare_scriptable__(self) -> Any:
         raise NotImplementedError(
@@ -76,8 +76,8 @@ def _with_helpful_type_errors(init: Callable[..., None]) -> Callable[..., None]:
         constructor = f"{type(self).__name__}()"
         unknown = next((name for name in kwargs if name not in names), None)
         if unknown is not None and not has_var_keyword:
-            close = did_you_mean(unknown, names, SYNONYMS) or f"; its arguments are {', '.join(names)}"
-            raise TypeError(f"{constructor} got an unexpected argument {unknown}{close}")
+            suggestion = did_you_mean(unknown, names, SYNONYMS) or f"; its arguments are {', '.join(names)}"
+            raise TypeError(f"{constructor} got an unexpected argument {unknown}{suggestion}")
         try:
             signature.bind(self, *args, **kwargs)
         except TypeError as error:

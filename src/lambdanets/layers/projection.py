@@ -13,13 +13,17 @@ from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, without
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_MAX_SEQUENTIAL_SUM = 32  # accumulate one product per example for batches up to this size, else use one bmm
+_MAX_SEQUENTIAL_BATCH = 32  # accumulate one product per example for batches up to this size, else use one bmm
 _MAX_FLATTENED_POSITIONS = 64  # per example; with more positions, one product per example is faster
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def project(
-    x: Tensor, pairs: Sequence[tuple[nn.Module, nn.Module | None]], *, tokens: bool, valid: Tensor | None = None
+    x: Tensor,
+    projections: Sequence[tuple[nn.Module, nn.Module | None]],
+    *,
+    is_tokens: bool,
+    valid: Tensor | None = None,
 ) -> list[Tensor]:
     """Return norm(projection(x)) for each (projection, norm) pair, as rows (b, n, channels).
 
@@ -29,30 +33,30 @@ def project(
 
     Args:
         x: tokens (b, n, d) for linear projections, or maps (b, d, S_1..S_D) for 1x1 convolutions.
-        pairs: the projections and their norms; None for no norm.
-        tokens: True if x has tokens, False if it has maps.
+        projections: pairs (projection, norm); None for no norm.
+        is_tokens: True if x has tokens, False if it has maps.
         valid: bool (b, n); in training, batch norm uses only these positions and returns 0 elsewhere. Default None for
             all positions.
     """
-    grid = () if tokens else tuple(x.shape[2:])
-    if not all(_is_exactly(projection, _PROJECTIONS) and _is_matrix_product(projection) for projection, _ in pairs):
-        outputs = [projection(x) for projection, _ in pairs]
-        rows = [output if tokens else output.flatten(2).mT for output in outputs]
-        folded = [False] * len(pairs)
+    grid = () if is_tokens else tuple(x.shape[2:])
+    if not all(_is_exactly(module, _PROJECTIONS) and _is_matrix_product(module) for module, _ in projections):
+        outputs = [projection(x) for projection, _ in projections]
+        rows = [output if is_tokens else output.flatten(2).mT for output in outputs]
+        is_folded = [False] * len(projections)
     else:
-        folded = [_can_fold(norm) for _, norm in pairs]
+        is_folded = [_can_fold(norm) for _, norm in projections]
         weights, biases = zip(
-            *(_weight_and_bias(*pair, fold) for pair, fold in zip(pairs, folded, strict=True)), strict=True
+            *(_weight_and_bias(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)), strict=True
         )
-        maps = x.mT if tokens else x.flatten(2)
-        if any(folded):
+        maps = x.mT if is_tokens else x.flatten(2)
+        if any(is_folded):
             (product,) = _project_rows(maps, torch.cat(biases), torch.cat(weights))
             rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
         else:  # each norm needs its own contiguous rows
             rows = list(_project_rows(maps, None, *weights))
     return [
         projected if norm is None or fold else normalize(norm, projected, grid, valid)
-        for projected, (_, norm), fold in zip(rows, pairs, folded, strict=True)
+        for projected, (_, norm), fold in zip(rows, projections, is_folded, strict=True)
     ]
 
 
@@ -174,7 +178,7 @@ class _ProjectRowsForwardMode(_ProjectRows):
 
 def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows (b, n, c) of x (b, d, n)."""
-    # int8 runtimes need matrices of weights with two axes
+    # int8 runtimes need 2-d weights
     if _channels_last(x) or torch.compiler.is_exporting():
         return F.linear(x.mT, weight, bias)
     weights = weight.mT.expand(x.shape[0], -1, -1)
@@ -207,7 +211,7 @@ def _channels_last(x: Tensor) -> bool:
 
 def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     """Return left (b, c, n) @ right (b, n, d), summed over b; avoids storing all products where possible."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(left) > _MAX_SEQUENTIAL_SUM:
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(left) > _MAX_SEQUENTIAL_BATCH:
         return torch.bmm(left, right).sum(dim=0)
     total = torch.mm(left[0], right[0])
     for example_left, example_right in zip(left[1:], right[1:], strict=True):

@@ -57,7 +57,7 @@ class LambdaLayer(LambdaBase):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
             dim,
             dim_out,
@@ -72,8 +72,8 @@ class LambdaLayer(LambdaBase):
             batch_norm=batch_norm,
             multi_head=multi_head,
             causal=causal,
-            projection=lambda ins, outs: nn.Linear(ins, outs, bias=False, **factory),
-            norm=lambda channels: nn.BatchNorm1d(channels, **factory),
+            projection=lambda dim, dim_out: nn.Linear(dim, dim_out, bias=False, **factory_kwargs),
+            norm=lambda channels: nn.BatchNorm1d(channels, **factory_kwargs),
         )
         if embedding is not None:
             self._check_embedding(embedding, 1)
@@ -138,8 +138,8 @@ class LambdaLayer(LambdaBase):
         queries, keys, values = self._project(x, None if context is None else source, valid)
         positions, table = static_shape(x)[1], None
         if self.position and embeddings is None:
-            is_self = context is None and (mask is None or valid is not None)
-            table, embeddings = self._embeddings(positions, static_shape(source)[1], is_self)
+            is_self_attention = context is None and (mask is None or valid is not None)
+            table, embeddings = self._embeddings(positions, static_shape(source)[1], is_self_attention)
         return Interaction(
             queries,
             keys,
@@ -156,7 +156,9 @@ class LambdaLayer(LambdaBase):
         output = output.transpose(1, 2).flatten(2)
         return output if inputs.padding is None else output.masked_fill(inputs.padding.unsqueeze(-1), 0)
 
-    def _embeddings(self, positions: int, context_positions: int, is_self: bool) -> tuple[Tensor | None, Tensor | None]:
+    def _embeddings(
+        self, positions: int, context_positions: int, is_self_attention: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return (table, None) for relative embeddings if x is its own context, else (None, E ([h,] n, m, k[, u]))."""
         if self.embedding is None:
             raise ValueError(
@@ -165,7 +167,7 @@ class LambdaLayer(LambdaBase):
             )
         if not isinstance(self.embedding, RelativeEmbedding):
             return None, self._pairwise_embeddings(positions, context_positions)
-        if is_self:
+        if is_self_attention:
             return self.embedding(), None
         return None, self.embedding.of_pairs((positions,), (context_positions,))
 

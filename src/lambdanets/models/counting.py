@@ -14,9 +14,9 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_parameters_in_use(model: nn.Module, image_size: int) -> int:
-    """Return the number of parameters that square images of a size use.
+    """Return the number of parameters that affect the outputs for square images of this size.
 
-    Entries of embedding tables for offsets larger than every map are not used.
+    Embeddings of offsets larger than the map have no effect.
     """
     unused: dict[nn.Parameter, int] = {}
 
@@ -25,9 +25,9 @@ def count_parameters_in_use(model: nn.Module, image_size: int) -> int:
             table = layer.embedding.table
             height, width = table.shape[-(4 if layer.intra_depth > 1 else 3) :][:2]
             sides = arguments[0].shape[2:]
-            used = min(height, 2 * sides[0] - 1) * min(width, 2 * sides[1] - 1)
-            count = table.numel() - table.numel() // (height * width) * used
-            unused[table] = min(count, unused.get(table, count))
+            num_used = min(height, 2 * sides[0] - 1) * min(width, 2 * sides[1] - 1)
+            num_unused = table.numel() - table.numel() // (height * width) * num_used
+            unused[table] = min(num_unused, unused.get(table, num_unused))
 
     _run_on_meta(model, image_size, hook)
     return count_parameters(model) - sum(unused.values())
@@ -64,27 +64,29 @@ def count_multiply_adds(
     if isinstance(layer, nn.Linear):
         return output.numel() * layer.in_features
     if isinstance(layer, LambdaLayer2d):
-        return _contractions(layer, arguments[0], single_application)
+        return _lambda_multiply_adds(layer, arguments[0], single_application)
     return 0
 
 
-def _contractions(layer: LambdaLayer2d, x: Tensor, single_application: bool) -> int:
+def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: bool) -> int:
     """Return the multiply-adds of computing and applying the lambdas.
 
     The position lambda of each query is counted as a sum over min(r, S) positions along each side S, also near the
     border. Layers with a stride run at the resolution of their input, because they pool afterwards.
     """
     batch, _, height, width = x.shape
-    per_context = layer.query_depth * layer.value_depth * layer.intra_depth * (layer.heads if layer.multi_head else 1)
+    per_context_position = (
+        layer.query_depth * layer.value_depth * layer.intra_depth * (layer.heads if layer.multi_head else 1)
+    )
     per_application = layer.heads * layer.query_depth * layer.value_depth
-    context_sizes = []  # context positions per query, one entry per lambda
+    context_sizes = []  # context positions per query, for the content and the position lambda
     if layer.key_projection is not None:
         context_sizes.append(1)  # all queries share the content lambda
     if isinstance(layer.embedding, RelativeEmbedding):
         scope = layer.embedding.scope
         context_sizes.append(min(scope[0], height) * min(scope[1], width))
-    applications = 1 if single_application else len(context_sizes)
-    return batch * height * width * (sum(context_sizes) * per_context + applications * per_application)
+    num_applications = 1 if single_application else len(context_sizes)
+    return batch * height * width * (sum(context_sizes) * per_context_position + num_applications * per_application)
 
 
 def _run_on_meta(model: nn.Module, image_size: int, hook: Any, channels: int = 3) -> None:
@@ -92,12 +94,12 @@ def _run_on_meta(model: nn.Module, image_size: int, hook: Any, channels: int = 3
     for parameter in model.parameters():
         if not parameter.is_meta:
             raise ValueError(f"model must be built on the meta device, got a parameter on {parameter.device}")
-    hooks = [module.register_forward_hook(hook) for module in model.modules()]
+    handles = [module.register_forward_hook(hook) for module in model.modules()]
     training = model.training
     try:
         with torch.no_grad():
             model.eval()(torch.empty(1, channels, image_size, image_size, device="meta"))
     finally:
         model.train(training)
-        for hook in hooks:
-            hook.remove()
+        for handle in handles:
+            handle.remove()

@@ -19,7 +19,7 @@ from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, p
 from lambdanets.models.packaged import packaged_arguments, packaged_models, packaged_weights
 from lambdanets.models.weights import load_weights
 
-ADOPTED = "timm/"  # prefix of models of timm whose lambda layers are adopted
+ADOPTED_PREFIX = "timm/"  # of the names of timm models whose lambda layers are adopted
 
 
 def list_models() -> list[str]:
@@ -44,28 +44,28 @@ def create_model(
             replaced by layers of this package (see `adopt`); or "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model
             saved by `save_pretrained` or by timm, whose lambda layers are replaced too.
         pretrained: default None for random initialization. The name of a trained model that comes with the package,
-            such as "cifar10", whose model options are then the defaults. A path to load weights from a .safetensors
-            file or a checkpoint of this package. True for the weights of the folder or hub, or of timm.
+            such as "cifar10", whose model options then become the defaults. The path of a .safetensors file or of a
+            checkpoint of this package. True for the weights of the folder or hub, or of timm.
         num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub or
-            of the trained model; for other names 1000, or 2 for a U-Net. For another number than that of a trained
-            model, the classifier is initialized randomly.
+            of the trained model; for other names 1000, or 2 for a U-Net. If it differs from that of a trained model,
+            the classifier is randomly initialized.
         overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
             features_only=True.
 
     Raises ValueError for an unknown name, with similar names, for an invalid override, or for weights that do not fit
     the model.
     """
-    full_name, name = name, name.removeprefix(ADOPTED)
+    full_name, name = name, name.removeprefix(ADOPTED_PREFIX)
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
         raise InputError(unknown_model_message(name))
     if pretrained is True and name.split(".")[0] in list_models():
         _check_has_weights(name.split(".")[0])
-    trained_classes = num_classes
-    if isinstance(pretrained, str) and (packaged := packaged_weights(pretrained)):
-        arguments = packaged_arguments(packaged, full_name)
-        trained_classes = arguments.pop("num_classes")
-        pretrained, overrides = packaged, arguments | overrides
-        num_classes = trained_classes if num_classes is None else num_classes
+    num_trained_classes = num_classes
+    if isinstance(pretrained, str) and (weights_file := packaged_weights(pretrained)):
+        arguments = packaged_arguments(weights_file, full_name)
+        num_trained_classes = arguments.pop("num_classes")
+        pretrained, overrides = weights_file, arguments | overrides
+        num_classes = num_trained_classes if num_classes is None else num_classes
     checkpoint = overrides.get("checkpoint_path")
     if checkpoint and not Path(checkpoint).is_file():
         raise InputError(f"checkpoint_path must be an existing file, got '{checkpoint}'")
@@ -78,8 +78,8 @@ def create_model(
     except Exception as error:  # timm's constructors and loaders raise many types of exceptions
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown:
-            close = did_you_mean(unknown[1], _constructor_arguments(name), SYNONYMS)
-            raise InputError(f"{name} takes no argument {unknown[1]!r}{close}") from error
+            suggestion = did_you_mean(unknown[1], _constructor_arguments(name), SYNONYMS)
+            raise InputError(f"{name} takes no argument {unknown[1]!r}{suggestion}") from error
         reason = one_line(error)
         if "weights_only" in reason:  # torch and timm suggest disabling it, which could run code from the file
             reason = "checkpoint_path must contain only tensors; the file is corrupt or contains code"
@@ -88,7 +88,8 @@ def create_model(
     if full_name != name or (":" in name and has_foreign_layers(model)):
         adopt(model)
     if pretrained is not None and not isinstance(pretrained, bool):
-        load_weights(model, pretrained, "" if num_classes == trained_classes else model.pretrained_cfg["classifier"])
+        skip = "" if num_classes == num_trained_classes else model.pretrained_cfg["classifier"]
+        load_weights(model, pretrained, skip)
     return model
 
 
@@ -120,6 +121,6 @@ def _check_has_weights(name: str) -> None:
 
 def unknown_model_message(name: str) -> str:
     """Return an error message that suggests similar models, of this package first, else of timm."""
-    ours = list_models()
-    similar = nearest_hint(name, ours, 3) or nearest_hint(name, timm.list_models(), 3)
-    return f"there is no model named {name!r}{similar or '; this package has ' + ', '.join(ours)}"
+    own_models = list_models()
+    similar = nearest_hint(name, own_models, 3) or nearest_hint(name, timm.list_models(), 3)
+    return f"there is no model named {name!r}{similar or '; this package has ' + ', '.join(own_models)}"

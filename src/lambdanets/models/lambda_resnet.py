@@ -47,7 +47,7 @@ class LambdaResNet(ResNetBase):
     Args:
         lambda_blocks: for each of c2 to c5, the blocks whose 3x3 convolution becomes a lambda layer, counted from 1. In
             a block with a stride, the layer runs at the input resolution and is followed by average pooling.
-        squeeze_excite: stages that keep their squeeze-and-excitation, if `block_args` adds it; default ("c2", "c3").
+        squeeze_excite: stages with squeeze-and-excitation, if `block_args` adds it; default ("c2", "c3").
             According to the parameter counts in the paper, c4 has none, not even in blocks with convolutions.
         small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
         query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
@@ -82,17 +82,17 @@ class LambdaResNet(ResNetBase):
         super().__init__(small_images=small_images, **resnet)
         if scope is None:
             scope = 23 if intra_depth == 1 else 7
-        resolutions: dict[nn.Conv2d, int] = {}  # the cumulative stride before each 3x3 convolution
+        input_strides: dict[nn.Conv2d, int] = {}  # the cumulative stride before each 3x3 convolution
         stride = 1
         for name, stage in zip(STAGES, self.stages(), strict=True):
             for block in stage:
                 if name not in squeeze_excite:
                     block.se = None
                 if isinstance(block, Bottleneck):
-                    resolutions[block.conv2] = stride
+                    input_strides[block.conv2] = stride
                     stride *= block.conv2.stride[0]
 
-        shared: dict[int, RelativeEmbedding] = {}
+        shared_embeddings: dict[int, RelativeEmbedding] = {}  # by input stride
 
         def make_layer(conv: nn.Conv2d) -> LambdaLayer2d:
             layer = LambdaLayer2d(
@@ -102,7 +102,7 @@ class LambdaResNet(ResNetBase):
                 heads=heads,
                 intra_depth=intra_depth,
                 scope=scope,
-                embedding=shared.get(resolutions[conv]),
+                embedding=shared_embeddings.get(input_strides[conv]),
                 # timm replaces stride by dilation for output_stride; a lambda layer does not need the dilation
                 stride=conv.stride[0],
                 content=content,
@@ -116,7 +116,7 @@ class LambdaResNet(ResNetBase):
                 dtype=conv.weight.dtype,
             )
             if share_embeddings and isinstance(layer.embedding, RelativeEmbedding):
-                shared.setdefault(resolutions[conv], layer.embedding)
+                shared_embeddings.setdefault(input_strides[conv], layer.embedding)
             return layer
 
         self.replace(lambda_blocks, make_layer)

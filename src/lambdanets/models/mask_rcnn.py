@@ -34,7 +34,7 @@ _MIN_OBJECTNESS = 1e-30
 
 
 class PyramidBackbone(nn.Module):
-    """A feature pyramid on the maps of a network.
+    """A feature pyramid network (FPN) on a backbone.
 
     Returns maps by name, from "0", the finest, to "pool", the coarsest. `strides` are the strides of the maps, powers
     of two.
@@ -84,22 +84,22 @@ class MaskRCNN(TorchvisionMaskRCNN):
             raise InputError("targets must be a list of dictionaries in training, got None")
         for index, target in enumerate(targets or ()):
             _check_boxes(target["boxes"], index)
-        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        original_sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batch, targets = self.transform(images, targets)
         maps = self.backbone(batch.tensors, batch.image_sizes)
         proposals, losses = self.rpn(batch, maps, targets)
         detections, roi_losses = self.roi_heads(maps, proposals, batch.image_sizes, targets)
         if self.training:
             return losses | roi_losses
-        return self.transform.postprocess(detections, batch.image_sizes, sizes)
+        return self.transform.postprocess(detections, batch.image_sizes, original_sizes)
 
 
 def _check_boxes(boxes: Tensor, image_index: int) -> None:
-    empty = (boxes[:, 2:] > boxes[:, :2]).logical_not().any(1)
-    if empty.any():
+    is_empty = (boxes[:, 2:] > boxes[:, :2]).logical_not().any(1)
+    if is_empty.any():
         raise InputError(
             "targets must have boxes with x1 below x2 and y1 below y2, "
-            f"got {boxes[empty][0].tolist()} of image {image_index}"
+            f"got {boxes[is_empty][0].tolist()} of image {image_index}"
         )
 
 
@@ -153,8 +153,11 @@ class _Float32AnchorGenerator(AnchorGenerator):
     """torchvision's AnchorGenerator, but with anchors in float32 or float64 instead of the dtype of the maps."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        like = [torch.empty((), dtype=_at_least_float32(x.dtype), device=x.device).expand(x.shape) for x in maps]
-        return super().forward(images, like)
+        # the maps only give shapes, device and dtype
+        placeholders = [
+            torch.empty((), dtype=_at_least_float32(x.dtype), device=x.device).expand(x.shape) for x in maps
+        ]
+        return super().forward(images, placeholders)
 
 
 class _MaskedRPN(RegionProposalNetwork):
@@ -179,8 +182,8 @@ class _MaskedRPN(RegionProposalNetwork):
 class _MaskedRPNHead(RPNHead):
     """torchvision's RPNHead, but with a low objectness for anchors in the padding."""
 
-    def __init__(self, channels: int, anchors: int, padding: Padding) -> None:
-        super().__init__(channels, anchors)
+    def __init__(self, channels: int, num_anchors: int, padding: Padding) -> None:
+        super().__init__(channels, num_anchors)
         self._padding = padding
 
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -199,8 +202,8 @@ def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
 
 
-def _make_roi_align(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
-    pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], side, sampling_ratio=2)
+def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
+    pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
     # torchvision would infer these from the first images, wrongly for small ones
     pool.scales = [1 / stride for stride in strides]
     pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
@@ -208,7 +211,7 @@ def _make_roi_align(strides: Sequence[int], side: int) -> MultiScaleRoIAlign:
 
 
 def _make_network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -> Any:
-    """Create a backbone that returns the maps of these levels."""
+    """Create a backbone that returns the feature maps with these indices."""
     try:
         if not levels or min(levels) < 0:
             raise IndexError
@@ -270,34 +273,34 @@ def mask_rcnn(
     if num_classes < 1:
         raise InputError(f"num_classes must be at least 1, got {num_classes}")
     network = _make_network(backbone, tuple(levels), backbone_options or {})
-    body = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
-    if backbone not in list_models() and not any(parameter.is_meta for parameter in body.parameters()):
-        (check_padding if hide_padding else check_sizes)(body, body.strides[-1], backbone)
-    strides = body.strides
+    pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
+    if backbone not in list_models() and not any(parameter.is_meta for parameter in pyramid_backbone.parameters()):
+        (check_padding if hide_padding else check_sizes)(pyramid_backbone, pyramid_backbone.strides[-1], backbone)
+    strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
     if not 0.5 / strides[0] < anchor_scale < math.inf:
         raise InputError(
             f"anchor_scale must give anchors of at least one pixel at stride {strides[0]}, got {anchor_scale}"
         )
-    sides = [round(anchor_scale * stride) for stride in strides]
-    anchors = _Float32AnchorGenerator(tuple((side,) for side in sides), (tuple(aspect_ratios),) * len(strides))
-    head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios), body.padding)
+    anchor_sizes = [round(anchor_scale * stride) for stride in strides]
+    anchors = _Float32AnchorGenerator(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(strides))
+    head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios), pyramid_backbone.padding)
     if hide_padding:
-        body.padding.attach(head)
-    shortest, longest = (image_size, image_size) if isinstance(image_size, int) else image_size
+        pyramid_backbone.padding.attach(head)
+    min_size, max_size = (image_size, image_size) if isinstance(image_size, int) else image_size
     box_pool, mask_pool = _make_roi_align(strides[:-1], 7), _make_roi_align(strides[:-1], 14)
-    convolutions, width = box_layers
+    num_convs, fc_width = box_layers
     model = MaskRCNN(
-        body,
+        pyramid_backbone,
         rpn_anchor_generator=anchors,
         rpn_head=head,
         rpn_score_thresh=options.pop("rpn_score_thresh", _MIN_OBJECTNESS),
         box_roi_pool=box_pool,
         box_head=FastRCNNConvFCHead(
-            (pyramid_channels, 7, 7), [pyramid_channels] * convolutions, [width], norm_layer=nn.BatchNorm2d
+            (pyramid_channels, 7, 7), [pyramid_channels] * num_convs, [fc_width], norm_layer=nn.BatchNorm2d
         ),
-        box_predictor=FastRCNNPredictor(width, num_classes + 1),
+        box_predictor=FastRCNNPredictor(fc_width, num_classes + 1),
         mask_roi_pool=mask_pool,
         mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
@@ -307,6 +310,8 @@ def mask_rcnn(
     for module in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):
         module.register_forward_hook(_cast_outputs_to_float32)
     # padding to a multiple of the largest stride makes the sides of each map those of the batch divided by its stride
-    model.transform = AnySizeTransform(shortest, longest, list(image_mean), list(image_std), size_divisible=strides[-1])
+    model.transform = AnySizeTransform(
+        min_size, max_size, list(image_mean), list(image_std), size_divisible=strides[-1]
+    )
     model.transform.mask_threshold = mask_threshold
     return model

@@ -48,14 +48,14 @@ class LightweightLambdaBlock(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.conv_pw = nn.Conv2d(channels, channels, 1, bias=False, **factory)
-        self.bn1 = nn.BatchNorm2d(channels, **factory)
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.conv_pw = nn.Conv2d(channels, channels, 1, bias=False, **factory_kwargs)
+        self.bn1 = nn.BatchNorm2d(channels, **factory_kwargs)
         self.act1 = nn.ReLU6(inplace=True)
-        self.mixer = LambdaLayer2d(channels, query_depth=query_depth, heads=heads, scope=scope, **factory)
-        self.bn2 = nn.BatchNorm2d(channels, **factory)
-        self.conv_pwl = nn.Conv2d(channels, channels, 1, bias=False, **factory)
-        self.bn3 = nn.BatchNorm2d(channels, **factory)
+        self.mixer = LambdaLayer2d(channels, query_depth=query_depth, heads=heads, scope=scope, **factory_kwargs)
+        self.bn2 = nn.BatchNorm2d(channels, **factory_kwargs)
+        self.conv_pwl = nn.Conv2d(channels, channels, 1, bias=False, **factory_kwargs)
+        self.bn3 = nn.BatchNorm2d(channels, **factory_kwargs)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         for convolution in (self.conv_pw, self.conv_pwl):
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out")

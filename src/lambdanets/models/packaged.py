@@ -9,7 +9,8 @@ from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
 
 FOLDER = Path(__file__).parents[1] / "pretrained"
-_WEIGHTS = ("weights.safetensors", "checkpoints/last.ckpt", "config.json")  # of run folders and of timm's hub format
+# of run folders and of timm's hub format
+_WEIGHT_FILES = ("weights.safetensors", "checkpoints/last.ckpt", "config.json")
 
 
 def packaged_models() -> list[str]:
@@ -20,17 +21,17 @@ def packaged_models() -> list[str]:
 def packaged_weights(name: str | os.PathLike[str]) -> Path | None:
     """Return the weight file of a name in `packaged_models`; None for other names, and for a path with weights.
 
-    Other folders of this name, such as the output folder of a command, do not hide the model.
+    A folder with this name but without weights, such as the output folder of a command, does not hide the model.
     """
     path = Path(name)
-    has_weights = path.is_file() or any((path / file).is_file() for file in _WEIGHTS)
+    has_weights = path.is_file() or any((path / file).is_file() for file in _WEIGHT_FILES)
     if str(name) not in packaged_models() or has_weights:
         return None
     return FOLDER / f"{name}.safetensors"
 
 
 def packaged_arguments(path: Path, model: str) -> dict[str, Any]:
-    """Return the arguments with which `create_model` builds the model of a file of `packaged_weights`.
+    """Return the arguments of `create_model` for a weight file from `packaged_weights`.
 
     Raises InputError if it is not a classifier of this architecture.
     """

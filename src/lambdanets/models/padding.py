@@ -49,20 +49,20 @@ class Padding:
     """
 
     def __init__(self) -> None:
-        self._batch = (0, 0)
+        self._padded_size = (0, 0)  # height and width of the batch
         self._sizes: Sequence[tuple[int, int]] | None = None
         self._valid_sizes: dict[tuple[int, int], Sizes] = {}
         self._masks: dict[tuple[int, int], Tensor] = {}
 
-    def set_sizes(self, sizes: Sequence[tuple[int, int]] | None, batch: tuple[int, int]) -> None:
+    def set_sizes(self, sizes: Sequence[tuple[int, int]] | None, padded_size: tuple[int, int]) -> None:
         """Set the sizes for the next forward pass.
 
         Args:
             sizes: height and width of each image, in pixels; None if there is no padding.
-            batch: height and width of the padded batch, in pixels.
+            padded_size: height and width of the padded batch, in pixels.
         """
-        no_padding = sizes is None or all(tuple(size) == tuple(batch) for size in sizes)
-        self._batch, self._sizes = batch, None if no_padding else sizes
+        no_padding = sizes is None or all(tuple(size) == tuple(padded_size) for size in sizes)
+        self._padded_size, self._sizes = padded_size, None if no_padding else sizes
         self._valid_sizes, self._masks = {}, {}
 
     def valid_sizes(self, maps: Tensor) -> Sizes | None:
@@ -77,7 +77,9 @@ class Padding:
         if grid not in self._valid_sizes:
             if len(self._sizes) != len(maps):
                 raise InputError(f"maps must have as many images as set_sizes, {len(self._sizes)}, got {len(maps)}")
-            strides = [_downsampling_stride(side, map_side) for side, map_side in zip(self._batch, grid, strict=True)]
+            strides = [
+                _downsampling_stride(side, map_side) for side, map_side in zip(self._padded_size, grid, strict=True)
+            ]
             self._valid_sizes[grid] = tuple(
                 (_ceil_div(h, strides[0]), _ceil_div(w, strides[1])) for h, w in self._sizes
             )
@@ -104,11 +106,11 @@ class Padding:
         valid_sizes = self.valid_sizes(maps)
         if valid_sizes is None:
             return maps
-        padded = []
+        images = []
         for image, (height, width) in zip(maps, valid_sizes, strict=True):
             pads = (0, maps.shape[-1] - width, 0, maps.shape[-2] - height)
-            padded.append(F.pad(image[None, :, :height, :width], pads, mode="replicate"))
-        return torch.cat(padded)
+            images.append(F.pad(image[None, :, :height, :width], pads, mode="replicate"))
+        return torch.cat(images)
 
     def attach(self, network: nn.Module) -> None:
         """Add hooks to a network, so that its outputs at valid positions do not depend on padding, up to rounding.
@@ -139,7 +141,7 @@ class Padding:
             if max(module.kernel_size) > 1:
                 module.register_forward_pre_hook(self._fill_zeros)
         elif type(module) is nn.MaxPool2d:
-            module.register_forward_pre_hook(self._fill_lowest)
+            module.register_forward_pre_hook(self._fill_min)
             module.register_forward_hook(self._fill_output_zeros)
         elif type(module) is nn.AvgPool2d:
             module.register_forward_pre_hook(self._fill_zeros)
@@ -162,7 +164,7 @@ class Padding:
     def _fill_zeros(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         return (self.fill_padding(inputs[0]),)
 
-    def _fill_lowest(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    def _fill_min(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         return (self.fill_padding(inputs[0], torch.finfo(inputs[0].dtype).min),)
 
     def _fill_output_zeros(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -190,17 +192,17 @@ class _MaskedBatchNorm:
         self._padding = padding
         self._valid_sizes: Sizes | None = None
         self._grid = (0, 0)
-        norm.register_forward_pre_hook(self._before)
-        norm.register_forward_hook(self._after)
+        norm.register_forward_pre_hook(self._pre_hook)
+        norm.register_forward_hook(self._post_hook)
 
-    def _before(self, norm: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    def _pre_hook(self, norm: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         self._valid_sizes = self._padding.valid_sizes(inputs[0]) if norm.training else None
         if self._valid_sizes is None:
             return inputs
         self._grid = (inputs[0].shape[-2], inputs[0].shape[-1])
         return (_Gather.apply(inputs[0], self._valid_sizes, _memory_format(inputs[0])),)
 
-    def _after(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def _post_hook(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output if self._valid_sizes is None else _Scatter.apply(output, self._valid_sizes, self._grid)
 
 
@@ -210,14 +212,14 @@ class _MaskedMean:
     def __init__(self, padding: Padding, excitation: nn.Module) -> None:
         self._padding = padding
         self._mask: Tensor | None = None
-        excitation.register_forward_pre_hook(self._before)
-        getattr(excitation, _SQUEEZE_LAYERS[type(excitation)]).register_forward_pre_hook(self._scale)
+        excitation.register_forward_pre_hook(self._pre_hook)
+        getattr(excitation, _SQUEEZE_LAYERS[type(excitation)]).register_forward_pre_hook(self._rescale_mean)
 
-    def _before(self, excitation: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    def _pre_hook(self, excitation: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         self._mask = self._padding.mask(inputs[0])
         return (self._padding.fill_padding(inputs[0]),)
 
-    def _scale(self, squeeze: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    def _rescale_mean(self, squeeze: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         if self._mask is None:
             return inputs
         valid_fraction = self._mask.flatten(1).to(inputs[0].dtype).mean(1)
@@ -230,9 +232,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, maps: Tensor, sizes: Sizes, memory_format: torch.memory_format) -> Tensor:
         ctx.sizes, ctx.grid = sizes, maps.shape[-2:]
-        count = sum(height * width for height, width in sizes)
+        num_valid = sum(height * width for height, width in sizes)
         gathered = torch.empty(
-            1, maps.shape[1], count, 1, dtype=maps.dtype, device=maps.device, memory_format=memory_format
+            1, maps.shape[1], num_valid, 1, dtype=maps.dtype, device=maps.device, memory_format=memory_format
         )
         for image, view, (height, width) in zip(maps, _image_views(gathered, sizes), sizes, strict=True):
             view.copy_(image[:, :height, :width])

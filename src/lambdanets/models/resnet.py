@@ -47,8 +47,8 @@ class ResNetBase(ResNet):
 
     def _replace_stem(self) -> None:
         first = next(module for module in self.conv1.modules() if isinstance(module, nn.Conv2d))
-        factory: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
-        self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory)
+        factory_kwargs: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
+        self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory_kwargs)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
         # the default stem and its pooling have stride 2 each

@@ -35,7 +35,7 @@ def replace_convolutions(
         model: any network.
         make_layer: function of a convolution that returns a layer with the same channels and stride, such as
             `lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0])`.
-        where: function of (module name, convolution) that returns whether to replace it, or a module name or several.
+        where: function of (module name, convolution) that returns whether to replace it; or one or more module names.
             Names may be shell-style patterns such as "layer4.*.conv2", where * also matches dots.
         allow_several_per_block: allow more than one lambda layer per block; default False.
 
@@ -100,7 +100,7 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
     lambda_counts = {name: 1 for name, module in modules.items() if isinstance(module, LambdaBase)}
     # the projections inside a lambda layer do not make it a block
     prefixes = tuple(f"{name}." for name in lambda_counts)
-    members = [
+    block_layers = [
         name
         for name, module in modules.items()
         if isinstance(module, nn.Conv2d | nn.Linear | LambdaBase) and not name.startswith(prefixes)
@@ -109,7 +109,7 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
     new_counts = {name: count for name, count in counts.items() if count}
     lambda_counts |= new_counts
     for name in new_counts:
-        block = _enclosing_block(name, modules, members)
+        block = _enclosing_block(name, modules, block_layers)
         if block is None:
             continue
         inside = [inner for inner in lambda_counts if inner.startswith(f"{block}.")]
@@ -121,7 +121,7 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
             )
 
 
-def _enclosing_block(name: str, modules: dict[str, nn.Module], members: list[str]) -> str | None:
+def _enclosing_block(name: str, modules: dict[str, nn.Module], block_layers: list[str]) -> str | None:
     """Return the name of the block of a convolution, as `replace_convolutions` defines it, or None."""
     while "." in name:
         name = name.rpartition(".")[0]
@@ -131,6 +131,6 @@ def _enclosing_block(name: str, modules: dict[str, nn.Module], members: list[str
             continue
         if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             continue
-        if sum(member.startswith(f"{name}.") for member in members) > 1:
+        if sum(layer.startswith(f"{name}.") for layer in block_layers) > 1:
             return name
     return None

@@ -21,13 +21,14 @@ WIDTHS = (16, 32, 64, 128, 256)  # a quarter of those of the paper
 class UNet(nn.Module):
     """A U-Net: maps (b, in_chans, H, W) to logits (b, num_classes, H, W), for any height and width.
 
-    An encoder block at each resolution, each but the first after 2x2 max pooling; the last one is the bottleneck. Then
-    a 2x2 transposed convolution, concatenation with the encoder's map of the same resolution, and a decoder block at
-    each resolution but the lowest; a 1x1 convolution at the end. A block has two 3x3 convolutions with batch norm and
-    ReLU. At the lowest resolutions, lambda layers replace the second convolution of each block.
+    The encoder has one block per resolution, with 2x2 max pooling between blocks; the last block is the bottleneck. The
+    decoder has one block for each resolution except the lowest. It upsamples by a 2x2 transposed convolution and
+    concatenates the encoder's map of the same resolution (skip connection) before each block, and ends with a 1x1
+    convolution. A block has two 3x3 convolutions with batch norm and ReLU. At the lowest resolutions, lambda layers
+    replace the second convolution of each block.
 
-    The input is padded at the bottom and right to a multiple of `stride` by repeating its last row and column, and the
-    output is cropped.
+    The input is padded at the bottom and right to a multiple of `stride` by replicating its last row and column, and
+    the output is cropped.
 
     Args:
         in_chans: channels of the input.
@@ -56,33 +57,33 @@ class UNet(nn.Module):
             raise InputError(f"widths must be two or more positive numbers, got {tuple(widths)}")
         if not 0 <= lambda_stages <= len(widths):
             raise InputError(f"lambda_stages must be from 0 to {len(widths)}, got {lambda_stages}")
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
 
         def make_block(dim: int, level: int) -> _Block:
             width = widths[level]
             if level < len(widths) - lambda_stages:
-                mixer: nn.Module = nn.Conv2d(width, width, 3, padding=1, bias=False, **factory)
+                mixer: nn.Module = nn.Conv2d(width, width, 3, padding=1, bias=False, **factory_kwargs)
             else:
-                mixer = LambdaLayer2d(width, query_depth=query_depth, heads=heads, scope=scope, **factory)
-            return _Block(dim, width, mixer, factory)
+                mixer = LambdaLayer2d(width, query_depth=query_depth, heads=heads, scope=scope, **factory_kwargs)
+            return _Block(dim, width, mixer, factory_kwargs)
 
         self.in_chans, self.num_classes, self.num_features = in_chans, num_classes, widths[0]
         self.stride = 2 ** (len(widths) - 1)
         self.encoder = nn.ModuleList(make_block(dim, level) for level, dim in enumerate((in_chans, *widths[:-1])))
         levels = range(len(widths) - 2, -1, -1)
         self.upsample = nn.ModuleList(
-            nn.ConvTranspose2d(widths[level + 1], widths[level], 2, stride=2, **factory) for level in levels
+            nn.ConvTranspose2d(widths[level + 1], widths[level], 2, stride=2, **factory_kwargs) for level in levels
         )
         self.decoder = nn.ModuleList(make_block(2 * widths[level], level) for level in levels)
-        self.head = self._make_head(factory)
+        self.head = self._make_head(factory_kwargs)
         for module in self.modules():
             if isinstance(module, _Block):
                 module.initialize()
 
-    def _make_head(self, factory: dict[str, Any]) -> nn.Module:
+    def _make_head(self, factory_kwargs: dict[str, Any]) -> nn.Module:
         if not self.num_classes:
             return nn.Identity()
-        return nn.Conv2d(self.num_features, self.num_classes, 1, **factory)
+        return nn.Conv2d(self.num_features, self.num_classes, 1, **factory_kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -101,7 +102,7 @@ class UNet(nn.Module):
         return x[..., :height, :width]
 
     def forward_head(self, features: Tensor) -> Tensor:
-        """Return the logits of `forward_features`' maps."""
+        """Return the logits for the output of `forward_features`."""
         return self.head(features)
 
     def get_classifier(self) -> nn.Module:
@@ -122,12 +123,12 @@ class UNet(nn.Module):
 class _Block(nn.Module):
     """A 3x3 convolution and a mixer, each followed by batch norm and ReLU."""
 
-    def __init__(self, dim: int, dim_out: int, mixer: nn.Module, factory: dict[str, Any]) -> None:
+    def __init__(self, dim: int, dim_out: int, mixer: nn.Module, factory_kwargs: dict[str, Any]) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(dim, dim_out, 3, padding=1, bias=False, **factory)
-        self.bn1 = nn.BatchNorm2d(dim_out, **factory)
+        self.conv1 = nn.Conv2d(dim, dim_out, 3, padding=1, bias=False, **factory_kwargs)
+        self.bn1 = nn.BatchNorm2d(dim_out, **factory_kwargs)
         self.conv2 = mixer
-        self.bn2 = nn.BatchNorm2d(dim_out, **factory)
+        self.bn2 = nn.BatchNorm2d(dim_out, **factory_kwargs)
 
     def initialize(self) -> None:
         """Initialize the convolutions as timm does; a lambda layer has its own initialization."""

@@ -22,8 +22,8 @@ def load_weights(model: nn.Module, path: str | Path, skip: str = "") -> None:
     """
     weights = read_weights(path)[0]
     if skip:
-        own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(f"{skip}.")}
-        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{skip}.")} | own
+        skipped = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(f"{skip}.")}
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{skip}.")} | skipped
     load_tensors(model, weights, str(path))
 
 
@@ -34,19 +34,19 @@ def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> N
     with -inf.
 
     Args:
-        source: where the weights come from, for error messages.
+        source: name of the file or model that the weights come from, for error messages.
     """
     state = model.state_dict()
-    only_file, only_model = sorted(weights.keys() - state.keys()), sorted(state.keys() - weights.keys())
-    shapes = sorted(
+    unexpected, missing = sorted(weights.keys() - state.keys()), sorted(state.keys() - weights.keys())
+    mismatched = sorted(
         f"{name} {tuple(weights[name].shape)} instead of {tuple(state[name].shape)}"
         for name in weights.keys() & state.keys()
         if weights[name].shape != state[name].shape
     )
-    if only_file or only_model or shapes:
+    if unexpected or missing or mismatched:
         raise InputError(
-            f"{source} contains weights of another architecture: {_format_names(only_file)} only in the file, "
-            f"{_format_names(only_model)} only in the model, {_format_names(shapes)} of another shape"
+            f"{source} contains weights of another architecture: {_format_names(unexpected)} only in the file, "
+            f"{_format_names(missing)} only in the model, {_format_names(mismatched)} of another shape"
         )
     for name, current in state.items():
         loaded = weights[name].to(current.dtype)

@@ -14,7 +14,7 @@ from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
 
 CHUNK = 16  # positions
 GROUP = 32  # chunks
-_MAX_EXPORTED_CHUNKS = 1 << 16  # in graphs of dynamic length: 1,048,576 positions
+_MAX_EXPORTED_CHUNKS = 1 << 16  # in exported graphs with dynamic length: 1,048,576 positions
 
 
 def causal_content(
@@ -27,14 +27,14 @@ def causal_content(
     Cost: about b n u (k v (h + 3) + h (k + v) c) multiply-adds with chunks of c = 16 positions. For normalized keys the
     largest tensor has b n c k u elements. The only quadratic cost is (n / 512)^2, over groups of 512 positions.
     """
-    positions, intra = queries.shape[2], keys.shape[3]
+    num_positions, intra_depth = queries.shape[2], keys.shape[3]
     dtype = queries.dtype
     if mask is not None:
         values = values.masked_fill(~mask[..., None, None], 0)
         keys = keys.masked_fill(~mask[..., None, None], -torch.inf if normalize_keys == "softmax" else 0)
     queries, keys, values = (x.to(accumulation_dtype(dtype)) for x in (queries, keys, values))
     # u is a batch axis, since keys are normalized for each (k, u)
-    queries = queries.unsqueeze(1).expand(-1, intra, -1, -1, -1)  # (b, u, h, n, k)
+    queries = queries.unsqueeze(1).expand(-1, intra_depth, -1, -1, -1)  # (b, u, h, n, k)
     keys, values = keys.permute(0, 3, 1, 2), values.permute(0, 3, 1, 2)  # (b, u, n, ..)
     queries, values = (
         _split_into_chunks(queries, 3, CHUNK),
@@ -43,7 +43,7 @@ def causal_content(
     keys = _split_into_chunks(keys, 2, CHUNK, -torch.inf if normalize_keys == "softmax" else 0)  # (b, u, c, t, k)
     output = {"softmax": _softmax, "l2": _l2, None: _unnormalized}[normalize_keys](queries, keys, values)
     output = output.sum(dim=1).flatten(2, 3)  # (b, h, n, v)
-    return output.narrow(2, 0, positions).to(dtype)
+    return output.narrow(2, 0, num_positions).to(dtype)
 
 
 def _unnormalized(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def _unnormalized(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if torch.compiler.is_exporting():
-        maxima = _exported_maximum(keys)
+        maxima = _exportable_running_maximum(keys)
     else:
         maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])
     values_and_ones = F.pad(values, (0, 1), value=1.0)  # the last channel, with ones as values, gives Z
@@ -145,17 +145,17 @@ def running_maximum(keys: Tensor, dim: int) -> Tensor:
     return keys.detach().cummax(dim=dim).values.clamp(min=torch.finfo(keys.dtype).min)
 
 
-def _exported_maximum(keys: Tensor) -> Tensor:
-    """`running_maximum` of chunked keys (b, u, c, t, k) for graphs, because ONNX has no operator for it."""
-    within_chunk = _doubling_maximum(keys.detach(), 3, CHUNK)
-    chunks = keys.shape[2] if isinstance(keys.shape[2], int) else _MAX_EXPORTED_CHUNKS
-    until_chunk = _doubling_maximum(within_chunk[:, :, :, -1], 2, chunks)
+def _exportable_running_maximum(keys: Tensor) -> Tensor:
+    """`running_maximum` of chunked keys (b, u, c, t, k) without cummax, which ONNX does not support."""
+    within_chunk = _scan_maximum(keys.detach(), 3, CHUNK)
+    max_chunks = keys.shape[2] if isinstance(keys.shape[2], int) else _MAX_EXPORTED_CHUNKS
+    until_chunk = _scan_maximum(within_chunk[:, :, :, -1], 2, max_chunks)
     before_chunk = F.pad(until_chunk, (0, 0, 1, 0), value=-torch.inf).narrow(2, 0, keys.shape[2])
     return torch.maximum(within_chunk, before_chunk.unsqueeze(3)).clamp(min=torch.finfo(keys.dtype).min)
 
 
-def _doubling_maximum(x: Tensor, dim: int, length: int) -> Tensor:
-    """Return the running maximum along an axis of at most `length` elements, in log2(length) steps."""
+def _scan_maximum(x: Tensor, dim: int, length: int) -> Tensor:
+    """Return the running maximum along an axis of at most `length` elements, by a scan in log2(length) steps."""
     for step in range((length - 1).bit_length()):
         padding = [0, 0] * (x.ndim - 1 - dim) + [1 << step, 0]
         x = torch.maximum(x, F.pad(x, padding, value=-torch.inf).narrow(dim, 0, x.shape[dim]))
@@ -168,7 +168,7 @@ def _chunk_states(chunk_sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Sc
     The scan has two levels to keep direct sums short: a million positions give 2048 groups of 32 chunks. The state of
     chunk c in group g is the sum over earlier chunks of g, plus the state of g scaled from starts[g] to starts[c].
     """
-    chunks = ends.shape[2]
+    num_chunks = ends.shape[2]
     ends, starts = (_split_into_chunks(x, 2, GROUP, scaling.padding_reference(x.dtype)) for x in (ends, starts))
     chunk_sums = _split_into_chunks(chunk_sums, 2, GROUP)  # (b, u, g, c, k, w)
     within_group = _sum_earlier(chunk_sums, ends, starts, scaling)
@@ -176,7 +176,7 @@ def _chunk_states(chunk_sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Sc
     group_sums = (scaling.scale(ends, group_ends.unsqueeze(3)).unsqueeze(-1) * chunk_sums).sum(dim=3)  # (b, u, g, k, w)
     group_states = _sum_earlier(group_sums, group_ends, group_starts, scaling).unsqueeze(3)
     from_earlier_groups = scaling.scale(group_starts.unsqueeze(3), starts).unsqueeze(-1) * group_states
-    return (within_group + from_earlier_groups).flatten(2, 3).narrow(2, 0, chunks)
+    return (within_group + from_earlier_groups).flatten(2, 3).narrow(2, 0, num_chunks)
 
 
 def _sum_earlier(sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Scaling) -> Tensor:
@@ -187,15 +187,15 @@ def _sum_earlier(sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Scaling) 
 
 
 def _split_into_chunks(x: Tensor, axis: int, length: int, fill: float = 0.0) -> Tensor:
-    """Pad an axis and split it into (chunks, length).
+    """Pad an axis and split it into (num_chunks, length).
 
     There are always at least two chunks, and the last one always contains padding, because torch.compile specializes on
     sizes 0 and 1.
     """
     size = x.shape[axis]
-    chunks = size // length + 2
-    padded = F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, chunks * length - size], value=fill)
-    return padded.unflatten(axis, (chunks, length))
+    num_chunks = size // length + 2
+    padded = F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, num_chunks * length - size], value=fill)
+    return padded.unflatten(axis, (num_chunks, length))
 
 
 def _future_mask(length: int, device: torch.device, diagonal: int) -> Tensor:

@@ -53,15 +53,15 @@ def content_step(
 
 
 def embeddings_for_query(
-    table: Tensor, grid: tuple[int, ...], dilation: int, position: int | Tensor, count: int
+    table: Tensor, grid: tuple[int, ...], dilation: int, position: int | Tensor, num_context: int
 ) -> Tensor:
-    """Return e[n, m] (count, k, u) for query n = position and the last `count` context positions, including n.
+    """Return e[n, m] (num_context, k, u) for query n = position and the last context positions, including n.
 
     table: (r_1..r_D, k, u). grid: (S_1..S_D), of which S_1 is not used. Positions are in row-major order. Context
     positions before the first one, which are negative, get arbitrary embeddings: their values must be 0.
     """
     dimensions = len(grid)
-    context = torch.arange(1 - count, 1, device=table.device) + position
+    context = torch.arange(1 - num_context, 1, device=table.device) + position
     query = torch.zeros_like(context) + position
     index, inside = torch.zeros_like(context), torch.ones_like(context, dtype=torch.bool)
     for axis, r in enumerate(table.shape[:dimensions]):
@@ -77,10 +77,10 @@ def embeddings_for_query(
     return rows.masked_fill(~inside[:, None, None], 0)
 
 
-def causal_reach(scope: tuple[int, ...], grid: tuple[int, ...] | None, dilation: int) -> int:
-    """Number of positions within reach of a causal table, in row-major order, including the current one.
+def causal_window(scope: tuple[int, ...], grid: tuple[int, ...] | None, dilation: int) -> int:
+    """Return the number of context positions in the window of a causal table, including the current position.
 
-    grid: None for a sequence of any length.
+    Positions are in row-major order. grid: None for a sequence of any length.
     """
     if grid is None:
         return scope[0] // 2 * dilation + 1

@@ -22,8 +22,8 @@ def static_shape(x: Tensor) -> tuple[int, ...]:
     return tuple(map(int, x.shape)) if torch.jit.is_tracing() else tuple(x.shape)
 
 
-def reach(scope: int, side: int) -> int:
-    """Number of positions that a scope reaches in each direction, limited by the side of the grid."""
+def radius(scope: int, side: int) -> int:
+    """Return half the scope, the largest offset in each direction, limited by the side of the grid."""
     return min(scope // 2, side - 1)
 
 
@@ -31,8 +31,8 @@ def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
     """Crop a table (r_1..r_D, k, u) to the offsets that exist on the grid, which gives odd sides of at most 2 S - 1."""
     for axis, side in enumerate(grid):
         scope = static_shape(table)[axis]
-        steps = reach(scope, side)
-        table = table.narrow(axis, scope // 2 - steps, 2 * steps + 1)
+        offsets = radius(scope, side)
+        table = table.narrow(axis, scope // 2 - offsets, 2 * offsets + 1)
     return table
 
 
@@ -44,7 +44,7 @@ def split_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
     """
     x = x.unflatten(1, tuple(grid))
     trailing = x.ndim - 1 - len(grid)
-    padding = [entry for side in reversed(grid) for entry in (0, -side % dilation)]
+    padding = [size for side in reversed(grid) for size in (0, -side % dilation)]
     x = F.pad(x, [0, 0] * trailing + padding)
     for axis in range(len(grid)):
         x = x.unflatten(1 + 2 * axis, (-1, dilation))
@@ -59,8 +59,8 @@ def join_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
     dimensions = len(grid)
     sides = [-(-side // dilation) for side in grid]
     x = x.unflatten(1, sides).unflatten(0, (-1, *(dilation,) * dimensions))
-    pairs = [dim for axis in range(dimensions) for dim in (1 + dimensions + axis, 1 + axis)]
-    x = x.permute(0, *pairs, *range(1 + 2 * dimensions, x.ndim))
+    interleaved = [dim for axis in range(dimensions) for dim in (1 + dimensions + axis, 1 + axis)]
+    x = x.permute(0, *interleaved, *range(1 + 2 * dimensions, x.ndim))
     for axis, side in enumerate(grid):
         x = x.flatten(1 + axis, 2 + axis).narrow(1 + axis, 0, side)
     return x.flatten(1, dimensions)
@@ -130,29 +130,35 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     check_flags(keep_sum=keep_sum)
     check_resize(table, sides)
     dimensions = len(sides)
-    old, channels = table.shape[:dimensions], table.shape[dimensions:]
-    if tuple(old) == tuple(sides):
+    old_sides, channels = table.shape[:dimensions], table.shape[dimensions:]
+    if tuple(old_sides) == tuple(sides):
         return table.clone()
     resized = table.to(torch.promote_types(table.dtype, torch.float32))
     for axis, side in enumerate(sides):
         if side == 1:
-            resized = resized.narrow(axis, old[axis] // 2, 1)
-    size = [1 if r == 1 else side for r, side in zip(old, sides, strict=True)]
+            resized = resized.narrow(axis, old_sides[axis] // 2, 1)
+    size = [1 if r == 1 else side for r, side in zip(old_sides, sides, strict=True)]
     maps = resized.flatten(dimensions).movedim(-1, 0).unsqueeze(0)  # (1, (k u), r..)
     maps = F.interpolate(maps, size, mode=_INTERPOLATIONS[dimensions], align_corners=True)
     resized = maps.squeeze(0).movedim(0, -1).reshape(*size, *channels)
-    for axis, (r, side) in enumerate(zip(old, sides, strict=True)):
+    for axis, (r, side) in enumerate(zip(old_sides, sides, strict=True)):
         if r == 1:
             resized = F.pad(resized, _padding(resized.ndim, axis, side // 2, side // 2))
     if keep_sum:
-        resized = resized * math.prod((r - 1) / (side - 1) for r, side in zip(old, sides, strict=True) if r > 1 < side)
+        pairs = zip(old_sides, sides, strict=True)
+        resized = resized * math.prod((r - 1) / (side - 1) for r, side in pairs if r > 1 < side)
     return resized.to(table.dtype)
 
 
 def check_resize(table: Tensor, sides: Sequence[int], name: str = "sides") -> None:
-    """Raise ValueError unless the table (r_1..r_D, k[, u]) can be resized to `sides`, which the error calls `name`."""
-    ints = isinstance(sides, Sequence) and all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
-    if not ints or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
+    """Raise ValueError unless the table (r_1..r_D, k[, u]) can be resized to `sides`.
+
+    name: argument name of `sides` in error messages.
+    """
+    are_integers = isinstance(sides, Sequence) and all(
+        isinstance(side, int) and not isinstance(side, bool) for side in sides
+    )
+    if not are_integers or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
         raise ValueError(f"{name} must be 1, 2 or 3 integers, odd and positive, got {sides!r}")
     if table.ndim - len(sides) not in (1, 2):
         axes = ", ".join(f"r_{axis}" for axis in range(1, len(sides) + 1))

@@ -92,19 +92,19 @@ def _interaction(
     if keys is not None:
         output = content_interaction(queries, keys, values, normalize_keys=normalize_keys, mask=mask, causal=causal)
     if embeddings is not None:
-        position = _position(queries, values, embeddings, mask, causal)
-        output = position if output is None else output + position
+        position_term = _position_term(queries, values, embeddings, mask, causal)
+        output = position_term if output is None else output + position_term
     assert output is not None
     return output
 
 
-def _position(queries: Tensor, values: Tensor, embeddings: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+def _position_term(queries: Tensor, values: Tensor, embeddings: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     if mask is not None and mask.shape[-2] == 1:
         values = values.masked_fill(~mask.squeeze(-2)[..., None, None], 0)
         mask = None
     if causal:
-        past = torch.ones(embeddings.shape[-4:-2], dtype=torch.bool, device=values.device).tril()
-        mask = past if mask is None else mask & past
+        causal_mask = torch.ones(embeddings.shape[-4:-2], dtype=torch.bool, device=values.device).tril()
+        mask = causal_mask if mask is None else mask & causal_mask
     if embeddings.ndim == 4 and (mask is None or mask.ndim == 2):
         if mask is not None:
             embeddings = embeddings.masked_fill(~mask[..., None, None], 0)

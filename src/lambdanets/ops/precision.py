@@ -29,22 +29,22 @@ def without_tf32_convolutions(device: torch.device) -> AbstractContextManager[An
 
 
 _ieee_lock = threading.Lock()
-_ieee_threads: list[str] = []  # the original setting, once per active context; the last context to exit restores it
+_saved_precisions: list[str] = []  # the original setting, once per active context; the last one to exit restores it
 
 
 @contextmanager
 def _ieee_convolutions() -> Iterator[None]:
     settings = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # PyTorch's stubs lack it
     with _ieee_lock:
-        _ieee_threads.append(_ieee_threads[0] if _ieee_threads else settings.fp32_precision)
+        _saved_precisions.append(_saved_precisions[0] if _saved_precisions else settings.fp32_precision)
         settings.fp32_precision = "ieee"
     try:
         yield
     finally:
         with _ieee_lock:
-            initial = _ieee_threads.pop()
-            if not _ieee_threads:
-                settings.fp32_precision = initial
+            original = _saved_precisions.pop()
+            if not _saved_precisions:
+                settings.fp32_precision = original
 
 
 def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, torch.dtype]:

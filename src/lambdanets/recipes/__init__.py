@@ -64,6 +64,6 @@ def find_recipe(name: str, recipe_class: type[TrainingRecipe] = Recipe) -> Train
 
 
 def _modules(recipe_class: type[TrainingRecipe]) -> dict[str, ModuleType]:
-    package = importlib.import_module(TASKS[recipe_class.task].recipes)
+    package = importlib.import_module(TASKS[recipe_class.task].recipe_package)
     names = sorted(name for _, name, is_package in pkgutil.iter_modules(package.__path__) if not is_package)
     return {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}

@@ -1,6 +1,6 @@
 """CIFAR-10 (60,000 images, 32x32), small LambdaResNet, 60 epochs: 92.35% top-1 on the 10,000 test images.
 
-Hardware: two CPU cores, 95 minutes alone, 137 with other work. One seed; not tuned. Data: torchvision's CIFAR-10 files
+Hardware: two CPU cores, 95 minutes (137 while other jobs ran). One seed; not tuned. Data: torchvision's CIFAR-10 files
 in --data-root, or --data FOLDER with train/CLASS/ and val/CLASS/. Baseline: cifar10_convolution, the same network with
 3x3 convolutions instead of lambda layers, not measured yet.
 Run: lambdanets train cifar10 --data-root FOLDER

@@ -14,8 +14,8 @@ from dataclasses import replace
 from lambdanets.recipes.imagenet_90 import recipe as imagenet_90
 from lambdanets.training.recipe import Recipe
 
-# Table 20: depth, image size, RandAugment magnitude, dropout, stochastic depth rate.
-ROWS = (
+# Rows: depth, image size, RandAugment magnitude, dropout, stochastic depth rate.
+TABLE_20 = (
     (50, 128, 10, 0.2, 0.0),
     (50, 160, 10, 0.2, 0.0),
     (101, 160, 10, 0.3, 0.0),
@@ -50,5 +50,5 @@ def _recipe_for_row(depth: int, image_size: int, magnitude: int, dropout: float,
     )
 
 
-recipes = {f"{row[0]}_{row[1]}": _recipe_for_row(*row) for row in ROWS}
+recipes = {f"{row[0]}_{row[1]}": _recipe_for_row(*row) for row in TABLE_20}
 recipe = recipes["50_128"]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from lambdanets.recipes.imagenet_350 import recipes as supervised
 
-ROWS = ("50_128", "50_160", "101_160", "101_192", "152_192", "152_224", "152_288")
+TABLE_18 = ("50_128", "50_160", "101_160", "101_192", "152_192", "152_224", "152_288")
 
-recipes = {row: replace(supervised[row], pseudo_labels="", pseudo_images="", pseudo_ratio=14.0) for row in ROWS}
+recipes = {row: replace(supervised[row], pseudo_labels="", pseudo_images="", pseudo_ratio=14.0) for row in TABLE_18}
 recipe = recipes["152_288"]

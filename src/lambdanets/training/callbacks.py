@@ -94,21 +94,21 @@ class KeepBest(ModelCheckpoint):
             mode="max",
             enable_version_counter=False,
             auto_insert_metric_name=False,
-            save_on_train_epoch_end=False,  # save after validation, so that last.ckpt contains the best score
+            save_on_train_epoch_end=False,  # save after validation, so that last.ckpt contains the best metric
         )
         self._path = str(Path(str(self.dirpath)) / BEST)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # If the folder has changed, Lightning drops the scores, and the next epoch would become the best
-        scores = dict.fromkeys([self._path] if state["best_k_models"] else [], state["best_model_score"])
-        best_path = self._path if scores else ""
+        # If the folder has changed, Lightning drops best_k_models, and the next epoch would become the best
+        best_k_models = dict.fromkeys([self._path] if state["best_k_models"] else [], state["best_model_score"])
+        best_path = self._path if best_k_models else ""
         super().load_state_dict(
             state
             | {
                 "dirpath": self.dirpath,
                 "best_model_path": best_path,
                 "kth_best_model_path": best_path,
-                "best_k_models": scores,
+                "best_k_models": best_k_models,
             }
         )
 
@@ -135,7 +135,7 @@ class EMA(WeightAveraging):
             self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
 
     def copy_to(self, module: LightningModule) -> None:
-        """Copy the EMA weights into the model. Works also if this process resumed a run that had finished training."""
+        """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""
         self._copy_average_to_current(module)
 
 
@@ -173,7 +173,7 @@ class StopOnSignal(Callback):
     @contextmanager
     def handling(self) -> Iterator[None]:
         """Handle signals within the block. Lightning's own handlers can stop in the middle of an optimizer step."""
-        old_handlers = {number: signal.getsignal(number) for number in handled_signals()}
+        old_handlers = {signum: signal.getsignal(signum) for signum in handled_signals()}
         try:
             self._install()
             yield
@@ -182,18 +182,18 @@ class StopOnSignal(Callback):
                 raise
             raise Interrupted from error
         finally:
-            for number, handler in old_handlers.items():
-                signal.signal(number, handler)
+            for signum, handler in old_handlers.items():
+                signal.signal(signum, handler)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._install()  # again, because Lightning has installed its own handlers
 
     def _install(self) -> None:
-        for number in handled_signals():
-            signal.signal(number, self._on_signal)
+        for signum in handled_signals():
+            signal.signal(signum, self._on_signal)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signaled and number == signal.SIGINT:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.signaled and signum == signal.SIGINT:
             raise Interrupted
         self.signaled = True  # schedulers and torchrun may both send SIGTERM
 

@@ -21,7 +21,7 @@ from lambdanets.errors import InputError, RankZeroFailed
 T = TypeVar("T")
 Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
-# Long, because ranks wait while rank zero evaluates or writes. A lost rank closes its connection, which is noticed.
+# Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
 # For a lost connection, gloo raises a RuntimeError whose message begins with the path of a gloo source file.
 _GLOO_ERROR = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
@@ -38,7 +38,7 @@ class World:
     local_world_size: int = 1
 
     @property
-    def nodes(self) -> int:
+    def num_nodes(self) -> int:
         """Number of nodes. All nodes have the same number of processes."""
         return self.world_size // self.local_world_size
 
@@ -57,7 +57,7 @@ def get_world() -> World:
 
 
 def set_device(world: World) -> None:
-    """Select the GPU with the number of this local rank, if there are GPUs. Raises InputError if there are too few."""
+    """Select the GPU whose index is the local rank, if there are GPUs. Raises InputError if there are too few."""
     if not torch.cuda.is_available():
         return
     if world.local_world_size > torch.cuda.device_count():
@@ -102,10 +102,10 @@ def report_lost_connection() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lost = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
-        lost |= isinstance(error, dist.DistBackendError) and "ncclRemoteError" in str(error)
-        lost |= _GLOO_ERROR.match(str(error)) is not None
-        if not lost:
+        is_lost = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
+        is_lost |= isinstance(error, dist.DistBackendError) and "ncclRemoteError" in str(error)
+        is_lost |= _GLOO_ERROR.match(str(error)) is not None
+        if not is_lost:
             raise
         raise InputError(f"connection to another rank was lost: {' '.join(str(error).split())[:200]}") from error
 

@@ -12,18 +12,18 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 INTERRUPTED = 130  # exit code
 
 
-def launch(count: int, arguments: list[str]) -> int:
-    """Run `lambdanets` with these arguments in `count` processes. Return 0, or the exit code of the first failure.
+def launch(num_processes: int, arguments: list[str]) -> int:
+    """Run `lambdanets` with these arguments in num_processes processes. Return 0 or the exit code of the first failure.
 
     The failed process prints its own error.
     """
     # otherwise each process would start one thread per core
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=count,
+        nproc_per_node=num_processes,
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",

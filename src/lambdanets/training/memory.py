@@ -34,8 +34,8 @@ class MemoryProbe(ABC):
         """Build the model with random weights."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
-        """Return the loss of a batch of `images` synthetic images on a device, which may be the meta device."""
+    def loss(self, model: nn.Module, batch_size: int, device: torch.device) -> Tensor:
+        """Return the loss of `batch_size` synthetic images on a device, which may be the meta device."""
 
     @property
     @abstractmethod
@@ -56,15 +56,15 @@ def largest_micro_batch(probe: MemoryProbe, requested: int, free_bytes: int | No
         raise
     except Exception as error:  # models raise errors of any type for an unsupported size
         raise InputError(f"{probe.recipe.model} cannot take images of {probe.size}: {one_line(error)}") from error
-    images, smallest = requested, probe.recipe.MIN_MICRO_BATCH
-    while images > smallest and fixed + per_image * images > free:
-        images = -(-images // 2)
-    if fixed + per_image * images <= free:
-        return images
+    micro_batch, min_micro_batch = requested, probe.recipe.MIN_MICRO_BATCH
+    while micro_batch > min_micro_batch and fixed + per_image * micro_batch > free:
+        micro_batch = -(-micro_batch // 2)
+    if fixed + per_image * micro_batch <= free:
+        return micro_batch
     raise InputError(
-        f"training {probe.recipe.model} on images of {probe.size} with a micro-batch of {smallest} needs about "
-        f"{(fixed + smallest * per_image) / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free; choose a smaller "
-        "model or image_size"
+        f"training {probe.recipe.model} on images of {probe.size} with a micro-batch of {min_micro_batch} needs about "
+        f"{(fixed + min_micro_batch * per_image) / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free; "
+        "choose a smaller model or image_size"
     )
 
 

@@ -17,6 +17,7 @@ from lambdanets.training.module import TrainingModule
 
 # Step, epoch, split, and one value per metric; None if a metric was not measured.
 Row = list[Any]
+METRICS = "metrics.csv"
 COLUMNS = ("step", "epoch", "split")
 # Number of steps that are averaged in a training row.
 STEPS_PER_ROW = 10
@@ -55,11 +56,11 @@ class MetricsLog(Callback):
         max_unreadable: int,
         format_speed: Callable[[], str],
     ) -> None:
-        self.path = folder / "metrics.csv"
+        self.path = folder / METRICS
         self.metrics = tuple(metrics)
         self.rows: list[Row] = []
         self.unreadable: set[str] = set()
-        self.images = 0
+        self.images_seen = 0
         self._world = world
         self._max_unreadable = max_unreadable
         self._format_speed = format_speed
@@ -89,7 +90,7 @@ class MetricsLog(Callback):
             return
         *step_sums, unreadable = all_reduce_sum(*(self._step_sums or zeros), len(self._new_unreadable))
         self._step_sums = []
-        self.images += int(step_sums[0])
+        self.images_seen += int(step_sums[0])
         self._sums = [total + value for total, value in zip(self._sums or zeros, step_sums, strict=True)]
         if unreadable:
             self._add_unreadable()
@@ -118,14 +119,15 @@ class MetricsLog(Callback):
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         assert isinstance(module, TrainingModule)
         self._add_unreadable()
-        if not module.validated:
+        if not module.validation_metrics:
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         epoch = trainer.current_epoch + 1
-        self._add_row(trainer, "val", module.validated)
+        self._add_row(trainer, "val", module.validation_metrics)
         last_training_row = next((row for row in reversed(self.rows) if row[2] == "train"), None)
         training_loss = f"loss {last_training_row[3]:.3f}  " if last_training_row else ""
+        validation_metrics = module.format_validation_metrics()
         trainer.print(
-            f"epoch {epoch:>3}/{trainer.max_epochs}  {training_loss}{module.format_validated()}  {self._format_speed()}"
+            f"epoch {epoch:>3}/{trainer.max_epochs}  {training_loss}{validation_metrics}  {self._format_speed()}"
         )
 
     def _add_unreadable(self) -> None:
@@ -162,12 +164,12 @@ class MetricsLog(Callback):
         return {
             "rows": self.rows,
             "unreadable": sorted(self.unreadable),
-            "images": self.images,
+            "images": self.images_seen,
             "sums": self._sums,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rows, self.images, self._sums = list(state["rows"]), state["images"], list(state["sums"])
+        self.rows, self.images_seen, self._sums = list(state["rows"]), state["images"], list(state["sums"])
         self.unreadable = set(state["unreadable"])
         if self._world.is_rank_zero:
             text = io.StringIO(newline="")

@@ -28,40 +28,41 @@ def resolve_precision(recipe: AnyRecipe) -> AnyRecipe:
 
 
 def with_micro_batch(
-    recipe: AnyRecipe, probe: MemoryProbe, model: nn.Module, images: int, world: World
+    recipe: AnyRecipe, probe: MemoryProbe, model: nn.Module, num_images: int, world: World
 ) -> tuple[AnyRecipe, BatchSlice]:
     """Return the recipe with a micro_batch that fits into memory on all ranks, and the batch slice of this rank.
 
     A micro_batch that does not fit is halved until it fits, with a message. On a CPU the memory is estimated; on a GPU
     a step is run. Gradients are accumulated, so only the statistics of batch norm depend on the micro-batch.
 
-    images: number of training images. Raises InputError if the smallest micro-batch does not fit, or if the batch is
-    too small for the world size.
+    num_images: number of training images.
+
+    Raises InputError if the smallest micro-batch does not fit, or if the batch is too small for the world size.
     """
-    max_images, min_images = images_per_rank(recipe, images, world.world_size)
+    max_images, min_images = images_per_rank(recipe, num_images, world.world_size)
     requested = min(max_images, recipe.micro_batch or max_images)
     device = best_device()
     # ranks on one CPU share its memory
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
     if device.type == "cuda":
-        fitting = _largest_micro_batch_on_gpu(probe, model, requested, device)
+        max_micro_batch = _largest_micro_batch_on_gpu(probe, model, requested, device)
     else:
-        fitting = largest_micro_batch(probe, requested, free)
-    fitting = all_reduce_min(fitting)
-    if fitting < requested and world.is_rank_zero:
-        echo(f"a micro-batch of {requested} images does not fit into memory: using {fitting}", file=sys.stderr)
-    steps = accumulation_steps(max_images, min_images, fitting, recipe.MIN_MICRO_BATCH)
+        max_micro_batch = largest_micro_batch(probe, requested, free)
+    max_micro_batch = all_reduce_min(max_micro_batch)
+    if max_micro_batch < requested and world.is_rank_zero:
+        echo(f"a micro-batch of {requested} images does not fit into memory: using {max_micro_batch}", file=sys.stderr)
+    steps = accumulation_steps(max_images, min_images, max_micro_batch, recipe.MIN_MICRO_BATCH)
     # Store the maximum that fits, not the actual size: a resumed run then gets the same accumulation steps.
-    micro_batch = max(fitting, recipe.MIN_MICRO_BATCH)
+    micro_batch = max(max_micro_batch, recipe.MIN_MICRO_BATCH)
     return replace(recipe, micro_batch=micro_batch), BatchSlice(world.rank, world.world_size, steps)
 
 
-def images_per_rank(recipe: TrainingRecipe, images: int, world_size: int) -> tuple[int, int]:
-    """Return the maximum and the minimum number of images per step, over all ranks.
+def images_per_rank(recipe: TrainingRecipe, num_images: int, world_size: int) -> tuple[int, int]:
+    """Return the number of images per step on the rank with the most and on the rank with the fewest images.
 
     Raises InputError if the minimum is less than the smallest allowed micro-batch.
     """
-    labeled, pseudo = min(recipe.batch_size, images), recipe.pseudo_batch_size
+    labeled, pseudo = min(recipe.batch_size, num_images), recipe.pseudo_batch_size
     min_images = labeled // world_size + pseudo // world_size
     if min_images < recipe.MIN_MICRO_BATCH:
         raise InputError(
@@ -80,29 +81,29 @@ def accumulation_steps(max_images: int, min_images: int, max_micro_batch: int, m
     return max(1, min(-(-max_images // max_micro_batch), min_images // min_micro_batch))
 
 
-def _largest_micro_batch_on_gpu(probe: MemoryProbe, model: nn.Module, images: int, device: torch.device) -> int:
-    """Return the largest of `images`, images / 2, ... that fits into GPU memory with optimizer states and EMA."""
+def _largest_micro_batch_on_gpu(probe: MemoryProbe, model: nn.Module, micro_batch: int, device: torch.device) -> int:
+    """Halve the micro-batch until it fits into GPU memory together with optimizer states and EMA, and return it."""
     model = copy.deepcopy(model).to(device).train()
     parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     # optimizer states, EMA, and the buckets of the gradient all-reduce
     reserved = torch.empty(parameter_bytes * (states_per_parameter(probe.recipe) + 1), dtype=torch.uint8, device=device)
-    while not _fits_on_gpu(probe, model, images, device):
-        if images <= probe.recipe.MIN_MICRO_BATCH:
+    while not _fits_on_gpu(probe, model, micro_batch, device):
+        if micro_batch <= probe.recipe.MIN_MICRO_BATCH:
             raise InputError(
-                f"training {probe.recipe.model} on images of {probe.size} with a micro-batch of {images} does not fit "
-                "into the GPU's memory; choose a smaller model or image_size"
+                f"training {probe.recipe.model} on images of {probe.size} with a micro-batch of {micro_batch} does not "
+                "fit into the GPU's memory; choose a smaller model or image_size"
             )
-        images = -(-images // 2)
+        micro_batch = -(-micro_batch // 2)
     del reserved
-    return images
+    return micro_batch
 
 
-def _fits_on_gpu(probe: MemoryProbe, model: nn.Module, images: int, device: torch.device) -> bool:
+def _fits_on_gpu(probe: MemoryProbe, model: nn.Module, micro_batch: int, device: torch.device) -> bool:
     """Whether a forward and backward pass fits into GPU memory. The memory is freed afterwards."""
     autocast = AUTOCAST.get(probe.recipe.precision)
     try:
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            loss = probe.loss(model, images, device)
+            loss = probe.loss(model, micro_batch, device)
         loss.backward()
     except torch.OutOfMemoryError:
         return False

@@ -27,9 +27,9 @@ class TrainingModule(LightningModule):
     description: model card and recipe as JSON (`ModelCard.to_json`), stored in every checkpoint. batch_slice: the
     images of each global batch that this rank computes, and its accumulation steps.
 
-    SUMS: keys of `sums`, the loss first. validated: metrics of the last validation, the same on all ranks; empty if no
-    image was readable. initial_weights: name and hash of the file of initial weights, if a task sets it; stored in
-    checkpoints because the file may be removed during training.
+    SUMS: keys of `sums`, the loss first. validation_metrics: metrics of the last validation, the same on all ranks;
+    empty if no image was readable. initial_weights: name and hash of the file of initial weights, if a task sets it;
+    stored in checkpoints because the file may be removed during training.
     """
 
     SUMS: ClassVar[tuple[str, ...]]
@@ -49,11 +49,11 @@ class TrainingModule(LightningModule):
         self.description = description
         self.batch_slice = batch_slice or BatchSlice()
         self.initial_weights: dict[str, str] | None = None
-        self.validated: dict[str, float] = {}
+        self.validation_metrics: dict[str, float] = {}
         self._micro_batch: tuple[Any, int] | None = None  # micro-batch of the next backward pass, and its batch_idx
 
     @abstractmethod
-    def count(self, batch: Any) -> int:
+    def num_images(self, batch: Any) -> int:
         """Return the number of readable images in a batch."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class TrainingModule(LightningModule):
         """Return the arguments that the model is called with for a batch."""
 
     @abstractmethod
-    def format_validated(self) -> str:
+    def format_validation_metrics(self) -> str:
         """Format the validation metrics for the line that is printed after an epoch."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -75,7 +75,7 @@ class TrainingModule(LightningModule):
             freeze_batch_norm(self.model)
 
     @property
-    def _micro_batches(self) -> int:
+    def _num_micro_batches(self) -> int:
         """Number of micro-batches per step over all ranks."""
         return self.batch_slice.world_size * self.batch_slice.accumulation_steps
 
@@ -86,28 +86,28 @@ class TrainingModule(LightningModule):
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        micro_batches = self._micro_batches
-        images = self.count(batch)
-        if images < self.recipe.MIN_MICRO_BATCH:  # too many images are unreadable
-            if micro_batches == 1:
+        num_micro_batches = self._num_micro_batches
+        num_images = self.num_images(batch)
+        if num_images < self.recipe.MIN_MICRO_BATCH:  # too many images are unreadable
+            if num_micro_batches == 1:
                 return None
             if self.recipe.sync_batch_norm:
                 raise InputError(
                     f"sync_batch_norm needs {self.recipe.MIN_MICRO_BATCH} readable images per micro-batch, got "
-                    f"{images} at step {self.global_step}: {'; '.join(batch.unreadable[:3])}"
+                    f"{num_images} at step {self.global_step}: {'; '.join(batch.unreadable[:3])}"
                 )
             # the gradient is zero; the other ranks wait for it in the all-reduce
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
         sums = self.sums(batch)
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
-        loss = sums["loss"] * (micro_batches / batch.step_images)
+        loss = sums["loss"] * (num_micro_batches / batch.step_images)
         if not loss.isfinite():
             value = loss.item()
             del sums, loss  # free the graph before the diagnosis builds another
             self._raise_nonfinite_loss(batch, batch_idx, value)
         self._micro_batch = batch, batch_idx
         self.log("loss", loss, prog_bar=True, logger=False)
-        return {"loss": loss, "images": images, "sums": torch.stack([sums[name].detach() for name in self.SUMS])}
+        return {"loss": loss, "images": num_images, "sums": torch.stack([sums[name].detach() for name in self.SUMS])}
 
     def _raise_nonfinite_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
         reason = self._diagnose(
@@ -143,7 +143,7 @@ class TrainingModule(LightningModule):
         def compute() -> Tensor:
             self._seed(batch_idx)
             with self.trainer.precision_plugin.forward_context():
-                return self.sums(batch)["loss"] * (self._micro_batches / batch.step_images)
+                return self.sums(batch)["loss"] * (self._num_micro_batches / batch.step_images)
 
         with torch.compiler.set_stance("force_eager"):  # operations and modules are not visible in compiled code
             return diagnose(compute)
@@ -170,35 +170,37 @@ class TrainingModule(LightningModule):
 
 
 def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:
-    """Return a function of the step that returns the factor of the learning rate."""
-    warmup = round(recipe.warmup_epochs * steps_per_epoch)
+    """Return the learning rate factor as a function of the step."""
+    warmup_steps = round(recipe.warmup_epochs * steps_per_epoch)
     if recipe.schedule == "staircase":
-        length = recipe.decay_epochs * steps_per_epoch
-        return lambda step: warmup_then_staircase(step, warmup, length, recipe.decay)
-    total = recipe.epochs * steps_per_epoch
+        decay_steps = recipe.decay_epochs * steps_per_epoch
+        return lambda step: warmup_then_staircase(step, warmup_steps, decay_steps, recipe.decay)
+    total_steps = recipe.epochs * steps_per_epoch
     if recipe.schedule == "late_steps":
-        return lambda step: warmup_then_late_steps(step, warmup, total)
-    return lambda step: warmup_then_cosine(step, warmup, total)
+        return lambda step: warmup_then_late_steps(step, warmup_steps, total_steps)
+    return lambda step: warmup_then_cosine(step, warmup_steps, total_steps)
 
 
-def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
-    """Return the factor of the learning rate: linear warm-up, then cosine decay to 0."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(total - warmup, 1)
+def warmup_then_cosine(step: int, warmup_steps: int, total_steps: int) -> float:
+    """Return the learning rate factor: linear warm-up, then cosine decay to 0."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
     return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
-def warmup_then_staircase(step: int, warmup: int, length: float, decay: float) -> float:
-    """Return the factor of the learning rate: linear warm-up, then multiplied by `decay` every `length` steps."""
-    return (step + 1) / warmup if step < warmup else decay ** int((step - warmup) / length)
+def warmup_then_staircase(step: int, warmup_steps: int, decay_steps: float, decay: float) -> float:
+    """Return the learning rate factor: linear warm-up, then multiplied by `decay` every `decay_steps` steps."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return decay ** int((step - warmup_steps) / decay_steps)
 
 
-def warmup_then_late_steps(step: int, warmup: int, total: int) -> float:
-    """Return the factor of the learning rate: linear warm-up, then 1; times 0.1 at 90%, 95% and 97.5% of the steps."""
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.1 ** sum(step >= fraction * total for fraction in (0.9, 0.95, 0.975))
+def warmup_then_late_steps(step: int, warmup_steps: int, total_steps: int) -> float:
+    """Return the learning rate factor: linear warm-up, then 1; times 0.1 at 90%, 95% and 97.5% of the steps."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return 0.1 ** sum(step >= fraction * total_steps for fraction in (0.9, 0.95, 0.975))
 
 
 def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:
@@ -223,17 +225,17 @@ def freeze_batch_norm(model: nn.Module) -> None:
 
 
 def convert_sync_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int) -> nn.Module:
-    """Convert to synchronized batch norm if the recipe asks for it and there are several ranks.
+    """Convert to synchronized batch norm if the recipe sets sync_batch_norm and there are several ranks.
 
     After the conversion, a forward pass on one rank waits for the other ranks.
     """
     if not recipe.sync_batch_norm or world_size == 1:
         return model
-    before = dict(model.named_modules())
+    original_modules = dict(model.named_modules())
     # timm's conversion keeps the activations of its norm-act layers; PyTorch's removes them
     model = timm.layers.convert_sync_batchnorm(model)
     for name, module in model.named_modules():
-        if module is not before[name]:  # the conversion removes hooks, such as those that mask padding
-            module._forward_pre_hooks.update(before[name]._forward_pre_hooks)
-            module._forward_hooks.update(before[name]._forward_hooks)
+        if module is not original_modules[name]:  # the conversion removes hooks, such as those that mask padding
+            module._forward_pre_hooks.update(original_modules[name]._forward_pre_hooks)
+            module._forward_hooks.update(original_modules[name]._forward_hooks)
     return model

@@ -22,7 +22,7 @@ def diagnose_loss(model: nn.Module, images: object, compute_loss: Callable[[], T
     for name, parameter in model.named_parameters():
         if not _is_finite(parameter):
             return f"the parameter {name} contains NaN or inf"
-    for name, buffer in _buffers_read(model):
+    for name, buffer in _buffers_to_check(model):
         if buffer.isnan().any():  # inf may be intended, as in a mask
             return f"the buffer {name} contains NaN"
     if not all(map(_is_finite, _tensors(images))):
@@ -125,7 +125,7 @@ class _Origins(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        read, written = _split(func, args, kwargs)
+        read, written = _split_tensors(func, args, kwargs)
         # tensors that are modified in place must be inspected before the call; copy_ does not read its destination
         nonfinite = [t for t in written if not _is_finite(t)] if "copy_" not in func.name() else []
         output = func(*args, **kwargs)
@@ -152,7 +152,7 @@ class _Origins(TorchDispatchMode):
         return operation if output.isnan().any() and not input_has_nan else None
 
 
-def _split(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+def _split_tensors(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors that an operation only reads, and those that it modifies in place. Ignores out= tensors."""
     read: list[Tensor] = []
     written: list[Tensor] = []
@@ -175,7 +175,7 @@ def _record_nonfinite(operation: str, nonfinite: list[str]) -> Callable[..., Non
     return hook
 
 
-def _buffers_read(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _buffers_to_check(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield all buffers except running statistics of batch norm in training mode, which the failed step has changed."""
     for prefix, module in model.named_modules():
         if not (isinstance(module, nn.modules.batchnorm._NormBase) and module.training):

@@ -34,15 +34,15 @@ from lambdanets.training.distributed import get_world, set_device
 class LabelingResult:
     """Result of one labeling process.
 
-    shards, images: numbers of labeled ones. unreadable: one message per unreadable image. in_progress: number of shards
-    that other processes are labeling.
+    num_shards, num_images: labeled by this process. unreadable: one message per unreadable image. num_in_progress:
+    shards that other processes are labeling.
     """
 
-    shards: int
-    images: int
+    num_shards: int
+    num_images: int
     unreadable: tuple[str, ...]
     seconds: float
-    in_progress: int
+    num_in_progress: int
 
 
 def label_shards(
@@ -63,12 +63,14 @@ def label_shards(
     process are skipped. Thus several processes, such as one per GPU under torchrun, can use the same folder, and each
     shard is labeled once. If a process is killed, another one labels its shard.
 
+    location: folder or URL of the shards.
     top: number of classes stored per image. batch_size: images per forward pass; if None, as many as fit into memory.
     workers: number of data loading processes.
-    device: such as cpu or cuda:1; by default the GPU of the process, if there is one. report: called with name, number
-    of images and seconds of each finished
-    shard. Raises InputError if the folder has labels of another teacher, dataset or top, and if more than
-    max_unreadable images are unreadable.
+    device: such as cpu or cuda:1; by default the GPU of the process, if there is one.
+    report: called with name, number of images and seconds of each finished shard.
+
+    Raises InputError if the folder has labels of another teacher, dataset or top, and if more than max_unreadable
+    images are unreadable.
     """
     set_device(get_world())
     check("workers", workers, int, WORKERS_RANGE)
@@ -85,12 +87,12 @@ def label_shards(
     with folder.open(shared=True):
         if not folder.is_started():
             write_description(out, origin, [Path(name).stem for name in images.shard_names])
-    labeled_shards = labeled_images = in_progress = 0
+    num_shards = num_images = num_in_progress = 0
     unreadable: list[str] = []
     start = time.monotonic()
     for await_refresh in (False, True):  # the second pass waits until locks of dead hosts expire
-        in_progress = 0
-        for number, name in enumerate(images.shard_names):
+        num_in_progress = 0
+        for index, name in enumerate(images.shard_names):
             table = out / f"{Path(name).stem}.parquet"
             if table.is_file():
                 continue
@@ -99,15 +101,15 @@ def label_shards(
                     if not table.is_file():
                         shard_start = time.monotonic()
                         remove_unfinished(out, table.name)
-                        shard = images.select_shards([number])
+                        shard = images.select_shards([index])
                         batches = make_batches(classifier, shard, batch_size, workers)
                         count = _label_shard(classifier, shard, batches, table, origin, unreadable, max_unreadable)
                         report(name, count, time.monotonic() - shard_start)
-                        labeled_shards, labeled_images = labeled_shards + 1, labeled_images + count
+                        num_shards, num_images = num_shards + 1, num_images + count
             except InUseError:
-                in_progress += 1
+                num_in_progress += 1
     seconds = time.monotonic() - start
-    return LabelingResult(labeled_shards, labeled_images, tuple(unreadable), seconds, in_progress)
+    return LabelingResult(num_shards, num_images, tuple(unreadable), seconds, num_in_progress)
 
 
 def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:

@@ -148,15 +148,16 @@ class TrainingRecipe:
 
     @classmethod
     def from_json(cls, content: bytes, source: str) -> Self:
-        """Read a recipe from the JSON that `to_json` returns. source: name of the file, for errors."""
+        """Read a recipe from the JSON that `to_json` returns. source: name of the file, for error messages."""
         return cls.from_fields(parse_json(content, dict[str, Any], f"{source} is not a valid recipe"), source)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
         """Build a recipe from the values of its fields. data and model are required; other fields have defaults.
 
-        source: name of the file, for errors. Raises ValueError for another task, an unknown field, or a value of the
-        wrong type or out of range.
+        source: name of the file, for error messages.
+
+        Raises ValueError for another task, an unknown field, or a value of the wrong type or out of range.
         """
         fields = rename_former_fields(fields, source)
         task = fields.pop("task", "classification")

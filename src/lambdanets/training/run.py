@@ -208,11 +208,11 @@ def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None
     callbacks: list[Callback] = [ema] if ema else []
     callbacks += [log, timer]
     callbacks += [Curves(folder, log, task.PANELS)] if world.is_rank_zero else []
-    callbacks += [StopEarly(task.BEST, task.patience)] if task.patience else []
+    callbacks += [StopEarly(task.BEST_METRIC, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # Speed is last, so that it does not count the time of other callbacks as waiting for data
     stop = StopOnSignal(checkpoints / LAST, lock)
-    callbacks += [KeepBest(checkpoints, task.BEST), keep_last, stop, speed]
+    callbacks += [KeepBest(checkpoints, task.BEST_METRIC), keep_last, stop, speed]
     logger = TensorBoard(folder, resumed_at)
     accumulation = prepared.batch_slice.accumulation_steps
     trainer = make_trainer(recipe, folder, callbacks, speed, logger, world, accumulation, lock)
@@ -242,7 +242,7 @@ def _finish(prepared: _PreparedRun, folder: Path, lock: Lock | None, log: Metric
     write_result(
         folder,
         seconds=timer.time_elapsed("train"),
-        images_seen=log.images,
+        images_seen=log.images_seen,
         model=task.model,
         model_name=recipe.model,
         data=task.source,

@@ -112,7 +112,7 @@ class ProgressLines(Callback):
     def __init__(self, speed: Speed) -> None:
         self._speed = speed
         self._loss: Any = None
-        self._validating = ""
+        self._validation_note = ""
         self._progress = progress.Progress("training", unit="steps", note=self._note)
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
@@ -136,15 +136,15 @@ class ProgressLines(Callback):
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._progress.done = trainer.global_step
-        self._validating = ""
+        self._validation_note = ""
         if outputs:  # None for a batch without readable images
             self._loss = outputs["loss"].detach()
 
     def on_validation_batch_start(
         self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._validating = f"validating, batch {batch_idx + 1:,}"
+        self._validation_note = f"validating, batch {batch_idx + 1:,}"
 
     def _note(self) -> str:
         loss = "" if self._loss is None else f"loss {float(self._loss):.3f}"
-        return ", ".join(text for text in (loss, self._validating, self._speed.format()) if text)
+        return ", ".join(text for text in (loss, self._validation_note, self._speed.format()) if text)

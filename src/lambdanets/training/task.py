@@ -25,7 +25,7 @@ class Task(ABC):
 
     METRICS: ClassVar[tuple[str, ...]]  # columns of metrics.csv
     PANELS: ClassVar[Panels]  # panels of curves.png
-    BEST: ClassVar[str]  # metric that selects best.ckpt
+    BEST_METRIC: ClassVar[str]  # metric that selects best.ckpt
     RESULT: ClassVar[type[Result]]  # fields of result.json
 
     recipe: TrainingRecipe

@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 class TaskEntry(NamedTuple):
     """An entry of the registry.
 
-    recipe: the task's recipe class. implementation: "module:class" of its Task, which is imported on first use, so that
-    --help does not import PyTorch and Lightning. recipes: the package with its recipe files. command: its training
-    command.
+    implementation: "module:class" of the Task, which is imported on first use, so that --help does not import PyTorch
+    and Lightning. recipe_package: package with the recipe files. command: the training command.
     """
 
-    recipe: type[TrainingRecipe]
+    recipe_class: type[TrainingRecipe]
     implementation: str
-    recipes: str
+    recipe_package: str
     command: str
 
 
@@ -59,4 +58,4 @@ def read_recipe(path: Path) -> TrainingRecipe:
     name = fields.get("task", "classification")
     if not isinstance(name, str) or name not in TASKS:
         raise InputError(f"task in {path} must be one of {', '.join(TASKS)}, got {name!r}")
-    return TASKS[name].recipe.from_fields(fields, str(path))
+    return TASKS[name].recipe_class.from_fields(fields, str(path))

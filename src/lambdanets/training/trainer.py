@@ -42,7 +42,7 @@ def make_trainer(
         precision=recipe.precision,
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
         devices=world.local_world_size,
-        num_nodes=world.nodes,
+        num_nodes=world.num_nodes,
         strategy=_ddp_strategy() if is_distributed else "auto",
         accumulate_grad_batches=accumulation_steps,
         gradient_clip_val=recipe.clip_gradient,

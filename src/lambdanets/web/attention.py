@@ -1,4 +1,4 @@
-"""Attention maps of a head of a lambda layer for one place of an image, shares of position, and receptive field."""
+"""Attention maps of one head at one place of an image, position shares, and the receptive field."""
 
 from dataclasses import dataclass
 
@@ -20,11 +20,12 @@ SHOWN_SIDE = 480  # longer side in pixels of the image in which a place is chose
 class AttentionMaps:
     """The attention maps of one place, drawn over the image.
 
-    layer, head, at: what is shown; at is a pixel (row, column) of the image. sides: (rows, columns) of the layer's map.
+    layer, head: the layer and head that are shown. at: pixel (row, column) of the image. sides: (rows, columns) of the
+    layer's map.
     window: sides of the neighborhood of the position term; None if it always covers the map.
     content, position: weights of all places, with one color scale from -limit to limit.
     largest_content, largest_position: largest absolute weights.
-    share_map: share of the position term at each place. share: of the marked place.
+    share_map: share of the position term at each place. share: share at `at`.
     field: receptive field. field_sides: (height, width) of the network's input. field_is_whole: whether the field has
     all its pixels. area: fraction of the input that has 90% of the gradient.
     """

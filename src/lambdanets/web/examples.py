@@ -9,8 +9,9 @@ from PIL import Image, ImageDraw, ImageFilter
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 
-_COUNT = 6
-_PHOTOS = {"cat": "chelsea", "rocket": "rocket", "coffee": "coffee", "horse": "horse"}  # of scikit-image
+_MAX_EXAMPLES = 6
+# Caption -> name of a file in scikit-image.
+_PHOTOS = {"cat": "chelsea", "rocket": "rocket", "coffee": "coffee", "horse": "horse"}
 
 
 def example_images(source: Classifier | Detector) -> list[tuple[Image.Image, str]]:
@@ -55,7 +56,7 @@ def _load_digits() -> tuple[np.ndarray, Sequence[int]]:
 
 def _scanned_digits() -> list[tuple[Image.Image, str]]:
     images, labels = _load_digits()
-    chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)[:_COUNT]]
+    chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)[:_MAX_EXAMPLES]]
     return [(Image.fromarray(images[index]), f"digit {labels[index]}") for index in chosen]
 
 
@@ -84,4 +85,4 @@ def _photos() -> list[tuple[Image.Image, str]]:
     for caption, stem in _PHOTOS.items():
         for path in folder.glob(f"{stem}.*"):
             photos.append((Image.open(path).convert("RGB"), caption))
-    return photos[::-1][:_COUNT]
+    return photos[::-1][:_MAX_EXAMPLES]

@@ -18,10 +18,10 @@ from lambdanets.web.planning import LayerShape, plan_layer
 from lambdanets.web.predictions import ImagePrediction, predict_image
 from lambdanets.web.uploads import MAX_BYTES, read_upload
 
-QUEUE = 8  # maximum number of waiting events; more are refused with a message
+MAX_QUEUE_SIZE = 8  # maximum number of waiting events; more are refused with a message
 STATE_SECONDS = 1800  # after which a prediction is removed
-FILES = (60, 600)  # every 60 s, uploads and images older than 600 s are removed
-SESSIONS = 32  # maximum number of sessions whose predictions are kept
+CACHE_CLEANUP = (60, 600)  # every 60 s, uploads and images older than 600 s are removed
+MAX_SESSIONS = 32  # maximum number of sessions whose predictions are kept
 _SHAPE_LABELS = {  # label and explanation
     "batch": ("Images per batch", "computed together"),
     "dim": ("Channels (dim)", "features of each place"),
@@ -39,15 +39,15 @@ Updates = dict[Any, Any]
 
 def build_page(models: Models) -> gr.Blocks:
     """Return the page for models by name; the first is selected when the page loads."""
-    with gr.Blocks(title="lambdanets demo", analytics_enabled=False, delete_cache=FILES) as page:
+    with gr.Blocks(title="lambdanets demo", analytics_enabled=False, delete_cache=CACHE_CLEANUP) as page:
         gr.HTML(texts.INTRODUCTION)
         with gr.Tab("Look at an image"):
             image_tab = _ImageTab(models)
         with gr.Tab("Plan a layer"):
             _add_plan_tab()
         page.load(partial(image_tab.predict_example, 0), image_tab.model, image_tab.outputs, **_EVENT)
-    page.state_session_capacity = SESSIONS
-    page.queue(max_size=QUEUE, default_concurrency_limit=1)
+    page.state_session_capacity = MAX_SESSIONS
+    page.queue(max_size=MAX_QUEUE_SIZE, default_concurrency_limit=1)
     return page
 
 

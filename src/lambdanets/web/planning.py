@@ -1,4 +1,4 @@
-"""What the position term of a lambda layer costs with each algorithm, from the layer's options."""
+"""Predicted cost of the position term of a lambda layer with each algorithm, from the layer's options."""
 
 from dataclasses import dataclass, fields
 

@@ -19,8 +19,8 @@ from lambdanets.interpretability.explanation import Explanation, explain
 from lambdanets.text_tables import csv_table
 
 MIN_SCORE = 0.5  # of the objects that are shown, as in `lambdanets detect predict`
-TOP = 5  # classes
-MAX_TILED_PIXELS = 1_000_000  # of images that a model divides into tiles: their time is proportional to their size
+TOP_K = 5  # classes
+MAX_TILED_PIXELS = 1_000_000  # limit for tiled inference, whose time is proportional to the number of pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,8 @@ class ImagePrediction:
     """The prediction of a model for an image.
 
     top: names and probabilities of the most probable classes; None for a detector. objects: None for a classifier.
-    explanation: of its lambda layers on maps; None if it has none. shares: mean share of the position term, by layer.
+    explanation: explanation of its 2-d lambda layers; None if it has none. shares: mean share of the position term, by
+    layer.
     """
 
     name: str
@@ -58,7 +59,7 @@ class ImagePrediction:
 
 
 def predict_image(source: Classifier | Detector, image: Image.Image, name: str) -> ImagePrediction:
-    """Run a model on an image of mode "L" or "RGB". name: of the image.
+    """Run a model on an image of mode "L" or "RGB". name: name of the image.
 
     Raises InputError for an image with more than MAX_TILED_PIXELS if the model divides it into tiles.
     """
@@ -74,13 +75,13 @@ def predict_image(source: Classifier | Detector, image: Image.Image, name: str) 
         explanation = None
     top, objects = None, None
     if isinstance(source, Classifier):
-        top = source.predict(image)[0].top(TOP)
+        top = source.predict(image)[0].top(TOP_K)
     else:
         objects = _detect_objects(source, image, name, explanation)
     if explanation is None:
         return ImagePrediction(name, image, top, objects, None, {})
-    on_maps = [layer for layer, call in explanation.calls.items() if len(call.sides) == 2]
-    shares = {layer: float(explanation.position_share(layer).mean()) for layer in on_maps}
+    map_layers = [layer for layer, call in explanation.calls.items() if len(call.sides) == 2]
+    shares = {layer: float(explanation.position_share(layer).mean()) for layer in map_layers}
     kept = replace(explanation, output=None)  # the masks of a detector are large
     return ImagePrediction(name, image, top, objects, kept if shares else None, shares)
 
@@ -88,7 +89,7 @@ def predict_image(source: Classifier | Detector, image: Image.Image, name: str) 
 def _detect_objects(
     detector: Detector, image: Image.Image, name: str, explanation: Explanation | None
 ) -> DetectedObjects:
-    """Detect objects as `lambdanets detect predict` does. explanation: of the image, whose output is reused."""
+    """Detect objects as `lambdanets detect predict` does, or reuse those of the explanation."""
     tile_size = detector.card.tile_size
     if tile_size is not None and is_tiled(image, tile_size):
         detected = detect_tiled(detector, image, tile_size)

@@ -54,7 +54,7 @@ def serve(models: "Models", host: str = "127.0.0.1", port: int = 0) -> Iterator[
             yield Server(f"http://{name}:{listener.getsockname()[1]}", lambda: _wait(thread))
         finally:
             with deferred():
-                # after 5 s the socket is closed under a server that is still busy, which is not an error of the user
+                # after 5 s, the socket is closed even if the server is busy; its errors do not concern the user
                 logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
                 server.should_exit = True
                 thread.join(timeout=5)
@@ -91,7 +91,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError, TypeError, ValueError) as error:  # the last two for names that are no host names
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # the last two for invalid host names
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
             f"host and port must be a free address of this machine, got {host}:{port} ({reason})"

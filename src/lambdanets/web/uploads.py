@@ -20,8 +20,8 @@ _MAX_NAME = 60  # characters
 def read_upload(content: bytes, name: str, max_seconds: float = MAX_SECONDS, stretch: bool = False) -> Image.Image:
     """Read an uploaded image as `read_image` does: the first frame, with 8 bits per channel, mode "L" or "RGB".
 
-    name: file name, for errors. max_seconds: for decoding; checked at each block that the decoder reads. stretch: of
-    the model card.
+    name: file name, for error messages. max_seconds: time limit for decoding, checked at each block that the decoder
+    reads. stretch: as in the model card.
 
     The number of bytes, the format and the number of pixels are checked before the pixels are decoded. Raises
     UnreadableImage with one sentence about the file.
@@ -45,6 +45,5 @@ class _TimedBytes(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         if time.monotonic() > self.deadline:
             raise TimeoutError(f"decoding it takes more than {self.max_seconds:g} seconds")
-        return super().read(
-            _BLOCK if size == ImageFile.MAXBLOCK else size
-        )  # MAXBLOCK: of a decoder, as much as there is
+        # decoders request MAXBLOCK bytes, which may be the whole file
+        return super().read(_BLOCK if size == ImageFile.MAXBLOCK else size)

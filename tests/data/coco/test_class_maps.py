@@ -27,7 +27,7 @@ SMALL, LARGE = rectangle(1, 3, 1, 3, category=0), rectangle(0, 4, 0, 4, category
 
 
 @pytest.mark.parametrize("objects", [(SMALL, LARGE), (LARGE, SMALL)], ids=["small first", "large first"])
-def test_the_smaller_of_overlapping_objects_has_the_pixel(objects):
+def test_overlapping_pixels_belong_to_the_smaller_object(objects):
     classes = class_map(*objects)
     assert classes.dtype == np.uint8
     assert classes.shape == (HEIGHT, WIDTH)
@@ -36,7 +36,7 @@ def test_the_smaller_of_overlapping_objects_has_the_pixel(objects):
     assert np.bincount(classes.ravel()).tolist() == [HEIGHT * WIDTH - 16, 4, 0, 0, 0, 12]
 
 
-def test_the_later_of_equally_large_objects_has_the_pixel():
+def test_overlapping_pixels_belong_to_the_last_of_equally_large_objects():
     first, second = rectangle(0, 2, 0, 2, category=0), rectangle(1, 3, 1, 3, category=1)
     assert (class_map(first, second)[1, 1], class_map(second, first)[1, 1]) == (2, 1)
 
@@ -57,15 +57,15 @@ def test_an_image_without_objects_is_background():
 def test_class_maps_of_scattered_digits_have_the_classes_of_their_masks(tmp_path):
     write_scattered_digits(tmp_path, 1, 30, 0)
     images = open_annotated(tmp_path / "val.json", tmp_path / "val")
-    crowds = 0
+    num_crowds = 0
     for index in range(len(images)):
         image, target = load_with_class_map(images, index)
         annotated = images.annotations.images[index]
         expected = np.zeros((annotated.height, annotated.width), np.uint8)
-        for each in annotated.objects:  # they do not overlap
-            mask = decode_mask(each, annotated.height, annotated.width).astype(bool)
-            expected[mask] = IGNORED if each.crowd else each.category + 1
-            crowds += each.crowd
+        for obj in annotated.objects:  # they do not overlap
+            mask = decode_mask(obj, annotated.height, annotated.width).astype(bool)
+            expected[mask] = IGNORED if obj.crowd else obj.category + 1
+            num_crowds += obj.crowd
         assert np.array_equal(target["class_map"].numpy(), expected)
         assert image.shape == (3, annotated.height, annotated.width)
-    assert crowds
+    assert num_crowds > 0

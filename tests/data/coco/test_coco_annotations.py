@@ -21,21 +21,21 @@ def read(folder: Path, *annotations: dict[str, Any], **options: Any) -> Annotati
     return read_annotations(write(folder / "instances.json", content(*annotations, **options)))
 
 
-def objects(annotations: Annotations) -> list[int]:
-    return [each.id for image in annotations.images for each in image.objects]
+def object_ids(annotations: Annotations) -> list[int]:
+    return [obj.id for image in annotations.images for obj in image.objects]
 
 
 def test_an_object_has_its_box_category_and_mask(tmp_path: Path) -> None:
     parsed = read(tmp_path, annotation(5, image_id=2))
     first, second = parsed.images
     assert (second.id, second.name, second.height, second.width, first.objects) == (2, "2.png", 20, 30, ())
-    (only,) = second.objects
-    assert (only.id, only.category, only.box, only.area, only.crowd) == (5, 1, (2.0, 3.0, 8.0, 9.0), 36.0, False)
-    mask = decode_mask(only, 20, 30)
+    (obj,) = second.objects
+    assert (obj.id, obj.category, obj.box, obj.area, obj.crowd) == (5, 1, (2.0, 3.0, 8.0, 9.0), 36.0, False)
+    mask = decode_mask(obj, 20, 30)
     assert (mask.shape, mask.dtype) == ((20, 30), np.uint8)
     assert mask.sum() == mask[3:9, 2:8].sum() == 36
-    assert parsed.findings.lines() == []
-    assert parsed.findings.counts() == {}
+    assert parsed.problems.lines() == []
+    assert parsed.problems.counts() == {}
 
 
 def test_categories_are_indexed_in_order_of_ids_with_gaps(tmp_path: Path) -> None:
@@ -43,27 +43,27 @@ def test_categories_are_indexed_in_order_of_ids_with_gaps(tmp_path: Path) -> Non
     instances["categories"] = [{"id": number, "name": f"c{number}"} for number in (90, 17, 0)]
     parsed = read_annotations(write(tmp_path / "a.json", instances))
     assert [category.id for category in parsed.categories] == [0, 17, 90]
-    assert {each.id: each.category for each in parsed.images[0].objects} == {0: 0, 17: 1, 90: 2}
-    assert [each["category_id"] for each in parsed.to_coco()["annotations"]] == [90, 0, 17]
+    assert {obj.id: obj.category for obj in parsed.images[0].objects} == {0: 0, 17: 1, 90: 2}
+    assert [entry["category_id"] for entry in parsed.to_coco()["annotations"]] == [90, 0, 17]
 
 
 def test_images_are_in_order_of_ids(tmp_path: Path) -> None:
     parsed = read(tmp_path, images=[image(9), image(-4), image(5)])
-    assert [each.id for each in parsed.images] == [-4, 5, 9]
+    assert [image.id for image in parsed.images] == [-4, 5, 9]
 
 
 def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(content(annotation(1))).encode())
-    assert objects(read_annotations(path)) == [1]
+    assert object_ids(read_annotations(path)) == [1]
 
 
 @pytest.mark.parametrize("missing", ["area", "iscrowd"])
 def test_area_and_iscrowd_are_optional(tmp_path: Path, missing: str) -> None:
-    without = annotation(1, area=30.5, segmentation=[[0, 0, 4, 0, 4, 5, 0, 5]])
-    del without[missing]
-    (only,) = read(tmp_path, without).images[0].objects
-    assert (only.area, only.crowd) == ((20.0, False) if missing == "area" else (30.5, False))
+    incomplete = annotation(1, area=30.5, segmentation=[[0, 0, 4, 0, 4, 5, 0, 5]])
+    del incomplete[missing]
+    (obj,) = read(tmp_path, incomplete).images[0].objects
+    assert (obj.area, obj.crowd) == ((20.0, False) if missing == "area" else (30.5, False))
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_area_and_iscrowd_are_optional(tmp_path: Path, missing: str) -> None:
 )
 def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, problem: str, fields: dict[str, Any]) -> None:
     parsed = read(tmp_path, annotation(1), annotation(44, **fields), annotation(3))
-    assert objects(parsed) == [1, 3]
-    assert parsed.findings.counts() == {problem: 1}
-    assert parsed.findings.ids[problem] == (44,)
-    (line,) = parsed.findings.lines()
+    assert object_ids(parsed) == [1, 3]
+    assert parsed.problems.counts() == {problem: 1}
+    assert parsed.problems.ids[problem] == (44,)
+    (line,) = parsed.problems.lines()
     assert line.startswith("1 ")
     assert line.endswith("(id 44)")
 
@@ -122,33 +122,33 @@ def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, problem: s
 @pytest.mark.parametrize("short", [[], [5], [2, 3, 8, 3], [2, 3, 8, 3, 8]])
 def test_only_polygons_with_fewer_than_three_points_are_dropped(tmp_path: Path, short: list[float]) -> None:
     parsed = read(tmp_path, annotation(1), annotation(44, segmentation=[short, SQUARE]))
-    assert parsed.findings.counts() == {"dropped_polygons": 1}
-    assert parsed.findings.lines() == [
+    assert parsed.problems.counts() == {"dropped_polygons": 1}
+    assert parsed.problems.lines() == [
         "1 segmentations repaired: polygons with fewer than 3 points were dropped (id 44)"
     ]
     complete, repaired = parsed.images[0].objects
     assert repaired.segmentation == complete.segmentation
-    assert [each["segmentation"] for each in parsed.to_coco()["annotations"]] == [[SQUARE], [SQUARE]]
+    assert [entry["segmentation"] for entry in parsed.to_coco()["annotations"]] == [[SQUARE], [SQUARE]]
 
 
 def test_an_annotation_without_a_segmentation_is_dropped(tmp_path: Path) -> None:
-    without = annotation(1)
-    del without["segmentation"]
-    assert read(tmp_path, without).findings.counts() == {"no_mask": 1}
+    incomplete = annotation(1)
+    del incomplete["segmentation"]
+    assert read(tmp_path, incomplete).problems.counts() == {"no_mask": 1}
 
 
 def test_annotations_with_duplicate_ids_are_dropped(tmp_path: Path) -> None:
     parsed = read(tmp_path, annotation(1, area=5), annotation(1, area=6), annotation(1, area=7), annotation(2))
-    assert [(each.id, each.area) for each in parsed.images[0].objects] == [(1, 5.0), (2, 36.0)]
-    assert parsed.findings.ids["duplicate_id"] == (1, 1)
+    assert [(obj.id, obj.area) for obj in parsed.images[0].objects] == [(1, 5.0), (2, 36.0)]
+    assert parsed.problems.ids["duplicate_id"] == (1, 1)
 
 
 def test_a_message_shows_at_most_five_ids(tmp_path: Path) -> None:
     parsed = read(tmp_path, *(annotation(number, category_id=1) for number in range(10, 20)))
-    assert parsed.findings.lines() == [
+    assert parsed.problems.lines() == [
         "10 annotations dropped: no category has their category_id (id 10, 11, 12, 13, 14, ...)"
     ]
-    assert json.loads(json.dumps(parsed.findings.counts())) == {"unknown_category": 10}
+    assert json.loads(json.dumps(parsed.problems.counts())) == {"unknown_category": 10}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_boxes_clipped_by_more_than_one_pixel_are_counted(
 ) -> None:
     parsed = read(tmp_path, annotation(1, bbox=bbox))
     assert parsed.images[0].objects[0].box == pytest.approx(box)
-    assert parsed.findings.counts() == ({"clipped": 1} if is_counted else {})
+    assert parsed.problems.counts() == ({"clipped": 1} if is_counted else {})
 
 
 def bytes_writer(data: bytes) -> Callable[[Path], None]:
@@ -279,9 +279,9 @@ def test_to_coco_returns_the_valid_annotations_unchanged(tmp_path: Path) -> None
     restored = parsed.to_coco()
     assert restored["annotations"] == [rows[0], rows[1], rows[3]]
     assert restored["images"] == content()["images"]
-    assert sorted(restored["categories"], key=lambda each: -each["id"]) == content()["categories"]
-    assert [each["id"] for each in parsed.to_coco([1])["annotations"]] == [4]
-    assert [each["id"] for each in parsed.to_coco([1])["images"]] == [2]
+    assert sorted(restored["categories"], key=lambda category: -category["id"]) == content()["categories"]
+    assert [entry["id"] for entry in parsed.to_coco([1])["annotations"]] == [4]
+    assert [entry["id"] for entry in parsed.to_coco([1])["images"]] == [2]
 
 
 def test_pycocotools_evaluates_the_instances(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_pycocotools_evaluates_the_instances(tmp_path: Path) -> None:
             for number in (1, 2)
         ]
         for iou_type in ("bbox", "segm"):
-            evaluation = COCOeval(truth, truth.loadRes([dict(each) for each in detections]), iou_type)
+            evaluation = COCOeval(truth, truth.loadRes([dict(detection) for detection in detections]), iou_type)
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()

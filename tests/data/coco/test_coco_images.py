@@ -46,9 +46,9 @@ def test_folder_and_tar_have_the_same_images(tmp_path: Path, write_images: Calla
     assert first_pixels(images) == [10, 20]
     loaded, annotated = images.load(1)
     assert (loaded.mode, loaded.size) == ("L", (30, 20))
-    assert [each.id for each in annotated.objects] == [5]
+    assert [obj.id for obj in annotated.objects] == [5]
     assert images.name(1).endswith("2.png")
-    assert images.findings.counts() == {}
+    assert images.problems.counts() == {}
 
 
 def test_file_names_may_include_the_name_of_the_folder(tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_rejects_two_images_that_match_one_file(tmp_path: Path) -> None:
 def test_images_without_a_file_are_dropped_with_their_objects(tmp_path: Path) -> None:
     images = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", {"2.png": FILES["2.png"]}))
     assert first_pixels(images) == [20]
-    assert images.findings.counts() == {"missing_file": 1, "of_missing_file": 2}
-    assert (images.findings.ids["missing_file"], images.findings.ids["of_missing_file"]) == ((1,), (6, 7))
-    assert images.findings.lines() == [
+    assert images.problems.counts() == {"missing_file": 1, "of_missing_file": 2}
+    assert (images.problems.ids["missing_file"], images.problems.ids["of_missing_file"]) == ((1,), (6, 7))
+    assert images.problems.lines() == [
         "1 images dropped: their files are missing (id 1)",
         "2 annotations dropped: the files of their images are missing (id 6, 7)",
     ]
-    assert [each["id"] for each in images.annotations.to_coco()["annotations"]] == [5]
+    assert [entry["id"] for entry in images.annotations.to_coco()["annotations"]] == [5]
 
 
 def write_gzipped_tar(path: Path) -> None:
@@ -224,10 +224,10 @@ def test_a_file_name_may_be_invalid_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize("write_images", [write_folder, write_tar])
 def test_selected_images_are_in_the_order_of_the_indices(tmp_path: Path, write_images: Callable[..., Path]) -> None:
     images = open_annotated(write_set(tmp_path), write_images(tmp_path / "f", FILES))
-    reversed_images = images.selected([1, 0])
+    reversed_images = images.select([1, 0])
     assert first_pixels(reversed_images) == [20, 10]
     assert [annotated.id for _, annotated in map(reversed_images.load, range(2))] == [2, 1]
-    assert first_pixels(images.selected([1])) == [20]
+    assert first_pixels(images.select([1])) == [20]
     assert reversed_images.categories == images.categories
 
 
@@ -242,7 +242,7 @@ def test_fingerprint_does_not_depend_on_paths(tmp_path: Path) -> None:
     first = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", FILES))
     second = open_annotated(write_set(tmp_path / "other"), write_tar(tmp_path / "f.tar", FILES))
     assert first.fingerprint == second.fingerprint
-    assert first.selected([0]).fingerprint != first.fingerprint
+    assert first.select([0]).fingerprint != first.fingerprint
 
 
 RUNS = {"size": [20, 30], "counts": [45, 20, 535]}
@@ -266,7 +266,7 @@ def test_fingerprint_depends_on_each_annotation_field(tmp_path: Path, fields: di
     folder = write_folder(tmp_path / "f", FILES)
     first = open_annotated(write(tmp_path / "a.json", content(annotation(1))), folder)
     second = open_annotated(write(tmp_path / "a.json", content(annotation(1, **fields))), folder)
-    assert second.findings.counts() == {}
+    assert second.problems.counts() == {}
     assert first.fingerprint != second.fingerprint
 
 
@@ -289,11 +289,11 @@ def test_fingerprint_depends_on_names_sizes_and_categories(tmp_path: Path) -> No
 def test_masks_of_coco_have_the_annotated_areas() -> None:
     folder = Path(os.environ["LAMBDANETS_COCO_MINI"])
     images = open_annotated(folder / "instances_train2017.json", folder / "train2017.tar")
-    assert images.findings.counts() == {}
+    assert images.problems.counts() == {}
     assert len(images.categories) == 80
     ratios = []
     for index in range(len(images)):
         loaded, annotated = images.load(index)
         assert loaded.size == (annotated.width, annotated.height)
-        ratios += [decode_mask(each, annotated.height, annotated.width).sum() / each.area for each in annotated.objects]
+        ratios += [decode_mask(obj, annotated.height, annotated.width).sum() / obj.area for obj in annotated.objects]
     assert np.median(ratios) == pytest.approx(1, abs=0.02)

@@ -6,7 +6,7 @@ import pycocotools.mask
 import pytest
 from coco_files import SQUARE
 
-from lambdanets.data.coco.findings import AnnotationError
+from lambdanets.data.coco.problems import AnnotationError
 from lambdanets.data.coco.segmentations import (
     CroppedMask,
     encode_rle,

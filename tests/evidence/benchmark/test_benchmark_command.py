@@ -13,7 +13,7 @@ from lambdanets.evidence.benchmark.measurement import NOT_REACHED
 from lambdanets.evidence.benchmark.report import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
-# without FlexAttention, since its compilation takes longer than all other candidates
+# without FlexAttention, whose compilation takes longer than all other candidates together
 NAMES = [name for name in layer.NAMES if name != "flex-attention"]
 OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {
@@ -23,15 +23,16 @@ COMMANDS = {
     # a large --seconds, since on a busy machine even tiny sizes may exceed a small one and be skipped
     "scaling": ["--sides", "3", "4", "--lengths", "8", "12", "--repeats", "3", "--seconds", "600", "--device", "cpu"],
 }
-ROWS = {
+NUM_ROWS = {
     "layer": 2 * len(NAMES),
     "memory": len(NAMES),
-    "model": 2 * (1 + len(model.NAMES) - 1),
+    "model": 2 * len(model.NAMES),
     "scaling": 8 * len(scaling.NAMES),
 }
 
 
-def fails(capsys, *arguments):
+def error_line(capsys, *arguments):
+    """The last line that a rejected command prints to stderr."""
     assert main(["benchmark", *arguments]) == 2
     return capsys.readouterr().err.strip().splitlines()[-1]
 
@@ -43,7 +44,7 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys):
     assert main(["benchmark", kind, *COMMANDS[kind], "--out", str(out)]) == 0
     results = json.loads((out / RESULTS).read_text())
     assert results["finished"]
-    assert len(results["rows"]) == ROWS[kind]
+    assert len(results["rows"]) == NUM_ROWS[kind]
     ran = [row for row in results["rows"] if row["skip_reason"] is None]
     assert {"lambdanets", "timm", "convolution", "lambdanets CCCL", "resnet50", "lambda_order"} & {
         row["candidate"] for row in ran
@@ -61,13 +62,13 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys):
     assert f"written to {out}" in printed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, tmp_path, capsys, monkeypatch):
     measure_case, out = benchmark.measure_case, tmp_path / "out"
 
     def with_signal(case, rows, options):
         if rows:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal_number)
         return measure_case(case, rows, options)
 
     arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
@@ -78,14 +79,14 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(number, tmp_path
     assert not results["finished"]
     assert {row["sizes"]["pass"] for row in results["rows"]} == {"inference"}
     assert f"interrupted; results so far are in {out}; resume with" in capsys.readouterr().out
-    assert "was started with options (seed 0, not 7); remove it" in fails(capsys, *arguments[1:], "--seed", "7")
+    assert "was started with options (seed 0, not 7); remove it" in error_line(capsys, *arguments[1:], "--seed", "7")
     assert main(arguments) == 0
     resumed = json.loads((out / RESULTS).read_text())
     assert resumed["finished"]
     assert resumed["rows"][:2] == results["rows"]
     assert [row["sizes"]["pass"] for row in resumed["rows"]] == ["inference"] * 2 + ["training"] * 2
     assert not list(out.glob(".*"))
-    assert "is finished; choose another path" in fails(capsys, *arguments[1:])
+    assert "is finished; choose another path" in error_line(capsys, *arguments[1:])
 
 
 def test_benchmark_interrupted_at_its_end_has_its_figures(tmp_path, capsys, monkeypatch):
@@ -124,7 +125,7 @@ def test_missing_peers_are_skipped_and_named(tmp_path, capsys, monkeypatch):
 
 def test_rejects_a_folder_with_other_files(tmp_path, capsys):
     (tmp_path / "mine").touch()
-    assert "is not empty, it has mine; choose another folder" in fails(capsys, "layer", "--out", str(tmp_path))
+    assert "is not empty, it has mine; choose another folder" in error_line(capsys, "layer", "--out", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -149,13 +150,15 @@ def test_rejects_a_folder_with_other_files(tmp_path, capsys):
 )
 def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert message in fails(capsys, *arguments)
+    assert message in error_line(capsys, *arguments)
     assert not list(tmp_path.iterdir())
 
 
 def test_rejects_cuda_without_a_gpu(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
-    assert "--device must be cpu without a GPU" in fails(capsys, "layer", "--device", "cuda", "--out", str(tmp_path))
+    assert "--device must be cpu without a GPU" in error_line(
+        capsys, "layer", "--device", "cuda", "--out", str(tmp_path)
+    )
 
 
 def test_help_lists_the_kinds(capsys):
@@ -170,5 +173,5 @@ def test_benchmark_that_measures_nothing_fails(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(layer, "build_peer", broken)
     arguments = ["layer", *COMMANDS["layer"][: -len(NAMES)], "timm", "--out", str(tmp_path / "out")]
-    assert "nothing was measured: RuntimeError: no kernel; " in fails(capsys, *arguments)
+    assert "nothing was measured: RuntimeError: no kernel; " in error_line(capsys, *arguments)
     assert json.loads((tmp_path / "out" / RESULTS).read_text())["finished"]

@@ -18,7 +18,7 @@ SCRIPT = ROOT / "experiments/detection_backbone.py"
 def script(monkeypatch):
     spec = importlib.util.spec_from_file_location("benchmark_of_detection_backbones", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 

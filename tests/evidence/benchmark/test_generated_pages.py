@@ -19,10 +19,10 @@ def test_script_reproduces_the_committed_page(script, page, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("script", "page", "result"),
+    ("script", "page", "options"),
     [("coco_overfit", "detection", ()), ("kills", "faults", ("--out", RESULTS / "kills.json"))],
 )
-def test_script_reproduces_the_committed_section(script, page, result, tmp_path, monkeypatch):
+def test_script_reproduces_the_committed_section(script, page, options, tmp_path, monkeypatch):
     committed = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     module = load_script(f"experiments/{script}.py")
     before, _, rest = committed.partition(module.BEGIN)
@@ -30,7 +30,7 @@ def test_script_reproduces_the_committed_section(script, page, result, tmp_path,
     assert before
     assert after
     (tmp_path / "page.md").write_text(before + module.BEGIN + module.END + after, encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", [script, "--page", str(tmp_path / "page.md"), *map(str, result)])
+    monkeypatch.setattr(sys, "argv", [script, "--page", str(tmp_path / "page.md"), *map(str, options)])
     module.main()
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == committed
     assert section.count("\n") >= 3
@@ -38,9 +38,9 @@ def test_script_reproduces_the_committed_section(script, page, result, tmp_path,
 
 def test_inconsistent_results_write_no_page():
     kills, coco = load_script("experiments/kills.py"), load_script("experiments/coco_overfit.py")
-    killed = json.loads((RESULTS / "kills.json").read_text(encoding="utf-8"))
+    kills_result = json.loads((RESULTS / "kills.json").read_text(encoding="utf-8"))
     with pytest.raises(ValueError, match="other phases"):
-        kills.section(killed | {"by_phase": {"training": killed["kills"]}})
-    scored = json.loads((RESULTS / "coco_overfit.json").read_text(encoding="utf-8"))
+        kills.section(kills_result | {"by_phase": {"training": kills_result["kills"]}})
+    coco_result = json.loads((RESULTS / "coco_overfit.json").read_text(encoding="utf-8"))
     with pytest.raises(ValueError, match="scores must equal"):
-        coco.section(scored | {"largest_difference": {"pycocotools": 1e-5}})
+        coco.section(coco_result | {"largest_difference": {"pycocotools": 1e-5}})

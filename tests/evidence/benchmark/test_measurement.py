@@ -19,12 +19,12 @@ from lambdanets.evidence.benchmark.reference import Error, compute_expected, ref
 TIMING = MeasureOptions(torch.device("cpu"), time=True, repeats=3, seconds=600.0)
 
 
-def candidate(name, error=0.0, ran=None, run=None):
-    """A candidate with this error. ran: list to which each run appends the name."""
+def candidate(name, error=0.0, ran_names=None, run=None):
+    """A candidate with this error. ran_names: list to which each run appends the name."""
 
     def prepare():
         return Prepared(
-            run or (lambda: None if ran is None else ran.append(name)),
+            run or (lambda: None if ran_names is None else ran_names.append(name)),
             lambda: {"output": Error(error, 1e-4)},
             lambda: None,
         )
@@ -32,7 +32,7 @@ def candidate(name, error=0.0, ran=None, run=None):
     return Candidate(name, prepare)
 
 
-def failing(name, error):
+def failing_candidate(name, error):
     """A candidate whose builder raises."""
 
     def prepare():
@@ -42,9 +42,9 @@ def failing(name, error):
 
 
 def test_incorrect_candidate_is_not_timed():
-    ran = []
-    rows = measure_case(Case({}, [candidate("right", 1e-6), candidate("wrong", 0.2, ran)]), [], TIMING)
-    assert ran == ["wrong"]
+    ran_names = []
+    rows = measure_case(Case({}, [candidate("right", 1e-6), candidate("wrong", 0.2, ran_names)]), [], TIMING)
+    assert ran_names == ["wrong"]
     assert len(rows[0].seconds) >= 3
     assert rows[1].seconds == []
     assert rows[1].skip_reason.startswith("wrong: output has a relative error of 2.0e-01")
@@ -56,7 +56,14 @@ def test_candidate_with_nan_output_is_incorrect():
 
 
 def test_failing_candidates_are_skipped_and_the_others_timed():
-    case = Case({}, [failing("a", Skipped("not installed")), failing("b", RuntimeError("no\nkernel")), candidate("c")])
+    case = Case(
+        {},
+        [
+            failing_candidate("a", Skipped("not installed")),
+            failing_candidate("b", RuntimeError("no\nkernel")),
+            candidate("c"),
+        ],
+    )
     rows = measure_case(case, [], TIMING)
     assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", None]
     assert [len(row.seconds) >= 3 for row in rows] == [False, False, True]
@@ -99,5 +106,5 @@ def test_threads_and_precision_are_restored():
 
 def test_allocator_errors_are_reported_as_out_of_memory():
     message = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried ..."
-    (row,) = measure_case(Case({}, [failing("a", RuntimeError(message))]), [], TIMING)
+    (row,) = measure_case(Case({}, [failing_candidate("a", RuntimeError(message))]), [], TIMING)
     assert row.skip_reason == "out of memory"

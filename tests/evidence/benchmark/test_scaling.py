@@ -13,9 +13,9 @@ CPU = torch.device("cpu")
 SMALL = Scaling(sides=(4,), lengths=(12,), repeats=3, value_depth=3, query_depth=4, heads=2, memory=1.0)
 
 
-def inputs(scope, n):
+def make_inputs(table_sides, n):
     shape = (1, 2, n, 4)
-    table, values = torch.randn(*scope, 4, dtype=torch.float64), torch.randn(1, n, 3, dtype=torch.float64)
+    table, values = torch.randn(*table_sides, 4, dtype=torch.float64), torch.randn(1, n, 3, dtype=torch.float64)
     queries, keys = torch.randn(2, *shape, dtype=torch.float64)
     return scaling.Inputs(queries, keys, table, values, torch.randn(1, 2, n, 3, dtype=torch.float64))
 
@@ -23,25 +23,25 @@ def inputs(scope, n):
 @pytest.mark.parametrize(("grid", "causal"), [((3, 4), False), ((3, 4), True), ((12,), True)])
 def test_expected_lambda_equals_the_definition(grid, causal):
     torch.manual_seed(0)
-    example = inputs([2 * side - 1 for side in grid], 12)
-    checked = torch.tensor([0, 5, 11])
-    expected = scaling._expected_lambda(grid, causal, lambda: checked, example)
-    queries = example.queries.clone().requires_grad_()
-    output = definition.position_interaction(queries, example.table, example.values, grid, causal=causal)
-    output.backward(example.grad_output)
-    assert relative_error(expected.tensors["output"], output.detach()[:, :, checked]) < 1e-12
-    assert relative_error(expected.tensors["query gradient"], queries.grad[:, :, checked]) < 1e-12
+    inputs = make_inputs([2 * side - 1 for side in grid], 12)
+    checked_positions = torch.tensor([0, 5, 11])
+    expected = scaling._expected_lambda(grid, causal, lambda: checked_positions, inputs)
+    queries = inputs.queries.clone().requires_grad_()
+    output = definition.position_interaction(queries, inputs.table, inputs.values, grid, causal=causal)
+    output.backward(inputs.grad_output)
+    assert relative_error(expected.tensors["output"], output.detach()[:, :, checked_positions]) < 1e-12
+    assert relative_error(expected.tensors["query gradient"], queries.grad[:, :, checked_positions]) < 1e-12
 
 
 def test_expected_attention_equals_full_attention():
     torch.manual_seed(0)
-    example = inputs((23,), 12)
-    checked = torch.tensor([0, 5, 11])
-    expected = scaling._expected_attention((12,), True, lambda: checked, 2, example)
-    bias = attention.relative_bias(example.table[..., :2].movedim(-1, 0), (12,), causal=True)
-    scores = example.queries @ example.keys.transpose(2, 3) / 2 + bias
-    full = scores.softmax(dim=-1) @ example.values.unsqueeze(1)
-    assert relative_error(expected.tensors["output"], full[:, :, checked]) < 1e-12
+    inputs = make_inputs((23,), 12)
+    checked_positions = torch.tensor([0, 5, 11])
+    expected = scaling._expected_attention((12,), True, lambda: checked_positions, 2, inputs)
+    bias = attention.relative_bias(inputs.table[..., :2].movedim(-1, 0), (12,), causal=True)
+    scores = inputs.queries @ inputs.keys.transpose(2, 3) / 2 + bias
+    full = scores.softmax(dim=-1) @ inputs.values.unsqueeze(1)
+    assert relative_error(expected.tensors["output"], full[:, :, checked_positions]) < 1e-12
 
 
 def test_every_algorithm_and_attention_are_measured():

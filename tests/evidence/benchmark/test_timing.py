@@ -1,4 +1,4 @@
-"""Timing of candidates in turns, and its statistics."""
+"""Interleaved timing of candidates, and its statistics."""
 
 import itertools
 
@@ -125,5 +125,5 @@ def test_extra_passes_are_bounded():
     ("samples", "noisy"),
     [([1.0, 1.2, 1.4], False), ([1.0, 2.0, 3.0], True), ([1.0, 9.0], False), ([1.0] * 9 + [50.0], False)],
 )
-def test_samples_with_distant_quartiles_are_noisy(samples, noisy):
+def test_samples_with_a_large_interquartile_range_are_noisy(samples, noisy):
     assert is_noisy(samples) == noisy

@@ -1,15 +1,23 @@
 import json
 import os
 import re
+import statistics
 from dataclasses import replace
 
 import pytest
 from PIL import Image
+from scipy.stats import ttest_1samp
 
 from lambdanets.errors import InputError
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import make_plan
-from lambdanets.evidence.studies.summary import markdown, read_summary, summarize, write_summary
+from lambdanets.evidence.studies.summary import (
+    confidence_interval,
+    markdown,
+    read_summary,
+    summarize,
+    write_summary,
+)
 from lambdanets.recipes.digits import recipe as DIGITS
 
 
@@ -24,6 +32,7 @@ def result(variant, seed, top1):
         "variant": variant,
         "seed": seed,
         "top1": top1,
+        "top1_by_epoch": [top1 / 2, top1],
         "seconds": 10.0 * (seed + 1),
         "images_per_second": 7.0,
         "parameters": 1234,
@@ -81,7 +90,14 @@ def test_gains_are_paired_by_seed():
     assert gains["content only"] == (-0.1, None)
     text = markdown(summarize(plan, results))
     assert "paired difference to content and position" in text
-    assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 |" in text
+    assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 | -48.53 to +78.53 |" in text
+
+
+def test_confidence_interval_is_that_of_scipy():
+    differences = [0.02, 0.05, 0.01, 0.04]
+    mean, std = statistics.fmean(differences), statistics.stdev(differences)
+    expected = ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert confidence_interval(mean, std, 4) == pytest.approx((expected.low, expected.high))
 
 
 def test_summary_names_every_machine(plan, results):
@@ -106,14 +122,20 @@ def test_markdown_can_be_written_from_the_results_file(plan, results, tmp_path):
     summary = write_summary(plan, results, tmp_path)
     text = (tmp_path / "comparison.md").read_text()
     assert text == markdown(json.loads((tmp_path / "results.json").read_text())) == markdown(summary)
-    assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 |  | 1,234 | 78.1 |" in text
+    assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 |  |  | 1,234 | 78.1 |" in text
 
 
 @pytest.mark.figures
 def test_draws_one_figure_per_study(plan, results, tmp_path):
     write_summary(plan, results, tmp_path)
-    with Image.open(tmp_path / "content_position.png") as figure:
-        assert figure.width > 500
+    for name in ("content_position.png", "content_position_curves.png"):
+        with Image.open(tmp_path / name) as figure:
+            assert figure.width > 500
+
+
+def test_results_of_one_epoch_have_no_curves(plan, results, tmp_path):
+    write_summary(plan, [run | {"top1_by_epoch": [run["top1"]]} for run in results], tmp_path)
+    assert not (tmp_path / "content_position_curves.png").exists()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"studies": {}}', '{"studies": []}'])

@@ -13,12 +13,12 @@ MACHINE = {"hardware": {"gpu": None, "processor": "P", "threads": 2, "cores": 2}
 
 
 def write_results(path, content):
-    """Write the file of a benchmark on a machine."""
+    """Write a results file, with the machine and versions; return its path."""
     path.write_text(json.dumps(MACHINE | content))
     return path
 
 
-def sample(table, row, seconds, phase="inference", **fields):
+def measurement(table, row, seconds, phase="inference", **fields):
     return {
         "table": table,
         "row": row,
@@ -30,28 +30,28 @@ def sample(table, row, seconds, phase="inference", **fields):
 
 
 @pytest.fixture
-def measurements(tmp_path):
+def measurements_file(tmp_path):
     rows = [
-        sample("18", "depth 50, 128px", 1.0, "training"),
-        sample("18", "depth 50, 160px", 2.0, "training"),
-        sample("4", "lambda layer", 1.0, peak_bytes=2**30),
-        sample("4", "global self-attention", 4.0, "training", peak_bytes=3 * 2**30),
-        sample("4", "lambda layer", 2.0, "training", peak_bytes=2**30),
-        sample("4", "axial self-attention", None, "training", skip_reason="out of memory"),
+        measurement("18", "depth 50, 128px", 1.0, "training"),
+        measurement("18", "depth 50, 160px", 2.0, "training"),
+        measurement("4", "lambda layer", 1.0, peak_bytes=2**30),
+        measurement("4", "global self-attention", 4.0, "training", peak_bytes=3 * 2**30),
+        measurement("4", "lambda layer", 2.0, "training", peak_bytes=2**30),
+        measurement("4", "axial self-attention", None, "training", skip_reason="out of memory"),
     ]
     return write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})
 
 
-def test_training_steps_are_scaled_to_the_papers_batch(measurements):
-    measured = read([measurements])
+def test_training_steps_are_scaled_to_the_papers_batch(measurements_file):
+    measured = read([measurements_file])
     assert measured.values["18", "depth 50, 128px", "train step latency"][0] == 512
     note = measured.values["18", "depth 50, 160px", "train step latency"][1]
     assert note.startswith("0.50 x depth 50, 128px, the paper's 0.65 x")
     assert measured.machine == "P, 2 of 2 cores, PyTorch 2, float32"
 
 
-def test_training_speeds_of_table_4_are_an_additional_table(measurements):
-    measured = read([measurements])
+def test_training_speeds_of_table_4_are_an_additional_table(measurements_file):
+    measured = read([measurements_file])
     assert measured.values["4", "lambda layer", "throughput"][0] == 2
     (additional,) = measured.additional["4"]
     assert additional.rows == (
@@ -59,16 +59,16 @@ def test_training_speeds_of_table_4_are_an_additional_table(measurements):
         ("lambda layer", "1.00", "1.00", "1.00"),
         ("axial self-attention", "out of memory", "", ""),
     )
-    lines = compare(select_numbers(["4"]), measured.values)
-    assert {line.paper.row for line in lines if line.verdict == MEASURED} == {"lambda layer"}
-    (additional,) = json.loads(to_json(lines, measured))["additional_tables"]["4"]
+    comparisons = compare(select_numbers(["4"]), measured.values)
+    assert {c.paper.row for c in comparisons if c.verdict == MEASURED} == {"lambda layer"}
+    (additional,) = json.loads(to_json(comparisons, measured))["additional_tables"]["4"]
     assert additional["rows"][1] == ["lambda layer", "1.00", "1.00", "1.00"]
-    assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in to_markdown(lines, measured)
-    assert "out of memory" in to_text(lines, measured)
+    assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in to_markdown(comparisons, measured)
+    assert "out of memory" in to_text(comparisons, measured)
 
 
 @pytest.fixture
-def layers(tmp_path):
+def layer_file(tmp_path):
     sizes = {"shape": "7x7x64", "scope": 7, "pass": "inference"}
     candidates = {
         "lambdanets": (2e-3, None),
@@ -84,8 +84,8 @@ def layers(tmp_path):
     return write_results(tmp_path / "layer.json", content)
 
 
-def test_names_candidates_faster_than_the_lambda_layer(layers):
-    (table,) = read([layers]).additional["4"]
+def test_names_candidates_faster_than_the_lambda_layer(layer_file):
+    (table,) = read([layer_file]).additional["4"]
     assert table.header == (
         "map", "scope", "pass", "lambda layer", "sdpa", "natten", "convolution", "faster than the lambda layer",
     )  # fmt: skip
@@ -98,9 +98,9 @@ def test_names_candidates_faster_than_the_lambda_layer(layers):
 
 def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
     rows = [
-        sample("4", "global self-attention", 4.0),
-        sample("4", "axial self-attention", 3.0),
-        sample("4", "lambda layer", 2.0),
+        measurement("4", "global self-attention", 4.0),
+        measurement("4", "axial self-attention", 3.0),
+        measurement("4", "lambda layer", 2.0),
     ]
     values = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
     note = values["4", "axial self-attention", "throughput"][1]
@@ -109,36 +109,36 @@ def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
 
 
 def test_slowdown_is_missing_without_its_baseline(tmp_path):
-    rows = [sample("5", "LambdaResNet-152", None), sample("5", "EfficientNet-B7", 3.0)]
+    rows = [measurement("5", "LambdaResNet-152", None), measurement("5", "EfficientNet-B7", 3.0)]
     values = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
     assert values["5", "EfficientNet-B7", "inference throughput"] == (2 / 3, "batch 2, 224 px")
     assert not any("slowdown" in column for _, _, column in values)
 
 
 def test_speeds_of_table_10_are_an_additional_table(tmp_path):
-    rows = [sample("10", "3x3", 1.0), sample("10", "23x23", 2.0)]
+    rows = [measurement("10", "3x3", 1.0), measurement("10", "23x23", 2.0)]
     (table,) = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).additional["10"]
     assert table.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
 
 
-def test_rejects_files_from_different_machines(measurements, tmp_path):
+def test_rejects_files_from_different_machines(measurements_file, tmp_path):
     other = write_results(tmp_path / "o.json", {"kind": "tables", "rows": [], "versions": {"torch": "3"}})
     with pytest.raises(
         InputError, match="must be from the same machine and setup, got P, 2 of 2 cores, PyTorch 2, float32, and P"
     ):
-        read([measurements, other])
+        read([measurements_file, other])
 
 
-def test_benchmark_without_our_layer_has_no_ratios(layers):
-    content = json.loads(layers.read_text())
+def test_benchmark_without_our_layer_has_no_ratios(layer_file):
+    content = json.loads(layer_file.read_text())
     content["rows"][0] |= {"skip_reason": "not reached", "median_seconds": None}
-    layers.write_text(json.dumps(content))
-    (table,) = read([layers]).additional["4"]
+    layer_file.write_text(json.dumps(content))
+    (table,) = read([layer_file]).additional["4"]
     assert table.rows == (("7x7x64", "7", "inference", "[1]", "1.0", "[2]", "3.0", ""),)
 
 
-def test_several_files_are_read_together(measurements, layers):
-    measured = read([measurements, layers])
+def test_several_files_are_read_together(measurements_file, layer_file):
+    measured = read([measurements_file, layer_file])
     assert len(measured.additional["4"]) == 2
     text = to_markdown(compare(select_numbers(["4"]), measured.values), measured)
     assert text.index("Forward and backward pass") < text.index("next to attention over the same context")

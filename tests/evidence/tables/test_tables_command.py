@@ -15,22 +15,22 @@ from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.plots import draw
 from lambdanets.evidence.tables.rows import ROWS, ModelSpec
 
-pytestmark = pytest.mark.xdist_group("figures")  # counted once, for both
+pytestmark = pytest.mark.xdist_group("figures")  # one worker counts the models once for both files
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def uninitialized():
-    """Skip random initialization: models are on the meta device, where it takes half of the time without effect."""
+def skip_random_initialization():
+    """Skip random initialization: on the meta device it has no effect, but takes half of the time."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("normal_", "trunc_normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_", "zeros_", "ones_"):
             patch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
         yield
 
 
-def error_of(capsys, *arguments):
-    """The one line that a rejected command prints."""
+def error_line(capsys, *arguments):
+    """The only line that a rejected command prints to stderr."""
     assert main(["tables", *map(str, arguments)]) == 2
     (message,) = capsys.readouterr().err.strip().splitlines()
     return message
@@ -39,13 +39,13 @@ def error_of(capsys, *arguments):
 def test_prints_one_table(capsys):
     assert main(["tables", "12"]) == 0
     text = capsys.readouterr().out
-    assert "Table 12. Stages on lambda layers in ResNet-50" in text
+    assert "Table 12. Stages with lambda layers in ResNet-50" in text
     assert "Table 3" not in text
     assert "7 of 8 countable numbers match; 1 not reproducible (see notes)." in text
 
 
 def test_check_fails_for_a_wrong_paper_number(capsys, monkeypatch):
-    wrong = [replace(f, value=26.6) if f.column == "params" and f.value == 25.6 else f for f in select_numbers(["12"])]
+    wrong = [replace(n, value=26.6) if n.column == "params" and n.value == 25.6 else n for n in select_numbers(["12"])]
     monkeypatch.setattr(paper, "select_numbers", lambda names: wrong)
     assert main(["tables", "--check"]) == 1
     text = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_check_fails_for_a_wrong_paper_number(capsys, monkeypatch):
 
 
 def test_check_fails_for_a_wrong_count(monkeypatch):
-    monkeypatch.setattr(verdicts, "_count", lambda column, spec, together: 1)
+    monkeypatch.setattr(verdicts, "_count", lambda column, spec, single_application: 1)
     assert main(["tables", "9", "--check"]) == 1
 
 
@@ -86,20 +86,20 @@ def test_command_reproduces_the_committed_page(tmp_path):
 )
 def test_rejects_invalid_options(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    assert message in error_of(capsys, *arguments)
+    assert message in error_line(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rejects_files_that_are_not_measurements(capsys, tmp_path):
     (tmp_path / "other.json").write_text("{}")
-    assert "must be a file that lambdanets tables --measure or lambdanets benchmark layer or" in error_of(
+    assert "must be a file that lambdanets tables --measure or lambdanets benchmark layer or" in error_line(
         capsys, "--measured", tmp_path / "other.json"
     )
 
 
 def test_existing_file_is_not_overwritten_by_measurements(capsys, tmp_path):
     (tmp_path / "old.json").write_text("old")
-    assert "old.json has no measurements to resume" in error_of(
+    assert "old.json has no measurements to resume" in error_line(
         capsys, "12", "--measure", "--out", tmp_path / "old.json"
     )
     assert (tmp_path / "old.json").read_text() == "old"
@@ -123,7 +123,7 @@ def test_measure_writes_samples_with_provenance_and_prints_them(few_rows, capsys
     content = json.loads(out.read_text())
     assert content["finished"]
     assert {"commit", "versions", "hardware", "options"} <= content.keys()
-    assert {len(row["seconds"]) for row in content["rows"]} <= {3, 6, 9}  # noisy rows run printed_again
+    assert {len(row["seconds"]) for row in content["rows"]} <= {3, 6, 9}  # noisy rows run again
     assert all(row["peak_bytes"] > 2 * 3 * 32 * 32 for row in content["rows"])
     assert main(["tables", "12", "--measured", str(out)]) == 0
     printed_again = capsys.readouterr().out
@@ -173,8 +173,8 @@ def test_interrupted_measurement_keeps_finished_phases_and_resumes(few_rows, tmp
 def test_estimated_cost_is_proportional_to_repeats():
     def seconds(**changes):
         plan = replace(speed.Plan(("12",), 1, 3, 32), **changes)
-        rows = speed._unmeasured_rows(plan)
-        return sum(speed._operations(spec, plan, training=training) * plan.repeats for _, spec, training in rows)
+        rows = speed._planned_rows(plan)
+        return sum(speed._estimate_flops(spec, plan, training=training) * plan.repeats for _, spec, training in rows)
 
     assert seconds(repeats=6) == 2 * seconds()
     assert speed.estimate_seconds(speed.Plan(("12",), 1, 1, 32), torch.device("cpu")) > 0

@@ -93,10 +93,10 @@ def augmented_attention(layer, x):
 
 def neighbors(n, x, scope):
     """Yield the index (i, j) in the scope and the position of each neighbor, or None beyond the map."""
-    reach = scope // 2
+    radius = scope // 2
     for i in range(scope):
         for j in range(scope):
-            row, column = n[0] + i - reach, n[1] + j - reach
+            row, column = n[0] + i - radius, n[1] + j - radius
             yield i, j, (row, column) if 0 <= row < x.shape[1] and 0 <= column < x.shape[2] else None
 
 
@@ -123,13 +123,13 @@ def local_relation(layer, x):
     q, k = project(layer.projection, x).chunk(2, dim=-1)
     values = x.movedim(0, -1) if layer.dim == layer.dim_out else project(layer.value_projection, x)
     first, _, second = layer.geometry_prior
-    groups, reach = q.shape[-1], max(layer.scope // 2, 1)
+    groups, radius = q.shape[-1], max(layer.scope // 2, 1)
     output = x.new_zeros(layer.dim_out, *x.shape[1:])
     for n in positions(x):
         weight_sum, weighted_sum = 0, 0
         for i, j, m in neighbors(n, x, layer.scope):
             if m is not None:
-                offset = x.new_tensor([(i - layer.scope // 2) / reach, (j - layer.scope // 2) / reach])
+                offset = x.new_tensor([(i - layer.scope // 2) / radius, (j - layer.scope // 2) / radius])
                 prior = second.weight @ (first.weight @ offset + first.bias).clamp(min=0) + second.bias
                 weight = (prior - (q[n] - k[m]) ** 2).exp()
                 weight_sum = weight_sum + weight
@@ -212,7 +212,7 @@ def efficient_attention(layer, x):
     return (layer.output_projection.weight[:, :, 0, 0] @ mixed).unflatten(1, x.shape[1:])
 
 
-def performer_with(feature):
+def make_performer(feature):
     @per_example
     def performer(layer, x):
         output = []
@@ -259,6 +259,6 @@ REFERENCES = {
     "local_relation": local_relation,
     "pairwise_attention": pairwise_attention,
     "patchwise_attention": patchwise_attention,
-    "performer_relu": performer_with(relu_features),
-    "performer_softmax": performer_with(softmax_features),
+    "performer_relu": make_performer(relu_features),
+    "performer_softmax": make_performer(softmax_features),
 }

@@ -4,8 +4,8 @@ import json
 import sys
 
 if __name__ == "__main__":
-    runs, _, _, dtype, *kernels = sys.argv[1:]
-    with open(runs, "a") as file:  # noqa: PTH123 - a single atomic append
+    log_file, _, _, dtype, *kernels = sys.argv[1:]
+    with open(log_file, "a") as file:  # noqa: PTH123 - a single atomic append
         file.write(f"{dtype}\n")
     print("output of a library, not an event")
     print(json.dumps({"event": "ready"}))

@@ -31,7 +31,7 @@ class Spy(Algorithm):
 
     def __init__(self, name: str, max_batch: int = 1 << 30, compute_dtype: torch.dtype | None = None) -> None:
         self.inner, self.max_batch, self.forced_dtype = ALGORITHMS[name], max_batch, compute_dtype
-        self.prepared, self.queries = 0, list[Tensor]()
+        self.num_prepared, self.queries = 0, list[Tensor]()
 
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
         return self.inner.cost(problem, rates)
@@ -49,7 +49,7 @@ class BoundSpy(BoundAlgorithm):
         self.spy, self.inner = spy, inner
 
     def prepare(self, table: Tensor) -> Prepared:
-        self.spy.prepared += 1
+        self.spy.num_prepared += 1
         return self.inner.prepare(table)
 
     def forward(self, operands: Operands) -> Tensor:

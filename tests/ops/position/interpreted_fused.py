@@ -103,10 +103,10 @@ def count_output_storages(dtype: torch.dtype) -> dict[str, int]:
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
-def last_row_offset(out_ptr, batch, heads, height, width, q_b_stride, q_h_stride, q_n_stride, UNIT: tl.constexpr):  # noqa: N803
-    last = tl.full((1,), 1, tl.int32)
-    offset = offset64(last * (batch - 1), q_b_stride, UNIT) + offset64(last * (heads - 1), q_h_stride, UNIT)
-    offset += offset64(last * (height - 1) * width + (width - 1), q_n_stride, UNIT)
+def last_row_offset(out_ptr, batch, heads, height, width, q_b_stride, q_h_stride, q_n_stride, VEC: tl.constexpr):  # noqa: N803
+    one = tl.full((1,), 1, tl.int32)
+    offset = offset64(one * (batch - 1), q_b_stride, VEC) + offset64(one * (heads - 1), q_h_stride, VEC)
+    offset += offset64(one * (height - 1) * width + (width - 1), q_n_stride, VEC)
     tl.store(out_ptr + tl.arange(0, 1), offset)
 
 
@@ -117,8 +117,9 @@ def last_row_offsets() -> list[tuple[int, int]]:
         for batch, heads, depth in ((1, 4, 64), (8, 4, 64), (256, 4, 128), (256, 16, 16)):
             x = torch.empty(batch, side * side, heads, depth, dtype=torch.bfloat16, device="meta").transpose(1, 2)
             out = torch.zeros(1, dtype=torch.int64)
-            unit = launches.UNIT_BYTES // x.dtype.itemsize
-            last_row_offset[(1,)](out, batch, heads, side, side, *launches.strides_in_units(x, unit), UNIT=unit)
+            vec_size = launches.VECTOR_BYTES // x.dtype.itemsize
+            strides = launches.strides_in_vectors(x, vec_size)
+            last_row_offset[(1,)](out, batch, heads, side, side, *strides, VEC=vec_size)
             offsets.append((out.item(), x.numel() - depth))
     return offsets
 
@@ -157,7 +158,7 @@ def scaling_errors() -> list[str]:
         if not is_power_of_two(scale):
             messages.append(f"{name}: scale {scale.item()}")
         if not max(factor, 1) * scaled.abs().max().float() < highest:
-            messages.append(f"{name}: a sum can reach {factor * scaled.abs().max().float()}")
+            messages.append(f"{name}: a sum may be as large as {factor * scaled.abs().max().float()}")
         if not (scaled.float() * scale - x.float()).abs().max() <= eps * x.abs().max():
             messages.append(f"{name}: unscaling does not restore the operand")
 

@@ -122,7 +122,7 @@ def test_table_is_prepared_once_for_several_calls(monkeypatch):
     inputs = make_inputs(GRID, SIDES)
     for _ in range(3):
         position_interaction(*inputs, GRID, algorithm="lambda_order")
-    assert spy.prepared == 1
+    assert spy.num_prepared == 1
 
 
 def test_prepared_tables_are_evicted_in_lru_order_at_the_limit(monkeypatch):
@@ -131,9 +131,9 @@ def test_prepared_tables_are_evicted_in_lru_order_at_the_limit(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "lambda_order", spy)
 
     def is_prepared_again(table):
-        before = spy.prepared
+        before = spy.num_prepared
         position_interaction(queries, table, values, GRID, algorithm="lambda_order")
-        return spy.prepared > before
+        return spy.num_prepared > before
 
     tables = [table + i for i in range(12)]
     prepared_tables.clear()  # remove the tables of other tests

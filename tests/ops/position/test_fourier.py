@@ -3,7 +3,7 @@ import torch
 from interactions import assert_all_close, make_inputs, run
 
 import lambdanets as ln
-from lambdanets.ops.position.fourier import BoundFourier, Fourier, fast_side, padded_grid
+from lambdanets.ops.position.fourier import BoundFourier, Fourier, next_fast_side, padded_grid
 from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.rates import built_in_rates
 
@@ -41,13 +41,13 @@ def test_padded_grid_avoids_wrap_around(side):
     for scope in range(1, 2 * side + 2, 2):
         problem = ln.plan(*make_inputs((side,), (scope,), k=1, v=1, heads=1, batch=1), (side,)).problem
         (length,) = padded_grid(problem)
-        reach = min(scope // 2, side - 1)
-        assert length > (side - 1) + reach
+        radius = min(scope // 2, side - 1)
+        assert length > (side - 1) + radius
 
 
 @pytest.mark.parametrize("minimum", [1, 2, 63, 64, 65, 97, 1031, 131071])
-def test_fast_side_is_even_and_has_only_small_prime_factors(minimum):
-    side = fast_side(minimum)
+def test_next_fast_side_is_even_and_has_only_small_prime_factors(minimum):
+    side = next_fast_side(minimum)
     assert minimum <= side <= max(minimum + 16, round(1.1 * minimum))
     assert side % (8 if minimum > 64 else 2) == 0
     for factor in (2, 3, 5, 7):

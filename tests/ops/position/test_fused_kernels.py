@@ -137,7 +137,7 @@ def test_fused_has_no_cost_without_triton(monkeypatch):
 
 def test_cost_counts_only_pairs_within_the_scope(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
-    # 8 positions with a reach of 2: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs per axis.
+    # 8 positions with a radius of 2: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs per axis.
     assert Fused().cost(PROBLEM, RATES).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
 
 
@@ -152,15 +152,15 @@ def test_backward_workspace_includes_partial_table_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("grid", "reach", "expected"),
+    ("grid", "radius", "expected"),
     [
         ((1, 50), (0, 50), (1, 16, 1, 32)),  # a sequence: a single row
         ((56, 56), (11, 11), (2, 8, 8, 4)),  # at most 24 rows and 30 columns: 3 x 8 steps
         ((7, 7), (6, 6), (2, 8, 4, 8)),
     ],
 )
-def test_tiles_have_the_shape_with_the_fewest_steps(grid, reach, expected):
-    assert choose_tile_shape(grid, reach, 16, 32) == expected
+def test_tiles_have_the_shape_with_the_fewest_steps(grid, radius, expected):
+    assert choose_tile_shape(grid, radius, 16, 32) == expected
 
 
 def test_table_gradient_uses_more_rows_on_narrow_maps():

@@ -57,7 +57,7 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def with_fault(cache, monkeypatch):
+def inject_fault(cache, monkeypatch):
     """Return a function that injects a fault into the kernels of the self-test."""
 
     def inject(fault):
@@ -69,10 +69,10 @@ def with_fault(cache, monkeypatch):
 @pytest.fixture
 def self_test_runs(cache, tmp_path, monkeypatch):
     """Replace the self-test by one that always passes; return a function that returns the dtypes of its runs."""
-    runs = tmp_path / "runs"
-    command = (sys.executable, str(HERE / "counted_self_test.py"), str(runs))
+    log_file = tmp_path / "runs"
+    command = (sys.executable, str(HERE / "counted_self_test.py"), str(log_file))
     monkeypatch.setattr(self_test_process, "SELF_TEST", command)
-    return lambda: runs.read_text().split() if runs.exists() else []
+    return lambda: log_file.read_text().split() if log_file.exists() else []
 
 
 @contextlib.contextmanager
@@ -86,8 +86,8 @@ def another_process(monkeypatch):
 
 
 @pytest.mark.slow
-def test_kernels_are_chosen_after_passing_the_self_test(with_fault, cache, monkeypatch):
-    with_fault("none")
+def test_kernels_are_chosen_after_passing_the_self_test(inject_fault, cache, monkeypatch):
+    inject_fault("none")
     kernel_plan = plan_for(torch.bfloat16)
     assert (kernel_plan.chosen, kernel_plan.backward, kernel_plan.excluded) == ("fused", "fused", {})
     (stored,) = json.loads((cache / "kernels.json").read_text()).values()
@@ -98,8 +98,8 @@ def test_kernels_are_chosen_after_passing_the_self_test(with_fault, cache, monke
 
 
 @pytest.mark.slow
-def test_raising_kernel_is_replaced_with_one_warning(with_fault, monkeypatch):
-    with_fault("raises")
+def test_raising_kernel_is_replaced_with_one_warning(inject_fault, monkeypatch):
+    inject_fault("raises")
     with pytest.warns(KernelWarning) as warned:
         kernel_plan = plan_for()
     (warning,) = warned
@@ -119,8 +119,8 @@ def test_raising_kernel_is_replaced_with_one_warning(with_fault, monkeypatch):
 
 
 @pytest.mark.slow
-def test_kernels_wrong_in_one_dtype_are_used_in_others(with_fault):
-    with_fault("wrong_in_bfloat16")
+def test_kernels_wrong_in_one_dtype_are_used_in_others(inject_fault):
+    inject_fault("wrong_in_bfloat16")
     wrong_element = r"forward_query_order is wrong: max relative error 0\.\d+, tolerance 0\.06"
     unwritten_element = "grad_queries is wrong: max relative error nan"
     with pytest.warns(KernelWarning, match=f"for bfloat16: .*{wrong_element}.*{unwritten_element}"):
@@ -130,9 +130,9 @@ def test_kernels_wrong_in_one_dtype_are_used_in_others(with_fault):
 
 
 @pytest.mark.slow
-def test_hanging_kernel_is_killed_at_the_time_limit(self_test_runs, with_fault, cache, monkeypatch):
+def test_hanging_kernel_is_killed_at_the_time_limit(self_test_runs, inject_fault, cache, monkeypatch):
     healthy = self_test_process.SELF_TEST
-    with_fault("hangs")
+    inject_fault("hangs")
     cache.mkdir()
     monkeypatch.setenv("LAMBDANETS_KERNEL_TEST_SECONDS", "1")
     with pytest.warns(KernelWarning, match="forward_query_order took longer than 1 s to compile and test"):
@@ -149,8 +149,8 @@ def test_hanging_kernel_is_killed_at_the_time_limit(self_test_runs, with_fault, 
 
 
 @pytest.mark.slow
-def test_crash_of_the_self_test_disables_only_the_current_kernel(with_fault):
-    with_fault("crashes")
+def test_crash_of_the_self_test_disables_only_the_current_kernel(inject_fault):
+    inject_fault("crashes")
     with pytest.warns(KernelWarning, match="grad_queries ended the self-test's process, exit code -11"):
         kernel_plan = plan_for()
     assert kernel_plan.chosen == "fused"

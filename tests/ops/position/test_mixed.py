@@ -6,7 +6,7 @@ from interactions import Spy, assert_all_close, make_inputs, run
 
 import lambdanets as ln
 from lambdanets.ops.position import mirrored
-from lambdanets.ops.position.mixed import BoundMixed, Mixed, frequencies, row_tiling
+from lambdanets.ops.position.mixed import BoundMixed, Mixed, num_frequencies, row_tiling
 from lambdanets.ops.position.plan import ALGORITHMS
 
 # grid, sides of the table, u, causal
@@ -49,7 +49,7 @@ def test_transform_is_long_enough_to_avoid_wrap_around(side, scope):
     problem = ln.plan(*inputs, (2, side)).problem
     for before, after in ((problem.before[-1], 0), (0, problem.after[-1]), (problem.before[-1], problem.after[-1])):
         asymmetric = replace(problem, before=(0, before), after=(0, after))
-        assert 2 * frequencies(asymmetric) - 1 >= side + max(before, after)
+        assert 2 * num_frequencies(asymmetric) - 1 >= side + max(before, after)
 
 
 def test_split_batch_with_a_smaller_last_part_equals_the_full_batch(monkeypatch):

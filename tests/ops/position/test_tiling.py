@@ -14,7 +14,7 @@ from lambdanets.ops.position.tiling import (
     unpack_values,
 )
 
-# grid, reach before and after, tile
+# grid, offsets before and after 0, tile
 TILINGS = {
     "whole grid": ((4, 5), (2, 1), (2, 1), (4, 5)),
     "rows": ((6, 5), (2, 4), (2, 4), (2, 5)),
@@ -22,7 +22,7 @@ TILINGS = {
     "columns": ((4, 6), (1, 2), (1, 2), (4, 3)),
     "padded columns": ((4, 7), (1, 2), (1, 2), (4, 3)),
     "rows and padded columns": ((5, 7), (2, 1), (2, 1), (2, 4)),
-    "asymmetric reach, as if causal": ((5, 7), (2, 1), (0, 1), (2, 4)),
+    "asymmetric offsets, as if causal": ((5, 7), (2, 1), (0, 1), (2, 4)),
     "a sequence as one row": ((1, 11), (0, 2), (0, 2), (1, 4)),
     "3d, full axes": ((3, 4, 2), (1, 1, 1), (1, 1, 1), (2, 4, 2)),
     "3d, tiled in both other axes": ((3, 5, 4), (1, 1, 1), (1, 1, 1), (2, 2, 3)),
@@ -109,7 +109,7 @@ def test_unpack_values_is_the_adjoint_of_pack_values(case, u):
 
 
 @tilings
-def test_rows_of_tiles_cover_each_row_once_and_windows_its_reach(case):
+def test_tiles_cover_each_row_once_and_windows_all_its_offsets(case):
     tiling = make_tiling(*case)
     (side, *_), (before, *_), (after, *_), (tile, *_) = case
     covered = []
@@ -117,10 +117,10 @@ def test_rows_of_tiles_cover_each_row_once_and_windows_its_reach(case):
         covered += range(start, stop)
         if tile < side:
             assert (window_start, window_stop) == (max(0, start - before), min(side, stop + after))
-            assert columns.start == (window_start - start + before) * tiling.columns
+            assert columns.start == (window_start - start + before) * tiling.elements_per_window_row
         else:
             assert (window_start, window_stop, columns.start) == (0, side, 0)
-        assert columns.stop - columns.start == (window_stop - window_start) * tiling.columns
+        assert columns.stop - columns.start == (window_stop - window_start) * tiling.elements_per_window_row
     assert covered == list(range(side))
 
 

@@ -25,9 +25,9 @@ from lambdanets.training.detection.model import build_model, describe, make_mode
 from lambdanets.training.detection.module import VALIDATION_METRICS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import (
-    IMAGES,
+    NUM_TRAINING_IMAGES,
+    NUM_VALIDATION_IMAGES,
     TWO_CATEGORIES,
-    VALIDATION,
     edit_annotations,
     merge_into_two_categories,
     tiny_recipe,
@@ -42,7 +42,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     changes: fields of the recipe.
     """
     digits = folder / "digits"
-    write_scattered_digits(digits, IMAGES, VALIDATION, seed=42)
+    write_scattered_digits(digits, NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, seed=42)
     merge_into_two_categories(digits / "train.json")
     recipe = tiny_recipe(
         digits,
@@ -73,8 +73,8 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     return replace(recipe, weights=str(folder / "initial.safetensors"))
 
 
-def assert_nontrivial_scores(run: Path) -> None:
-    """Assert that all validation scores are between 0.1 and 0.9. Otherwise, equal scores would prove little."""
+def assert_nontrivial_metrics(run: Path) -> None:
+    """Assert that all validation metrics are between 0.1 and 0.9. Otherwise, equal metrics would prove little."""
     with (run / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
     assert rows
@@ -92,13 +92,13 @@ def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     model(images)
     model.eval()
     logits: list[Tensor] = []
-    scores = model.roi_heads.box_predictor.cls_score
-    hook = scores.register_forward_hook(lambda _, __, output: logits.append(output))
+    cls_score = model.roi_heads.box_predictor.cls_score
+    hook = cls_score.register_forward_hook(lambda _, __, output: logits.append(output))
     model(images)
     hook.remove()
-    scores.bias -= logits[0].mean(0)
-    scores.weight *= 8
-    scores.bias *= 8
+    cls_score.bias -= logits[0].mean(0)
+    cls_score.weight *= 8
+    cls_score.bias *= 8
     model.roi_heads.mask_predictor.mask_fcn_logits.bias.fill_(3.0)
     return model
 

@@ -11,7 +11,7 @@ from lambdanets.training.detection.loaders import image_to_tensor
 class Oracle(nn.Module):
     """Looks images up by their pixels and returns their annotated objects.
 
-    blind: indices of images for which no objects are returned. max_batch_size: of all calls.
+    blind: indices of images for which no objects are returned. max_batch_size: size of the largest batch so far.
     """
 
     def __init__(self, images, blind=()):

@@ -52,9 +52,9 @@ def synthetic_annotations(seed):
         image = {"id": 3 * number + 11, "height": 170 + 5 * number, "width": 230 - 3 * number}
         images.append(image)
         for _ in range(0 if number == 6 else 9):
-            half = generator.choice([6, 25, 75]) * generator.uniform(0.8, 1.2, 2)
+            half_axes = generator.choice([6, 25, 75]) * generator.uniform(0.8, 1.2, 2)
             y, x = generator.uniform(0, image["height"]), generator.uniform(0, image["width"])
-            mask = ellipse(image["height"], image["width"], y, x, *half)
+            mask = ellipse(image["height"], image["width"], y, x, *half_axes)
             if mask.sum() > 20:
                 category = int(generator.choice([2, 5, 9]))
                 annotations.append(annotation(len(annotations) + 1, image["id"], category, mask))
@@ -100,9 +100,9 @@ def perturb_annotations(truth, seed):
         mask = coco.annToMask(instance)
         for _ in range(generator.choice([0, 1, 1, 1, 1, 2])):
             max_shift = max(1, round(mask.sum() ** 0.5 * generator.choice([0, 0.05, 0.1, 0.3])))
-            moved = np.roll(mask, generator.integers(-max_shift, max_shift + 1, 2), (0, 1))
+            shifted = np.roll(mask, generator.integers(-max_shift, max_shift + 1, 2), (0, 1))
             category = instance["category_id"] if generator.random() < 0.9 else generator.choice(categories)
-            add(instance["image_id"], category, moved)
+            add(instance["image_id"], category, shifted)
     for image in truth["images"]:
         for _ in range(3):
             height, width = image["height"], image["width"]
@@ -123,14 +123,14 @@ def pycocotools_scores(truth, results, max_detections=100):
     For "segm", the size of a detection is the area of its mask.
     """
     scores = {}
-    for kind in ("bbox", "segm"):
+    for iou_type in ("bbox", "segm"):
         coco = COCO.__new__(COCO)
         call_without_output(lambda coco=coco: COCO.__init__(coco))
         coco.dataset = truth | {"annotations": [instance.copy() for instance in truth["annotations"]]}
         call_without_output(coco.createIndex)
-        unused_field = "segmentation" if kind == "bbox" else "bbox"
+        unused_field = "segmentation" if iou_type == "bbox" else "bbox"
         kept = [{name: value for name, value in result.items() if name != unused_field} for result in results]
-        evaluation = COCOeval(coco, call_without_output(lambda coco=coco, kept=kept: coco.loadRes(kept)), kind)
+        evaluation = COCOeval(coco, call_without_output(lambda coco=coco, kept=kept: coco.loadRes(kept)), iou_type)
         evaluation.params.maxDets = [1, 10, max_detections]
         call_without_output(lambda evaluation=evaluation: (evaluation.evaluate(), evaluation.accumulate()))
         precision = evaluation.eval["precision"][..., -1]
@@ -140,7 +140,7 @@ def pycocotools_scores(truth, results, max_detections=100):
         if max_detections == 100:
             call_without_output(evaluation.summarize)
             assert [-1 if value is None else value for value in values] == list(evaluation.stats[:6])
-        scores[kind] = dict(zip(NAMES, values, strict=True))
+        scores[iou_type] = dict(zip(NAMES, values, strict=True))
     return scores
 
 
@@ -176,11 +176,11 @@ def torchmetrics_scores(truth, results):
     values = metric.compute()
     keys = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
     return {
-        kind: {
-            name: None if values[f"{kind}_{key}"] == -1 else float(values[f"{kind}_{key}"])
+        iou_type: {
+            name: None if values[f"{iou_type}_{key}"] == -1 else float(values[f"{iou_type}_{key}"])
             for name, key in zip(NAMES, keys, strict=True)
         }
-        for kind in ("bbox", "segm")
+        for iou_type in ("bbox", "segm")
     }
 
 

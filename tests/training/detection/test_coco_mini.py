@@ -59,7 +59,7 @@ def test_trains_and_scores_on_coco_images(coco, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"masks  AP {result['segm']['AP']:.4f}")
     results = read_results(tmp_path / "out/results.json")
     assert results
-    for kind, scores in pycocotools_scores(truth, results).items():
-        assert result[kind] == pytest.approx(scores, abs=1e-6)
+    for iou_type, scores in pycocotools_scores(truth, results).items():
+        assert result[iou_type] == pytest.approx(scores, abs=1e-6)
     assert {result["category_id"] for result in results} == {1}
     assert {result["image_id"] for result in results} <= {image["id"] for image in truth["images"]}

@@ -22,8 +22,8 @@ from lambdanets.inference.coco_scores import RECALLS, evaluate
 
 def assert_scores_equal(actual, expected):
     assert actual.keys() == expected.keys()
-    for kind in actual:
-        assert actual[kind] == pytest.approx(expected[kind], abs=1e-6), kind
+    for iou_type in actual:
+        assert actual[iou_type] == pytest.approx(expected[iou_type], abs=1e-6), iou_type
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -33,7 +33,7 @@ def test_scores_equal_pycocotools_and_torchmetrics(seed):
     summary = evaluate(truth, results).summary()
     assert_scores_equal(summary, pycocotools_scores(truth, results))
     assert_scores_equal(summary, torchmetrics_scores(truth, results))
-    values = [value for kind in summary.values() for value in kind.values()]
+    values = [value for metrics in summary.values() for value in metrics.values()]
     assert all(0.1 < value < 0.95 for value in values), "scores near 0 or 1 prove little"
 
 
@@ -87,8 +87,8 @@ def test_perfect_detections_score_1(two_cats):
 def test_detecting_one_of_two_objects_gives_half_of_the_recall(two_cats):
     scores = evaluate(two_cats, [to_result(two_cats["annotations"][0])])
     assert scores.summary()["segm"]["AP"] == pytest.approx(51 / 101)
-    for kind in ("bbox", "segm"):
-        np.testing.assert_allclose(scores.curve(kind, 0.75), RECALLS <= 0.5)
+    for iou_type in ("bbox", "segm"):
+        np.testing.assert_allclose(scores.curve(iou_type, 0.75), RECALLS <= 0.5)
 
 
 def test_a_more_confident_false_positive_halves_the_precision(two_cats):
@@ -126,9 +126,9 @@ def test_categories_of_the_same_name_are_distinguished_by_id(two_cats):
 def test_the_mean_of_the_curve_is_the_average_precision():
     truth = synthetic_annotations(4)
     scores = evaluate(truth, perturb_annotations(truth, 4))
-    for kind, summary in scores.summary().items():
-        assert scores.curve(kind).mean() == pytest.approx(summary["AP"])
-        assert scores.curve(kind, 0.5).mean() == pytest.approx(summary["AP50"])
+    for iou_type, summary in scores.summary().items():
+        assert scores.curve(iou_type).mean() == pytest.approx(summary["AP"])
+        assert scores.curve(iou_type, 0.5).mean() == pytest.approx(summary["AP50"])
 
 
 def test_scores_without_detections_are_zero(two_cats):

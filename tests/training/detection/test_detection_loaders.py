@@ -56,25 +56,25 @@ def disc_image():
 
 
 def test_masks_follow_scale_crop_and_flip_of_the_image(disc_image):
-    flipped = cropped = 0
+    num_flipped = num_cropped = 0
     for seed in range(60):
         random.seed(seed)
         image, target = augment(*disc_image, RECIPE)
         assert max(image.shape[1:]) <= 48
-        cropped += image.shape[1:] == (48, 48)
+        num_cropped += image.shape[1:] == (48, 48)
         if not len(target["masks"]):
             continue
         mask, bright = target["masks"][0] > 0, image[0] > 0.5
         assert target["masks"].dtype == torch.uint8
         assert not (mask & ~dilate(bright)).any()
         assert not (bright & ~dilate(mask)).any()
-        flipped += bool(mask[:, : mask.shape[1] // 2].sum() > mask[:, mask.shape[1] // 2 :].sum())
-    assert flipped > 5  # the disc is in the right half of the image
-    assert cropped > 5
+        num_flipped += bool(mask[:, : mask.shape[1] // 2].sum() > mask[:, mask.shape[1] // 2 :].sum())
+    assert num_flipped > 5  # the disc is in the right half of the image
+    assert num_cropped > 5
 
 
 def test_boxes_enclose_their_masks_and_do_not_exceed_the_object(disc_image):
-    uncut = 0
+    num_uncut = 0
     for seed in range(60):
         random.seed(seed)
         image, target = augment(*disc_image, RECIPE)
@@ -87,10 +87,10 @@ def test_boxes_enclose_their_masks_and_do_not_exceed_the_object(disc_image):
             assert 0 <= left < right <= image.shape[2]
             assert 0 <= top < bottom <= image.shape[1]
             if left > 0 and top > 0 and right < image.shape[2] and bottom < image.shape[1]:
-                uncut += 1
+                num_uncut += 1
                 assert right - left < len(columns) + 2
                 assert bottom - top < len(rows) + 2
-    assert uncut > 10
+    assert num_uncut > 10
 
 
 @pytest.mark.parametrize("jitter", [0.2, 0.4])
@@ -109,15 +109,15 @@ def test_box_of_a_cropped_object_encloses_its_remaining_mask():
     corner = [0, 0, 30, 0, 30, 4, 4, 4, 4, 20, 0, 20]  # an L shape; most crops contain only one arm, whose box is thin
     annotated = annotated_image(coco_files.annotation(1, bbox=[0, 0, 30, 20], segmentation=[corner], area=184))
     recipe = replace(RECIPE, image_size=15, jitter=(2.0, 2.0))  # crops of 15 x 15 pixels
-    thin = 0
+    num_thin = 0
     for seed in range(40):
         random.seed(seed)
         _, target = augment(Image.new("L", (30, 20)), annotated, recipe)
         for (left, top, right, bottom), mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
             rows, columns = (mask.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
             assert (left, top, right, bottom) == (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
-            thin += bottom - top < 5
-    assert thin > 5
+            num_thin += bottom - top < 5
+    assert num_thin > 5
 
 
 def test_box_of_an_uncropped_object_is_the_annotated_box():
@@ -166,9 +166,9 @@ def test_image_without_objects_has_empty_targets():
 
 @pytest.mark.parametrize(("height", "width"), [(1, 5000), (5000, 1)])
 def test_one_pixel_wide_image_keeps_its_object(height, width):
-    long = max(height, width)
+    area = max(height, width)
     box = [0, 0, width, height]
-    strip = coco_files.annotation(1, bbox=box, segmentation=[[0, 0, width, 0, width, height, 0, height]], area=long)
+    strip = coco_files.annotation(1, bbox=box, segmentation=[[0, 0, width, 0, width, height, 0, height]], area=area)
     annotated = annotated_image(strip, height=height, width=width)
     for seed in range(10):
         random.seed(seed)

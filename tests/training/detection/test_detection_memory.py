@@ -28,7 +28,7 @@ RECIPES = {
 }
 
 
-def bytes_saved_by_autograd(recipe, images=2):
+def bytes_saved_by_autograd(recipe, batch_size=2):
     """Return the bytes per image that autograd saves in a step on full-size images with as many objects as sampled."""
     torch.manual_seed(0)
     model = DetectionProbe(recipe, 10).build().train()
@@ -39,20 +39,20 @@ def bytes_saved_by_autograd(recipe, images=2):
         saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
-    size, objects = recipe.image_size, recipe.sampled_regions // 4
-    corners = torch.randint(0, size // 2, (images, objects, 2))
-    boxes = torch.cat([corners, corners + torch.randint(8, size // 2, (images, objects, 2))], 2)
-    masks = torch.zeros(images, objects, size, size, dtype=torch.uint8)
-    for image in range(images):
+    size, num_objects = recipe.image_size, recipe.sampled_regions // 4
+    corners = torch.randint(0, size // 2, (batch_size, num_objects, 2))
+    boxes = torch.cat([corners, corners + torch.randint(8, size // 2, (batch_size, num_objects, 2))], 2)
+    masks = torch.zeros(batch_size, num_objects, size, size, dtype=torch.uint8)
+    for image in range(batch_size):
         for mask, (left, top, right, bottom) in zip(masks[image], boxes[image].tolist(), strict=True):
             mask[top:bottom, left:right] = 1
-    labels = torch.ones(objects, dtype=torch.int64)
-    targets = [{"boxes": boxes[i].float(), "labels": labels, "masks": masks[i]} for i in range(images)]
+    labels = torch.ones(num_objects, dtype=torch.int64)
+    targets = [{"boxes": boxes[i].float(), "labels": labels, "masks": masks[i]} for i in range(batch_size)]
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        losses = model(list(torch.rand(images, 3, size, size)), targets)
+        losses = model(list(torch.rand(batch_size, 3, size, size)), targets)
         loss = torch.stack(list(losses.values())).sum()  # keeps the graph alive
     assert loss.isfinite()
-    return sum(storage.nbytes() for address, storage in saved.items() if address not in parameters) / images
+    return sum(storage.nbytes() for address, storage in saved.items() if address not in parameters) / batch_size
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -65,11 +65,11 @@ def test_memory_probe_has_the_maximum_number_of_objects(tiny, monkeypatch):
     task = DetectionTask.open(tiny, World(), resumed=False)
     max_objects = max(len(image.objects) for image in task.training.annotations.images)
     assert max_objects > 1
-    assert task.probe().objects == max_objects
-    assert replace(task, recipe=replace(tiny, max_objects=1)).probe().objects == 1
+    assert task.probe().num_objects == max_objects
+    assert replace(task, recipe=replace(tiny, max_objects=1)).probe().num_objects == 1
     model, calls = task.probe().build(), []
     monkeypatch.setattr(model, "forward", lambda images, targets: calls.append(targets) or {"loss": torch.zeros(())})
-    replace(task.probe(), objects=77).loss(model, 2, torch.device("cpu"))
+    replace(task.probe(), num_objects=77).loss(model, 2, torch.device("cpu"))
     assert [len(target["masks"]) for target in calls[0]] == [77, 77]
 
 

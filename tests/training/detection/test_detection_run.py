@@ -18,8 +18,8 @@ from lambdanets.training import run
 from lambdanets.training.detection import task
 from lambdanets.training.detection.module import LOSSES
 from lambdanets.training.tasks import read_recipe
-from training.detection.constructed_detector import assert_nontrivial_scores
-from training.detection.tiny_detection import IMAGES, edit_annotations, remove_annotations, tiny_recipe
+from training.detection.constructed_detector import assert_nontrivial_metrics
+from training.detection.tiny_detection import NUM_TRAINING_IMAGES, edit_annotations, remove_annotations, tiny_recipe
 from training.runs import assert_same_result, interrupted_run, load_weights
 
 
@@ -37,7 +37,7 @@ def test_rejects_a_detection_set_without_a_readable_image(tmp_path):
     for path in Path(recipe.images).rglob("*.png"):
         path.write_bytes(b"no image")
     with pytest.raises(
-        InputError, match=rf"none of the {IMAGES} training images can be read; the first: \S*png: it is"
+        InputError, match=rf"none of the {NUM_TRAINING_IMAGES} training images can be read; the first: \S*png: it is"
     ):
         run.start(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -65,10 +65,10 @@ def test_detection_run_writes_its_files_and_result(trained_detector):
             assert figure.width > 200
             assert len(figure.convert("RGB").getcolors(1 << 24)) > 20
     result = json.loads((folder / "result.json").read_text())
-    for kind in ("bbox", "segm"):
-        assert set(result[kind]) == {"AP", "AP50", "AP75", "APs", "APm", "APl"}
-        assert 0 <= result[kind]["AP"] <= 1
-    assert result["images"] == IMAGES
+    for iou_type in ("bbox", "segm"):
+        assert set(result[iou_type]) == {"AP", "AP50", "AP75", "APs", "APm", "APl"}
+        assert 0 <= result[iou_type]["AP"] <= 1
+    assert result["images"] == NUM_TRAINING_IMAGES
     assert result["dropped"] == {"training": {}, "validation": {}}
     assert result["unreadable"] == []
     digest = hashlib.sha256((trained_detector / "initial.safetensors").read_bytes()).hexdigest()
@@ -78,14 +78,14 @@ def test_detection_run_writes_its_files_and_result(trained_detector):
 def test_detection_metrics_have_losses_and_average_precision(trained_detector):
     training, validation = (read_metrics(trained_detector / "run", split) for split in ("train", "val"))
     assert len(validation) == read_recipe(trained_detector / "run/recipe.json").epochs
-    precisions = ["bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50"]
-    assert list(training[0]) == ["step", "epoch", "split", "loss", *LOSSES.values(), *precisions]
+    ap_columns = ["bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50"]
+    assert list(training[0]) == ["step", "epoch", "split", "loss", *LOSSES.values(), *ap_columns]
     for row in training:
         assert float(row["loss"]) == pytest.approx(sum(float(row[name]) for name in LOSSES.values()), abs=1e-5)
         assert all(float(row[name]) > 0 for name in LOSSES.values())
-        assert {row[name] for name in precisions} == {""}
+        assert {row[name] for name in ap_columns} == {""}
     for row in validation:
-        assert all(0 <= float(row[name]) <= 1 for name in precisions)
+        assert all(0 <= float(row[name]) <= 1 for name in ap_columns)
         assert row["loss"] == ""
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert float(validation[-1]["segm_AP50"]) == pytest.approx(result["segm"]["AP50"], abs=1e-6)
@@ -111,7 +111,7 @@ def single_batch(trained_detector):
 def test_interrupted_detection_run_resumes_bit_identically(fixture, step, request, tmp_path, monkeypatch):
     # 2 steps per epoch and a checkpoint after each step; interrupted in mid-epoch and after the first epoch
     recipe, uninterrupted = request.getfixturevalue(fixture)
-    assert_nontrivial_scores(uninterrupted)
+    assert_nontrivial_metrics(uninterrupted)
     interrupted_run(recipe, tmp_path / "run", monkeypatch, step)
     run.resume(tmp_path / "run")
     assert_same_result(uninterrupted, tmp_path / "run")
@@ -242,7 +242,7 @@ def test_rejects_validation_with_other_categories(tiny, change_categories, tmp_p
 @pytest.mark.parametrize(("split", "name"), [("train", "data"), ("val", "validation_data")])
 def test_rejects_a_detection_set_without_objects(tiny, split, name, tmp_path):
     remove_annotations(tmp_path / f"digits/{split}.json")
-    with pytest.raises(InputError, match=f"^{name} must have objects that are not crowds, got none"):
+    with pytest.raises(InputError, match=f"^{name} must have at least one object with iscrowd 0, got none"):
         run.start(tiny, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -25,7 +25,7 @@ def make_oracle_detector(recipe, images, **options):
     return Detector(Oracle(images, **options), make_model_card(recipe, names, ids))
 
 
-def test_an_oracle_scores_1(recipe_and_images):
+def test_an_oracle_has_an_average_precision_of_1(recipe_and_images):
     recipe, images = recipe_and_images
     evaluation = evaluate_detector(make_oracle_detector(recipe, images), images)
     assert evaluation.readable == [0, 1, 2, 3]
@@ -35,7 +35,7 @@ def test_an_oracle_scores_1(recipe_and_images):
         assert scores["AP"] == scores["AP50"] == scores["AP75"] == 1
 
 
-def test_missed_objects_lower_the_score(recipe_and_images):
+def test_missed_objects_lower_the_average_precision(recipe_and_images):
     recipe, images = recipe_and_images
     scores = evaluate_detector(make_oracle_detector(recipe, images, blind=(0, 1)), images).scores.summary()
     assert 0 < scores["segm"]["AP"] < 1
@@ -43,17 +43,19 @@ def test_missed_objects_lower_the_score(recipe_and_images):
 
 
 @pytest.mark.parametrize("blind", [(), (0, 1)])
-def test_validation_scores_equal_the_scores_of_detect_set(recipe_and_images, blind):
+def test_validation_metrics_equal_those_of_evaluate_detector(recipe_and_images, blind):
     recipe, images = recipe_and_images
     module = Detection(Oracle(images, blind), recipe, images, 1, "")
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     module.on_validation_epoch_start()
-    for number, batch in enumerate(evaluation_batches(images, 1)):
-        module.validation_step(batch, number)
+    for batch_idx, batch in enumerate(evaluation_batches(images, 1)):
+        module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
     summary = evaluate_detector(make_oracle_detector(recipe, images, blind=blind), images).scores.summary()
-    assert module.validated == {name: summary[kind][score] for name, (kind, score) in VALIDATION_METRICS.items()}
-    assert f"mask AP {summary['segm']['AP']:.4f}" in module.format_validated()
+    assert module.validation_metrics == {
+        name: summary[iou_type][metric] for name, (iou_type, metric) in VALIDATION_METRICS.items()
+    }
+    assert f"mask AP {summary['segm']['AP']:.4f}" in module.format_validation_metrics()
 
 
 def test_images_are_detected_one_at_a_time_in_any_batch_size(recipe_and_images):
@@ -62,14 +64,14 @@ def test_images_are_detected_one_at_a_time_in_any_batch_size(recipe_and_images):
     evaluate_detector(detector, images)
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()
-    for number, batch in enumerate(evaluation_batches(images, recipe.batch_size)):
-        module.validation_step(batch, number)
+    for batch_idx, batch in enumerate(evaluation_batches(images, recipe.batch_size)):
+        module.validation_step(batch, batch_idx)
     assert detector.model.max_batch_size == module.model.max_batch_size == 1
 
 
-def test_validation_without_readable_images_has_no_scores(recipe_and_images):
+def test_validation_without_readable_images_has_no_metrics(recipe_and_images):
     recipe, images = recipe_and_images
     module = Detection(Oracle(images), recipe, images, 1, "")
     module.on_validation_epoch_start()
     module.on_validation_epoch_end()
-    assert module.validated == {}
+    assert module.validation_metrics == {}

@@ -47,7 +47,7 @@ def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
     evaluation = evaluate_detector(detector, open_validation(detector.card, detector.categories))
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert evaluation.results
-    assert evaluation.scores.summary() == {kind: result[kind] for kind in ("bbox", "segm")}
+    assert evaluation.scores.summary() == {iou_type: result[iou_type] for iou_type in ("bbox", "segm")}
 
 
 def test_detections_do_not_depend_on_the_batch_size(trained_detector):

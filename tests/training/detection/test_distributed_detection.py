@@ -22,22 +22,22 @@ from lambdanets.training.detection.model import build_model
 from lambdanets.training.detection.module import VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.tasks import read_recipe
-from training.detection.constructed_detector import assert_nontrivial_scores
+from training.detection.constructed_detector import assert_nontrivial_metrics
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
 from training.runs import assert_same_result, run_on_two_ranks, train_on_ranks
 
-IMAGES = 2
+NUM_IMAGES = 2
 
 
-def repeat_image(images: int) -> AnnotatedBatch:
-    """Return a micro-batch of copies of one image with two objects, from a step of IMAGES images."""
+def repeat_image(count: int) -> AnnotatedBatch:
+    """Return a micro-batch of `count` copies of one image with two objects, from a step of NUM_IMAGES images."""
     image = torch.rand(3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
     masks[0, 2:9, 3:10] = masks[1, 7:15, 1:6] = 1
     boxes = torch.tensor([[3.0, 2.0, 10.0, 9.0], [1.0, 7.0, 6.0, 15.0]], dtype=torch.float64)
     target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": masks}
-    return AnnotatedBatch([image] * images, [target] * images, torch.arange(images), [], IMAGES)
+    return AnnotatedBatch([image] * count, [target] * count, torch.arange(count), [], NUM_IMAGES)
 
 
 def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Tensor]:
@@ -52,8 +52,8 @@ def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Te
             norm.eval()
     step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
     for _ in range(batch_slice.accumulation_steps):
-        images = IMAGES // batch_slice.world_size // batch_slice.accumulation_steps
-        (step(repeat_image(images)) / batch_slice.accumulation_steps).backward()  # as Lightning does
+        count = NUM_IMAGES // batch_slice.world_size // batch_slice.accumulation_steps
+        (step(repeat_image(count)) / batch_slice.accumulation_steps).backward()  # as Lightning does
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -91,33 +91,33 @@ def test_gradients_of_equal_images_do_not_depend_on_their_division(division, tmp
 def validate(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str, float], list[list[int]]]:
     """Validate a slice of the images with an oracle that fails in the last image.
 
-    Return the scores and, for each call of `evaluate`, the ids of the scored images.
+    Return the validation metrics and, for each call of `evaluate`, the ids of the evaluated images.
     """
     images = open_datasets(recipe)[1]
     module = Detection(Oracle(images, blind=[len(images) - 1]), recipe, images, 1, "", batch_slice=batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
-    scored_ids = []
+    evaluated_ids = []
 
     def evaluate(truth, *arguments, **options):
-        scored_ids.append([image["id"] for image in truth["images"]])
+        evaluated_ids.append([image["id"] for image in truth["images"]])
         return original(truth, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         original = detection.evaluate
         patch.setattr(detection, "evaluate", evaluate)
         module.on_validation_epoch_start()
-        for number, batch in enumerate(evaluation_batches(images, recipe.batch_size, batch_slice=batch_slice)):
-            module.validation_step(batch, number)
+        for batch_idx, batch in enumerate(evaluation_batches(images, recipe.batch_size, batch_slice=batch_slice)):
+            module.validation_step(batch, batch_idx)
         module.on_validation_epoch_end()
-    return module.validated, scored_ids
+    return module.validation_metrics, evaluated_ids
 
 
-def test_two_ranks_score_all_validation_images(tmp_path):
+def test_two_ranks_evaluate_all_validation_images(tmp_path):
     write_scattered_digits(tmp_path / "digits", 1, 3, 0)
     recipe = tiny_recipe(tmp_path / "digits", max_detections=100)
     expected = validate(recipe, BatchSlice())
     assert expected[0].keys() == VALIDATION_METRICS.keys()
-    assert all(0.1 < score < 0.9 for score in expected[0].values())
+    assert all(0.1 < value < 0.9 for value in expected[0].values())
     assert expected[1] == [[1, 2, 3]]
     first, second = run_on_two_ranks(lambda rank: validate(recipe, BatchSlice(rank, 2)), tmp_path)
     assert first == expected
@@ -144,5 +144,5 @@ def test_two_killed_detection_ranks_resume_bit_identically(trained_detector, tmp
     assert first[1].splitlines()[-1].startswith("masks  AP ")
     assert second[1] == ""
     assert_same_result(tmp_path / "uninterrupted", tmp_path / "killed")
-    assert_nontrivial_scores(tmp_path / "killed")
+    assert_nontrivial_metrics(tmp_path / "killed")
     assert json.loads((tmp_path / "killed/result.json").read_text())["processes"] == 2

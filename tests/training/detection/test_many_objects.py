@@ -24,7 +24,7 @@ from lambdanets.inference.model_card import DetectorCard
 from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.detection.loaders import augment
 
-HEIGHT, WIDTH, COUNT = 350, 1000, 8_000
+HEIGHT, WIDTH, NUM_OBJECTS = 350, 1000, 8_000
 MAX_BYTES = 2**30  # all masks together have 2.8 GB
 MAX_TIME = 60  # as a multiple of the time to read the annotations, so that it holds on any machine
 
@@ -59,14 +59,14 @@ def annotated_squares(height, width, count, columns, scale=1):
 
 
 @pytest.fixture(scope="module")
-def crowded_and_seconds():
+def many_objects_and_seconds():
     start = time.process_time()
-    return annotated_squares(HEIGHT, WIDTH, COUNT, columns=200), time.process_time() - start
+    return annotated_squares(HEIGHT, WIDTH, NUM_OBJECTS, columns=200), time.process_time() - start
 
 
 @pytest.fixture
-def crowded(crowded_and_seconds):
-    return crowded_and_seconds[0]
+def many_objects(many_objects_and_seconds):
+    return many_objects_and_seconds[0]
 
 
 def peak_memory():
@@ -75,11 +75,11 @@ def peak_memory():
 
 
 @pytest.fixture
-def resource_limits(crowded_and_seconds):
+def resource_limits(many_objects_and_seconds):
     """Fail the test if it needs more memory or time than allowed."""
     peak_before, start = peak_memory(), time.process_time()
     yield
-    assert time.process_time() - start < MAX_TIME * crowded_and_seconds[1]
+    assert time.process_time() - start < MAX_TIME * many_objects_and_seconds[1]
     assert peak_memory() - peak_before < MAX_BYTES
 
 
@@ -98,20 +98,20 @@ class DetectsTwo(nn.Module):
 
 
 @pytest.mark.usefixtures("resource_limits")
-def test_evaluation_of_8000_objects_is_bounded_in_memory_and_time(crowded, tmp_path):
+def test_evaluation_of_8000_objects_is_bounded_in_memory_and_time(many_objects, tmp_path):
     detector = Detector(DetectsTwo(), DetectorCard("lambda_resnet20_small", ("square",), category_ids=(1,)))
-    evaluation = evaluate_detector(detector, crowded)
-    draw_detections(detector, crowded, evaluation, tmp_path)
+    evaluation = evaluate_detector(detector, many_objects)
+    draw_detections(detector, many_objects, evaluation, tmp_path)
     assert evaluation.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
     with Image.open(tmp_path / "predictions.png") as sheet:
         ground_truth = np.asarray(sheet)[-100:-50, 20:780]  # a region without names
     assert (ground_truth.max(2) != ground_truth.min(2)).mean() > 0.5
 
 
-def test_max_objects_applies_after_the_crop(crowded):
+def test_max_objects_applies_after_the_crop(many_objects):
     random.seed(0)
     recipe = replace(DIGITS, image_size=300, jitter=(4.0, 4.0), max_objects=150)
-    _, target = augment(*crowded.load(0), recipe)  # the crop is less than a tenth of the image
+    _, target = augment(*many_objects.load(0), recipe)  # the crop is less than a tenth of the image
     assert len(target["masks"]) == 150
 
 

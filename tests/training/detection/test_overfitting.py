@@ -54,7 +54,7 @@ def test_overfits_one_image(tmp_path):
     detector = Detector(model, make_model_card(recipe, names, ids))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     (batch,) = training_batches(recipe, training, BatchSlice())
-    scores = []
+    ap50_history = []
     for step in range(1, STEPS + 1):
         model.train()
         sum(model(batch.images, batch.targets).values()).backward()
@@ -63,7 +63,7 @@ def test_overfits_one_image(tmp_path):
         if step % 20 == 0:
             model.eval()
             summary = evaluate_detector(detector, validation).scores.summary()
-            scores.append([summary[kind]["AP50"] for kind in ("bbox", "segm")])
-            if min(scores[-1]) == 1:
+            ap50_history.append([summary[iou_type]["AP50"] for iou_type in ("bbox", "segm")])
+            if min(ap50_history[-1]) == 1:
                 return
-    raise AssertionError(f"AP50 of boxes and masks must be 1 within {STEPS} steps, got, every 20 steps, {scores}")
+    raise AssertionError(f"AP50 of boxes and masks must be 1 within {STEPS} steps, got, every 20 steps, {ap50_history}")

@@ -10,14 +10,14 @@ from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.runs import SEED
 
-IMAGES, VALIDATION = 4, 2
+NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 4, 2
 TWO_CATEGORIES = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
 
 
 def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
     """Write scattered digits into a folder; return a recipe of 2 epochs of 2 steps with all random augmentations."""
     if not (folder / "train.json").exists():
-        write_scattered_digits(folder, IMAGES, VALIDATION, 0)
+        write_scattered_digits(folder, NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, 0)
     fields = {
         "data": str(folder / "train.json"),
         "images": str(folder / "train"),

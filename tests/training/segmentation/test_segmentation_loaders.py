@@ -39,9 +39,9 @@ def test_image_and_class_map_are_augmented_alike(size):
             assert crop.shape == (3, 32, 32)
             assert classes.shape == (32, 32)
             assert set(classes.unique().tolist()) <= {0, 3, IGNORED}
-            known = classes != IGNORED
-            wrong = (crop[0] > 0.5) != (classes == 3)
-            assert wrong[known].float().mean() < (0.15 if jitter[0] < 1 else 1e-9)  # scaling blurs the edges
+            valid = classes != IGNORED
+            mismatch = (crop[0] > 0.5) != (classes == 3)
+            assert mismatch[valid].float().mean() < (0.15 if jitter[0] < 1 else 1e-9)  # scaling blurs the edges
 
 
 def test_padding_is_0_in_the_image_and_ignored_in_the_class_map():
@@ -59,8 +59,8 @@ def test_flips_and_rotations_give_all_eight_orientations():
     random.seed(0)
     image, annotated = white_object_on_black(32, 32, seed=3)
     recipe = replace(RECIPE, jitter=(1.0, 1.0))
-    found = {augment(image, annotated, recipe)[1]["class_map"].numpy().tobytes() for _ in range(80)}
-    assert len(found) == 8
+    class_maps = {augment(image, annotated, recipe)[1]["class_map"].numpy().tobytes() for _ in range(80)}
+    assert len(class_maps) == 8
     fixed = replace(recipe, rotate=False, flip=0.0)
     assert len({augment(image, annotated, fixed)[1]["class_map"].numpy().tobytes() for _ in range(9)}) == 1
 

@@ -7,10 +7,10 @@ from lambdanets.data.coco.class_maps import IGNORED
 from lambdanets.training.segmentation.loss import cross_entropy_and_dice
 
 
-def example(images=3, classes=4, seed=0):
+def example(num_images=3, num_classes=4, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(images, classes, 5, 6, generator=generator, dtype=torch.float64) * 2
-    targets = torch.randint(0, classes, (images, 5, 6), generator=generator).byte()
+    logits = torch.randn(num_images, num_classes, 5, 6, generator=generator, dtype=torch.float64) * 2
+    targets = torch.randint(0, num_classes, (num_images, 5, 6), generator=generator).byte()
     targets[0, :2] = IGNORED
     return logits, targets
 
@@ -24,10 +24,10 @@ def test_losses_equal_their_equations():
         expected = -sum(p[pixel][int(targets[image, *pixel])].log() for pixel in pixels) / len(pixels)
         assert float(cross_entropy[image]) == pytest.approx(float(expected), rel=1e-5)
         terms = []
-        for number in range(1, 4):
-            common = sum(p[pixel][number] for pixel in pixels if targets[image, *pixel] == number)
-            total = sum(p[pixel][number] + (targets[image, *pixel] == number) for pixel in pixels)
-            terms.append((2 * common + 1) / (total + 1))
+        for class_index in range(1, 4):
+            intersection = sum(p[pixel][class_index] for pixel in pixels if targets[image, *pixel] == class_index)
+            cardinality = sum(p[pixel][class_index] + (targets[image, *pixel] == class_index) for pixel in pixels)
+            terms.append((2 * intersection + 1) / (cardinality + 1))
         assert float(dice[image]) == pytest.approx(float(1 - sum(terms) / 3), rel=1e-5)
 
 
@@ -41,7 +41,7 @@ def test_ignored_pixels_have_no_gradient():
 
 
 def test_an_image_of_ignored_pixels_has_a_finite_loss():
-    logits, targets = example(images=1)
+    logits, targets = example(num_images=1)
     cross_entropy, dice = cross_entropy_and_dice(logits, torch.full_like(targets, IGNORED))
     assert (float(cross_entropy), float(dice)) == (0, 0)
 

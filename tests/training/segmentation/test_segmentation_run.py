@@ -43,8 +43,8 @@ def test_segmentation_run_writes_its_files_and_result(trained_segmenter):
         *(name for name in files if name.startswith("tensorboard/events")),
     }
     result = json.loads((folder / "result.json").read_text())
-    assert [each["name"] for each in result["classes"]] == list(CLASSES)
-    assert result["dice"] == pytest.approx(sum(each["dice"] for each in result["classes"][1:]) / 2)
+    assert [entry["name"] for entry in result["classes"]] == list(CLASSES)
+    assert result["dice"] == pytest.approx(sum(entry["dice"] for entry in result["classes"][1:]) / 2)
     assert 0 < result["iou"] < result["dice"] < 1
     assert result["images"] == 2
     assert result["dropped"] == {"training": {}, "validation": {}}
@@ -54,19 +54,19 @@ def test_segmentation_run_writes_its_files_and_result(trained_segmenter):
 
 def test_segmentation_metrics_have_losses_and_scores(trained_segmenter):
     training, validation = (read_metrics(trained_segmenter / "run", split) for split in ("train", "val"))
-    scores = ["dice", "iou", "boundary_f1"]
-    assert list(training[0]) == ["step", "epoch", "split", "loss", "cross_entropy", "dice_loss", *scores]
+    metrics = ["dice", "iou", "boundary_f1"]
+    assert list(training[0]) == ["step", "epoch", "split", "loss", "cross_entropy", "dice_loss", *metrics]
     for row in training:
         assert float(row["loss"]) == pytest.approx(float(row["cross_entropy"]) + float(row["dice_loss"]), abs=1e-5)
-        assert {row[name] for name in scores} == {""}
+        assert {row[name] for name in metrics} == {""}
     result = json.loads((trained_segmenter / "run/result.json").read_text())
     assert len(validation) == 2
-    assert all(float(validation[-1][name]) == pytest.approx(result[name], abs=1e-6) for name in scores)
+    assert all(float(validation[-1][name]) == pytest.approx(result[name], abs=1e-6) for name in metrics)
 
 
 @pytest.mark.parametrize("changes", [{}, {"micro_batch": 1, "ema_decay": 0.9}], ids=["plain", "accumulation and EMA"])
 @pytest.mark.parametrize("step", [1, 2])
-def test_interrupted_segmentation_resumes_to_the_same_bits(
+def test_interrupted_segmentation_resumes_bit_identically(
     changes, step, trained_segmenter, tmp_path_factory, monkeypatch, uninterrupted_segmentations
 ):
     # 2 steps per epoch and a checkpoint after each step; interrupted in mid-epoch and after the first epoch
@@ -113,7 +113,7 @@ def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
 def make_module(recipe, batch_slice=None):
     torch.manual_seed(0)
     images = open_datasets(recipe)[1]
-    names, ids = zip(*((each.name, each.id) for each in images.categories), strict=True)
+    names, ids = zip(*((category.name, category.id) for category in images.categories), strict=True)
     model = build_model(recipe, names).eval()
     module = Segmentation(
         model, recipe, make_model_card(recipe, names, ids), 1, describe(recipe, names, ids), batch_slice
@@ -126,14 +126,14 @@ def validate(recipe, batch_slice):
     module, images = make_module(recipe, batch_slice)
     module.on_validation_epoch_start()
     batches = evaluation_batches(images, recipe.batch_size, 0, batch_slice, load_with_class_map)
-    for number, batch in enumerate(batches):
-        module.validation_step(batch, number)
+    for batch_idx, batch in enumerate(batches):
+        module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
-    return module.validated
+    return module.validation_metrics
 
 
 @pytest.mark.forks
-def test_segmentation_scores_do_not_depend_on_the_world_size(tmp_path):
+def test_segmentation_metrics_do_not_depend_on_the_world_size(tmp_path):
     recipe = tiny_segmentation(tmp_path / "digits")
     recipe = replace(recipe, validation_data=recipe.data, validation_images=recipe.images)
     expected = validate(recipe, BatchSlice())
@@ -149,12 +149,12 @@ def test_gradients_do_not_depend_on_gradient_accumulation(tmp_path):
     targets = [{"class_map": target["class_map"][:40, :40]} for _, target in samples]
     module, _ = make_module(recipe)
     module.double()
-    (batch,) = evaluation_batches(images.selected([0, 1]), 2)
+    (batch,) = evaluation_batches(images.select([0, 1]), 2)
     gradients = []
     for division in ([slice(0, 2)], [slice(0, 1), slice(1, 2)]):
         module.zero_grad()
-        for part in division:
-            micro_batch = batch._replace(images=[crop.double() for crop in crops[part]], targets=targets[part])
+        for indices in division:
+            micro_batch = batch._replace(images=[crop.double() for crop in crops[indices]], targets=targets[indices])
             module.sums(micro_batch)["loss"].backward()
         gradients.append([parameter.grad.clone() for parameter in module.parameters()])
     for whole, divided in zip(*gradients, strict=True):
@@ -178,14 +178,14 @@ def test_crowds_are_not_scored(tmp_path):
     recipe = tiny_segmentation(tmp_path / "digits")
 
     def hide_all_but_first(annotations):
-        return [each | {"iscrowd": int(each["id"] > 1)} for each in annotations]
+        return [annotation | {"iscrowd": int(annotation["id"] > 1)} for annotation in annotations]
 
     edit_annotations(Path(recipe.validation_data), annotations=hide_all_but_first)
     images = open_datasets(recipe)[1]
-    assert any(each.crowd for image in images.annotations.images for each in image.objects)
+    assert any(instance.crowd for image in images.annotations.images for instance in image.objects)
     segmenter = Segmenter(Oracle(images), make_model_card(recipe, CLASSES[1:], (4, 7)))
     scores = evaluate_segmenter(segmenter, images).scores
-    assert [score for score in scores.dice if score is not None] == [1, 1]
+    assert [dice for dice in scores.dice if dice is not None] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lambdanets.inference.segmentation_scores import (
     summarize,
 )
 
-CLASSES = ("background", "a", "b", "never")
+CLASSES = ("background", "a", "b", "unused")
 
 
 def random_maps(seed, ignored=True):
@@ -26,45 +26,48 @@ def random_maps(seed, ignored=True):
     blocks = random.choice([0, 1, 2, IGNORED] if ignored else [0, 1, 2], (9, 9))
     changed = np.where(random.random((9, 9)) < 0.3, random.integers(0, 3, (9, 9)), blocks)
     target, predicted = (
-        np.kron(each, np.ones((3, 3), int))[:height, :width].astype(np.uint8) for each in (blocks, changed)
+        np.kron(block_map, np.ones((3, 3), int))[:height, :width].astype(np.uint8) for block_map in (blocks, changed)
     )
     predicted[predicted == IGNORED] = 1
     return predicted, target
 
 
-def boundary_pixels(labels, number):
+def boundary_pixels(labels, class_index):
     height, width = labels.shape
-    found = []
+    boundary = []
     for y, x in itertools.product(range(height), range(width)):
         neighbors = ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1))
         inside = [labels[n] for n in neighbors if 0 <= n[0] < height and 0 <= n[1] < width]
-        if labels[y, x] == number and any(label not in (number, IGNORED) for label in inside):
-            found.append((y, x))
-    return found
+        if labels[y, x] == class_index and any(label not in (class_index, IGNORED) for label in inside):
+            boundary.append((y, x))
+    return boundary
 
 
-def boundary_f1_by_loops(predicted, target, number):
+def boundary_f1_by_loops(predicted, target, class_index):
     predicted = np.where(target == IGNORED, IGNORED, predicted)
-    ours, theirs = boundary_pixels(predicted, number), boundary_pixels(target, number)
-    if not ours and not theirs:
+    pixels, true_pixels = boundary_pixels(predicted, class_index), boundary_pixels(target, class_index)
+    if not pixels and not true_pixels:
         return None
-    if not ours or not theirs:
+    if not pixels or not true_pixels:
         return 0.0
-    near = [sum(any(math.dist(p, q) <= 2 for q in b) for p in a) / len(a) for a, b in ((ours, theirs), (theirs, ours))]
-    return 2 * near[0] * near[1] / sum(near) if sum(near) else 0.0
+    precision, recall = (
+        sum(any(math.dist(p, q) <= 2 for q in others) for p in points) / len(points)
+        for points, others in ((pixels, true_pixels), (true_pixels, pixels))
+    )
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def test_dice_and_iou_equal_sums_over_the_pixels_of_all_images():
     maps = [random_maps(seed) for seed in range(5)]
     scores = summarize((count_image(i, *pair, len(CLASSES)) for i, pair in enumerate(maps)), CLASSES)
     pixels = [pair for predicted, target in maps for pair in zip(predicted.flat, target.flat, strict=True)]
-    known = [(p, t) for p, t in pixels if t != IGNORED]
-    for number in range(3):
-        p, t = (sum(pair[i] == number for pair in known) for i in range(2))
-        common = sum(pair == (number, number) for pair in known)
-        assert scores.dice[number] == pytest.approx(2 * common / (p + t))
-        assert scores.iou[number] == pytest.approx(common / (p + t - common))
-        assert 0.3 < scores.iou[number] < 1
+    valid = [(p, t) for p, t in pixels if t != IGNORED]
+    for class_index in range(3):
+        p, t = (sum(pair[i] == class_index for pair in valid) for i in range(2))
+        intersection = sum(pair == (class_index, class_index) for pair in valid)
+        assert scores.dice[class_index] == pytest.approx(2 * intersection / (p + t))
+        assert scores.iou[class_index] == pytest.approx(intersection / (p + t - intersection))
+        assert 0.3 < scores.iou[class_index] < 1
     assert scores.dice[3] is scores.iou[3] is scores.boundary_f1[3] is None
     assert scores.means()["dice"] == pytest.approx((scores.dice[1] + scores.dice[2]) / 2)
 
@@ -81,16 +84,16 @@ def test_iou_equals_that_of_torchmetrics():
 def test_boundary_f1_equals_loops_over_pairs_of_pixels(seed):
     predicted, target = random_maps(seed)
     counts = count_image(0, predicted, target, 3)
-    expected = [boundary_f1_by_loops(predicted, target, number) for number in range(3)]
+    expected = [boundary_f1_by_loops(predicted, target, class_index) for class_index in range(3)]
     assert counts.boundary_f1 == pytest.approx(expected)
-    assert any(0 < each < 1 for each in counts.boundary_f1)
+    assert any(0 < value < 1 for value in counts.boundary_f1)
 
 
 def test_boundary_f1_is_the_mean_over_images_with_a_boundary():
     square = np.zeros((9, 9), np.uint8)
     square[2:6, 2:6] = 1
-    nothing = np.zeros_like(square)
-    pairs = [(square, square), (square, nothing), (nothing, nothing)]
+    empty = np.zeros_like(square)
+    pairs = [(square, square), (square, empty), (empty, empty)]
     scores = summarize((count_image(i, *pair, 2) for i, pair in enumerate(pairs)), ("background", "square"))
     assert scores.boundary_f1 == (0.5, 0.5)  # 1, 0 and none
 
@@ -104,9 +107,9 @@ def test_boundaries_match_within_two_pixels(offset, expected):
 
 def test_boundary_f1_without_a_boundary_in_one_or_both():
     line = np.eye(5, dtype=bool)
-    nothing = np.zeros((5, 5), bool)
-    assert boundary_f1(line, nothing) == boundary_f1(nothing, line) == 0
-    assert boundary_f1(nothing, nothing) is None
+    empty = np.zeros((5, 5), bool)
+    assert boundary_f1(line, empty) == boundary_f1(empty, line) == 0
+    assert boundary_f1(empty, empty) is None
 
 
 def test_image_edges_and_ignored_pixels_are_no_boundary():

@@ -32,15 +32,15 @@ def test_load_accepts_every_file_of_a_segmentation_run(name, trained_segmenter):
     assert isinstance(model, ln.Segmenter)
     assert repr(model) == "Segmenter(lambda_unet_small, 3 classes)"
     assert model.classes == CLASSES
-    assert [(each.id, each.name) for each in model.categories] == [(4, "others"), (7, "with a loop")]
+    assert [(category.id, category.name) for category in model.categories] == [(4, "others"), (7, "with a loop")]
 
 
 def test_segmentations_have_the_sizes_of_their_images(segmenter, photos):
     images = [photos[0], Image.new("RGB", (7, 33)), np.zeros((1, 1), np.uint8), torch.rand(3, 50, 18), photos[0]]
-    found = segmenter.predict(images, batch_size=3)
+    segmentations = segmenter.predict(images, batch_size=3)
     with Image.open(photos[0]) as image:
         sizes = [image.size[::-1], (33, 7), (1, 1), (50, 18), image.size[::-1]]
-    for segmentation, size in zip(found, sizes, strict=True):
+    for segmentation, size in zip(segmentations, sizes, strict=True):
         assert segmentation.labels.shape == size
         assert segmentation.labels.dtype == torch.uint8
         assert segmentation.probabilities.shape == (3, *size)
@@ -53,9 +53,9 @@ def test_segmentations_have_the_sizes_of_their_images(segmenter, photos):
 
 def test_batches_give_the_same_segmentations_as_single_images(segmenter, photos):
     images = [photos[0], photos[1], photos[0]]
-    together, alone = segmenter.predict(images, batch_size=3), segmenter.predict(images)
-    for one, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(one.probabilities, other.probabilities, rtol=1e-3, atol=1e-5)
+    batched, single = segmenter.predict(images, batch_size=3), segmenter.predict(images)
+    for actual, expected in zip(batched, single, strict=True):
+        torch.testing.assert_close(actual.probabilities, expected.probabilities, rtol=1e-3, atol=1e-5)
 
 
 def test_an_image_has_the_same_segmentation_in_every_form(segmenter, photos):
@@ -64,7 +64,7 @@ def test_an_image_has_the_same_segmentation_in_every_form(segmenter, photos):
     pixels = np.asarray(image)
     tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
     expected, *others = segmenter.predict([photos[0], image, pixels, tensor, tensor / 255])
-    assert all(torch.equal(expected.probabilities, each.probabilities) for each in others)
+    assert all(torch.equal(expected.probabilities, other.probabilities) for other in others)
 
 
 def test_evaluate_reproduces_the_scores_of_the_segmentation_run(segmenter, trained_segmenter):

@@ -6,7 +6,7 @@ from typing import Any
 
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
-from training.detection.tiny_detection import IMAGES, VALIDATION, merge_into_two_categories
+from training.detection.tiny_detection import NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, merge_into_two_categories
 from training.runs import SEED
 
 CLASSES = ("background", "others", "with a loop")
@@ -15,7 +15,7 @@ CLASSES = ("background", "others", "with a loop")
 def tiny_segmentation(folder: Path, **changes: Any) -> SegmentationRecipe:
     """Write scattered digits of two categories; return a recipe of 2 epochs of 2 steps with all augmentations."""
     if not (folder / "train.json").exists():
-        write_scattered_digits(folder, IMAGES, VALIDATION, 42)
+        write_scattered_digits(folder, NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, 42)
         for split in ("train", "val"):
             merge_into_two_categories(folder / f"{split}.json")
     recipe = SegmentationRecipe(

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from lambdanets.data.coco.findings import AnnotationError, Findings, first_few
+from lambdanets.data.coco.problems import AnnotationError, AnnotationProblems, first_few
 from lambdanets.data.coco.segmentations import (
     MAX_PIXELS,
     CroppedMask,
@@ -37,7 +37,7 @@ class Category:
 class Object:
     """An annotated object of an image.
 
-    id: of the annotation.
+    id: id of the annotation.
     category: index of the category, in order of the category ids.
     box: x1, y1, x2, y2 in pixels, clipped to the image.
     area: in pixels, as in the file; if the file has none, the area of the mask.
@@ -68,12 +68,12 @@ class AnnotatedImage:
 class Annotations:
     """The valid annotations of a file, with categories and images in order of their ids.
 
-    findings: the ids of the annotations and images that were dropped or repaired.
+    problems: the ids of the annotations and images that were dropped or repaired.
     """
 
     categories: tuple[Category, ...]
     images: tuple[AnnotatedImage, ...]
-    findings: Findings
+    problems: AnnotationProblems
 
     def to_coco(self, indices: Iterable[int] | None = None) -> dict[str, Any]:
         """Convert the images at `indices` (all by default) and their objects to COCO's instances format.
@@ -120,7 +120,7 @@ def read_annotations(path: Path) -> Annotations:
     """Read a COCO instances file (images, annotations, categories), without opening image files.
 
     Ids may be any integers; iscrowd, area and segmentation are optional. Invalid annotations are dropped and listed in
-    `findings`. Raises InputError for a file that is truncated or not in this format, for duplicate ids or file names of
+    `problems`. Raises InputError for a file that is truncated or not in this format, for duplicate ids or file names of
     images and categories, and for a file without images or categories.
 
     Time and memory are linear in the size of the file. A synthetic file with a tenth of the objects of COCO's training
@@ -135,15 +135,15 @@ def read_annotations(path: Path) -> Annotations:
 
 
 def parse_annotations(encoded: bytes, path: Path) -> Annotations:
-    """Parse the content of a COCO instances file, as `read_annotations` does. path: of the file, for errors."""
+    """Parse the content of a COCO instances file, as `read_annotations` does. path: its path, for error messages."""
     content = _parse_json(encoded, path)
     for section, rules in _RULES.items():
-        _check(path, section, content[section], rules)
+        _check_entries(path, section, content[section], rules)
     for section, key in (("categories", "id"), ("images", "id"), ("images", "file_name")):
         if duplicates := _duplicates(entry[key] for entry in content[section]):
             _fail(path, f"{section} with the same {key} ({len(duplicates)}: {first_few(duplicates)})")
-    if huge := [entry["id"] for entry in content["images"] if entry["height"] * entry["width"] >= MAX_PIXELS]:
-        _fail(path, f"images of {MAX_PIXELS:,} pixels or more ({len(huge)}: id {first_few(huge)})")
+    if too_large := [entry["id"] for entry in content["images"] if entry["height"] * entry["width"] >= MAX_PIXELS]:
+        _fail(path, f"images of {MAX_PIXELS:,} pixels or more ({len(too_large)}: id {first_few(too_large)})")
     pairs = sorted((entry["id"], entry["name"]) for entry in content["categories"])
     categories = tuple(Category(category_id, name) for category_id, name in pairs)
     reader = _ObjectReader(categories, content["images"])
@@ -153,7 +153,7 @@ def parse_annotations(encoded: bytes, path: Path) -> Annotations:
         AnnotatedImage(entry["id"], entry["file_name"], *reader.sizes[entry["id"]], tuple(reader.objects[entry["id"]]))
         for entry in sorted(content["images"], key=lambda entry: entry["id"])
     )
-    return Annotations(categories, images, Findings() | reader.findings)
+    return Annotations(categories, images, AnnotationProblems() | reader.problems)
 
 
 class _ObjectReader:
@@ -162,17 +162,17 @@ class _ObjectReader:
     def __init__(self, categories: Sequence[Category], images: Sequence[dict[str, Any]]) -> None:
         self.sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in images}
         self.objects: dict[int, list[Object]] = {entry["id"]: [] for entry in images}
-        self.findings: defaultdict[str, list[int]] = defaultdict(list)
+        self.problems: defaultdict[str, list[int]] = defaultdict(list)
         self._category_indices = {category.id: index for index, category in enumerate(categories)}
         self._seen: set[int] = set()
 
     def add(self, entry: dict[str, Any]) -> None:
         try:
-            annotated = self._parse(entry)
+            obj = self._parse(entry)
         except AnnotationError as error:
-            self.findings[error.problem].append(entry["id"])
+            self.problems[error.problem].append(entry["id"])
         else:
-            self.objects[entry["image_id"]].append(annotated)
+            self.objects[entry["image_id"]].append(obj)
 
     def _parse(self, entry: dict[str, Any]) -> Object:
         annotation_id = entry["id"]
@@ -198,9 +198,9 @@ class _ObjectReader:
             if not area:
                 raise AnnotationError("no_mask")
         if isinstance(segmentation, tuple) and len(segmentation) < len(entry["segmentation"]):
-            self.findings["dropped_polygons"].append(annotation_id)
+            self.problems["dropped_polygons"].append(annotation_id)
         if max(-x, -y, x + box_width - width, y + box_height - height) > 1:
-            self.findings["clipped"].append(annotation_id)
+            self.problems["clipped"].append(annotation_id)
         return Object(annotation_id, category, box, float(area), bool(entry.get("iscrowd")), segmentation)
 
 
@@ -267,8 +267,8 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
 _OPTIONAL = {"area", "iscrowd"}
 
 
-def _check(path: Path, section: str, entries: list[Any], rules: Sequence[_Rule]) -> None:
-    """Raise InputError, which lists all entries of a section with the first problem found, if there is one."""
+def _check_entries(path: Path, section: str, entries: list[Any], rules: Sequence[_Rule]) -> None:
+    """Raise InputError if entries of a section are invalid. It lists all entries with the first problem found."""
     problems: defaultdict[str, list[str]] = defaultdict(list)
     for index, entry in enumerate(entries):
         if problem := _find_problem(entry, rules):

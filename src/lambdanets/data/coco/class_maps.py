@@ -9,7 +9,7 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import Target, image_to_tensor
 
 BACKGROUND = 0
-IGNORED = 255  # pixels that have no target: loss and scores leave them out
+IGNORED = 255  # ignore_index of the loss; scores do not count these pixels either
 MAX_CATEGORIES = IGNORED - 1
 CLASS_MAP = "class_map"  # key in the targets of a batch
 
@@ -17,8 +17,8 @@ CLASS_MAP = "class_map"  # key in the targets of a batch
 def make_class_map(annotated: AnnotatedImage) -> np.ndarray:
     """Return the class of each pixel, uint8 (H, W): 0 for background, i + 1 for category i, or IGNORED.
 
-    Where objects overlap, the one with the smaller annotated area has the pixel; of equal areas, the later one in the
-    file. Pixels of crowd regions are IGNORED, except where an object covers them.
+    Where objects overlap, a pixel belongs to the object with the smallest annotated area or, if areas are equal, to the
+    last one in the file. Pixels of crowd regions are IGNORED, except where an object covers them.
     """
     classes = np.full((annotated.height, annotated.width), BACKGROUND, np.uint8)
     for obj in sorted(annotated.objects, key=lambda obj: (not obj.crowd, -obj.area)):

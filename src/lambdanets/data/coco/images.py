@@ -14,7 +14,7 @@ from typing import Protocol
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
-from lambdanets.data.coco.findings import Findings, first_few
+from lambdanets.data.coco.problems import AnnotationProblems, first_few
 from lambdanets.data.images import UnreadableImage, list_images, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards.tar_samples import tar_members
@@ -35,7 +35,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class InMemoryFiles:
-    """Encoded images in memory. contents: by file name. source: the set's name in messages."""
+    """Encoded images in memory. contents: encoded images by file name. source: name of the set in messages."""
 
     contents: Mapping[str, bytes]
     names: Sequence[str]
@@ -70,9 +70,9 @@ class AnnotatedImages:
         return self.annotations.categories
 
     @property
-    def findings(self) -> Findings:
+    def problems(self) -> AnnotationProblems:
         """The ids of the annotations and images that were dropped or repaired."""
-        return self.annotations.findings
+        return self.annotations.problems
 
     def name(self, index: int) -> str:
         """The image's name in messages: its path, or the path of the tar and the name in the tar."""
@@ -91,7 +91,7 @@ class AnnotatedImages:
             raise UnreadableImage(self.name(index), f"{expected}, got {image.width} x {image.height}")
         return image, annotated
 
-    def selected(self, indices: Iterable[int]) -> "AnnotatedImages":
+    def select(self, indices: Iterable[int]) -> "AnnotatedImages":
         """Return the subset of the images at `indices`, in this order."""
         indices = list(indices)
         annotations = replace(self.annotations, images=tuple(self.annotations.images[index] for index in indices))
@@ -112,12 +112,12 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     """Open COCO instances with their images in a folder or an uncompressed tar. No image is decoded.
 
     A file matches an image if its path equals the image's file_name, or if one of them ends in the other, such as
-    0001.jpg and train2017/0001.jpg. Images without a file are dropped, and listed in `findings`. Raises InputError
+    0001.jpg and train2017/0001.jpg. Images without a file are dropped, and listed in `problems`. Raises InputError
     as `read_annotations` does, and for a folder or tar that cannot be read, for ambiguous matches, and if no image has
     a file.
     """
-    read = read_annotations(annotations)
-    names = [str(PurePosixPath(image.name)) for image in read.images]
+    parsed = read_annotations(annotations)
+    names = [str(PurePosixPath(image.name)) for image in parsed.images]
     members: dict[str, tuple[int, int]] = {}
     if images.is_dir():
         base_names = {_nfc(PurePosixPath(name).name) for name in names}
@@ -127,14 +127,14 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
         members = _index_tar(images)
         paths = list(members)
     matches = _match(names, paths, images)
-    missing = [image for image, path in zip(read.images, matches, strict=True) if path is None]
-    kept = tuple(image for image, path in zip(read.images, matches, strict=True) if path is not None)
+    missing = [image for image, path in zip(parsed.images, matches, strict=True) if path is None]
+    kept = tuple(image for image, path in zip(parsed.images, matches, strict=True) if path is not None)
     if not kept:
         raise InputError(
             f"'{images}' must contain the {len(names)} images of '{annotations}', got none of them; "
             f"the first is '{names[0]}'"
         )
-    findings = read.findings | {
+    problems = parsed.problems | {
         "missing_file": [image.id for image in missing],
         "of_missing_file": [obj.id for image in missing for obj in image.objects],
     }
@@ -144,7 +144,7 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
         files = TarImages(images, [(path, *members[path]) for path in kept_paths], ())
     else:
         files = ImageFiles([images / path for path in kept_paths], ())
-    return AnnotatedImages(replace(read, images=kept, findings=findings), files, range(len(kept)))
+    return AnnotatedImages(replace(parsed, images=kept, problems=problems), files, range(len(kept)))
 
 
 def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
@@ -164,8 +164,10 @@ def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
 def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str | None]:
     """Find the path that matches each name in the annotations, or None.
 
-    It is an equal path, or a path that ends in the name, or the longest path in which the name ends. Names are compared
-    in the Unicode form NFC, because macOS decomposes accents. source: of the paths, for errors.
+    A path matches if it equals the name, else if it ends in the name. If there is none, the longest path in which the
+    name ends matches. Names are compared in the Unicode form NFC, because macOS decomposes accents.
+
+    source: folder or tar of the paths, for error messages.
     """
     originals = {_nfc(path): path for path in paths}
     if len(originals) == len(paths):
@@ -186,8 +188,10 @@ def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str
         matches.append(next(iter(candidates), None) or next(suffixes, None))
     duplicates = [path for path, count in Counter(matches).items() if path is not None and count > 1]
     if duplicates:
-        claims = [name for name, path in zip(names, matches, strict=True) if path == duplicates[0]]
-        raise InputError(f"'{source}' must have one file per image, got only '{duplicates[0]}' for {first_few(claims)}")
+        names_of_path = [name for name, path in zip(names, matches, strict=True) if path == duplicates[0]]
+        raise InputError(
+            f"'{source}' must have one file per image, got only '{duplicates[0]}' for {first_few(names_of_path)}"
+        )
     return [None if path is None else originals[path] for path in matches]
 
 

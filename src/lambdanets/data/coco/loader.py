@@ -67,11 +67,11 @@ def image_to_tensor(image: Image) -> Tensor:
 
 def collate(samples: list[Sample]) -> AnnotatedBatch:
     """Make a batch from samples with the content (image, target)."""
-    read = [sample for sample in samples if sample.content is not None]
+    readable = [sample for sample in samples if sample.content is not None]
     return AnnotatedBatch(
-        images=[sample.content[0] for sample in read],
-        targets=[sample.content[1] for sample in read],
-        indices=torch.tensor([sample.image_index for sample in read], dtype=torch.int64),
+        images=[sample.content[0] for sample in readable],
+        targets=[sample.content[1] for sample in readable],
+        indices=torch.tensor([sample.image_index for sample in readable], dtype=torch.int64),
         unreadable=[sample.unreadable for sample in samples if sample.content is None],
         step_images=samples[0].step_images,
     )

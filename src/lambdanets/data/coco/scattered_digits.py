@@ -16,7 +16,7 @@ CATEGORY_IDS = tuple(3 * digit + 1 for digit in range(10))  # with gaps, as in C
 MIN_BRIGHTNESS = 80  # of the pixels of digits; the background is darker
 _MIN_SCAN_VALUE = 5  # pixels of the scans are from 0 to 16; lower values are background
 _HEIGHTS, _WIDTHS = (64, 96), (64, 128)
-_MAX_ATTEMPTS = 40  # to find a free position for a digit
+_MAX_ATTEMPTS = 40  # random positions that are tried for a digit, until one is free
 
 
 def write_scattered_digits(folder: Path, training: int, validation: int, seed: int) -> None:
@@ -56,7 +56,7 @@ def scattered_digits(training: int, validation: int, seed: int) -> dict[str, tup
         chosen = slice(0, boundary) if split == "train" else slice(boundary, None)
         builder = _SplitBuilder(split, scans[chosen], digits[chosen], np.random.default_rng([seed, number]))
         for index in range(count):
-            builder.add(index)
+            builder.add_image(index)
         splits[split] = json.dumps(builder.content).encode(), builder.files
     return splits
 
@@ -73,8 +73,8 @@ def _scans() -> tuple[np.ndarray, np.ndarray]:
 class _SplitBuilder:
     """Generates the images of a split and their annotations."""
 
-    def __init__(self, split: str, scans: np.ndarray, digits: np.ndarray, random: np.random.Generator) -> None:
-        self._split, self._scans, self._digits, self._random = split, scans, digits, random
+    def __init__(self, split: str, scans: np.ndarray, digits: np.ndarray, rng: np.random.Generator) -> None:
+        self._split, self._scans, self._digits, self._rng = split, scans, digits, rng
         self.files: dict[str, bytes] = {}
         self.content: dict[str, Any] = {
             "info": {"description": "scikit-learn's scanned digits, scattered"},
@@ -83,62 +83,62 @@ class _SplitBuilder:
             "categories": [{"id": number, "name": str(digit)} for digit, number in enumerate(CATEGORY_IDS)],
         }
 
-    def add(self, index: int) -> None:
-        random = self._random
-        height = int(random.integers(_HEIGHTS[0], _HEIGHTS[1] + 1))
-        width = int(random.integers(_WIDTHS[0], _WIDTHS[1] + 1))
+    def add_image(self, index: int) -> None:
+        rng = self._rng
+        height = int(rng.integers(_HEIGHTS[0], _HEIGHTS[1] + 1))
+        width = int(rng.integers(_WIDTHS[0], _WIDTHS[1] + 1))
         width += width == height
-        canvas = random.integers(0, MIN_BRIGHTNESS // 2, (height, width), np.uint8)
-        free = np.ones((height, width), bool)
-        number = index + 1
-        name = f"{self._split}_{number:05}.png"
-        self.content["images"].append({"id": number, "file_name": name, "height": height, "width": width})
-        if number % 10:
-            for _ in range(random.integers(1, 7)):
-                self._paste(canvas, free, number, crowd=False)
-            if random.random() < 0.1:
-                self._paste(canvas, free, number, crowd=True)
+        canvas = rng.integers(0, MIN_BRIGHTNESS // 2, (height, width), np.uint8)
+        is_free = np.ones((height, width), bool)
+        image_id = index + 1
+        name = f"{self._split}_{image_id:05}.png"
+        self.content["images"].append({"id": image_id, "file_name": name, "height": height, "width": width})
+        if image_id % 10:
+            for _ in range(rng.integers(1, 7)):
+                self._paste(canvas, is_free, image_id, crowd=False)
+            if rng.random() < 0.1:
+                self._paste(canvas, is_free, image_id, crowd=True)
         file = io.BytesIO()
         Image.fromarray(canvas).save(file, "PNG")
         self.files[name] = file.getvalue()
 
-    def _paste(self, canvas: np.ndarray, free: np.ndarray, image: int, *, crowd: bool) -> None:
+    def _paste(self, canvas: np.ndarray, is_free: np.ndarray, image_id: int, *, crowd: bool) -> None:
         """Paste a digit, or for a crowd a row of scans of one digit, at a random free position if one is found."""
-        random = self._random
-        digit = int(random.integers(10))
+        rng = self._rng
+        digit = int(rng.integers(10))
         scan_indices = np.flatnonzero(self._digits == digit)
         if crowd:
-            scan, scale = np.hstack(self._scans[random.choice(scan_indices, random.integers(3, 6))]), 1
+            scan, scale = np.hstack(self._scans[rng.choice(scan_indices, rng.integers(3, 6))]), 1
         else:
-            scan, scale = self._scans[random.choice(scan_indices)], int(random.integers(2, 5))
+            scan, scale = self._scans[rng.choice(scan_indices)], int(rng.integers(2, 5))
         pixels = scan.repeat(scale, 0).repeat(scale, 1)
         for _ in range(_MAX_ATTEMPTS):
-            top = int(random.integers(canvas.shape[0] - pixels.shape[0] + 1))
-            left = int(random.integers(canvas.shape[1] - pixels.shape[1] + 1))
+            top = int(rng.integers(canvas.shape[0] - pixels.shape[0] + 1))
+            left = int(rng.integers(canvas.shape[1] - pixels.shape[1] + 1))
             region = slice(top, top + pixels.shape[0]), slice(left, left + pixels.shape[1])
-            if free[region].all():
+            if is_free[region].all():
                 break
         else:
             return
-        free[region] = False
+        is_free[region] = False
         np.copyto(canvas[region], pixels, where=pixels > 0)
         mask = np.zeros(canvas.shape, bool)
         mask[region] = pixels > 0
-        encoding = "uncompressed" if crowd else str(random.choice(["polygons", "uncompressed", "compressed"]))
+        encoding = "uncompressed" if crowd else str(rng.choice(["polygons", "uncompressed", "compressed"]))
         if encoding == "polygons":
             segmentation: Any = _to_rectangles(scan > 0, scale, (left, top))
         else:
             counts = _run_lengths(mask) if encoding == "uncompressed" else encode_rle(mask)
             segmentation = {"size": list(mask.shape), "counts": counts}
-        self._annotate(image, digit, mask, segmentation, crowd)
+        self._annotate(image_id, digit, mask, segmentation, crowd)
 
-    def _annotate(self, image: int, digit: int, mask: np.ndarray, segmentation: Any, crowd: bool) -> None:
+    def _annotate(self, image_id: int, digit: int, mask: np.ndarray, segmentation: Any, crowd: bool) -> None:
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         corner = int(columns[0]), int(rows[0])
         self.content["annotations"].append(
             {
                 "id": len(self.content["annotations"]) + 1,
-                "image_id": image,
+                "image_id": image_id,
                 "category_id": CATEGORY_IDS[digit],
                 "bbox": [*corner, int(columns[-1]) + 1 - corner[0], int(rows[-1]) + 1 - corner[1]],
                 "area": int(mask.sum()),

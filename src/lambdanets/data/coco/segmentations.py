@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from lambdanets.data.coco.findings import AnnotationError
+from lambdanets.data.coco.problems import AnnotationError
 from lambdanets.errors import explain_missing_extras
 
 # polygons (each x, y, x, y, ...), an uncompressed RLE, or a compressed RLE
@@ -54,14 +54,14 @@ def parse_segmentation(value: Any, height: int, width: int) -> Segmentation:
         return _parse_rle(value, height, width)
     if not isinstance(value, tuple):
         raise AnnotationError("damaged_polygon")
-    reach = max(height, width)
+    longer_side = max(height, width)
     value = tuple(polygon for polygon in value if len(polygon) >= 6)
     if not value:
         raise AnnotationError("damaged_polygon")
     for polygon in value:
-        if len(polygon) % 2 or not (-reach <= min(polygon) <= max(polygon) <= 2 * reach):
+        if len(polygon) % 2 or not (-longer_side <= min(polygon) <= max(polygon) <= 2 * longer_side):
             raise AnnotationError("damaged_polygon")
-    if sum(map(len, value)) * 3 * reach > 2 * _MAX_OUTLINE and sum(map(_outline_pixels, value)) > _MAX_OUTLINE:
+    if sum(map(len, value)) * 3 * longer_side > 2 * _MAX_OUTLINE and sum(map(_outline_pixels, value)) > _MAX_OUTLINE:
         raise AnnotationError("damaged_polygon")
     return value
 

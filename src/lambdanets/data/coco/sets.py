@@ -11,7 +11,7 @@ from lambdanets.data.coco.scattered_digits import scattered_digits
 from lambdanets.errors import InputError
 from lambdanets.terminal import echo
 
-DIGITS_TRAINING, DIGITS_VALIDATION = 300, 60
+NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 300, 60  # of the scattered digits
 
 
 class DataLocations(Protocol):
@@ -62,17 +62,17 @@ def check_categories(categories: tuple[Category, ...], expected: tuple[Category,
     )
 
 
-def report_findings(**sets: AnnotatedImages) -> None:
-    """Print the annotations and images that were dropped or repaired on stderr. The keywords are names of the sets."""
+def report_problems(**sets: AnnotatedImages) -> None:
+    """Print the annotations and images that were dropped or repaired on stderr. sets: annotated sets by name."""
     for name, images in sets.items():
-        for line in images.findings.lines():
+        for line in images.problems.lines():
             echo(f"{name}: {line}", file=sys.stderr)
 
 
 @lru_cache(maxsize=1)
 def open_digits() -> tuple[AnnotatedImages, AnnotatedImages]:
     """Return the training and validation sets of scattered digits."""
-    splits = scattered_digits(DIGITS_TRAINING, DIGITS_VALIDATION, 0)
+    splits = scattered_digits(NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, 0)
     training, validation = (_in_memory(split, *splits[split]) for split in ("train", "val"))
     return training, validation
 

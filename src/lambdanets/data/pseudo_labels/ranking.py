@@ -169,7 +169,7 @@ class Ranking:
 def open_ranking(labels: Labels, criteria: Criteria, spill: Path) -> Iterator[Ranking]:
     """Open a ranking for the block. Raises OSError if the disk is full.
 
-    spill: folder for data beyond MEMORY_LIMIT; it is removed afterwards.
+    spill: temporary folder for data beyond MEMORY_LIMIT; it is removed at the end of the block.
     """
     import duckdb  # here, because training reads selections without it
 

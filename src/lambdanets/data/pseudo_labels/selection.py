@@ -88,12 +88,12 @@ def select(labels: Path, out: Path, *, confidence: float = 0.3, per_class: int |
     labels that are missing, damaged or from several teachers, for an output folder with other files, and if no row is
     confident enough. Raises InUseError if another process writes into the folder.
     """
-    source = open_labels(labels)
-    criteria = Criteria(confidence, per_class, seed, source.fingerprint())
+    tables = open_labels(labels)
+    criteria = Criteria(confidence, per_class, seed, tables.fingerprint())
     folder = WorkFolder(out, "a selection", asdict(criteria), partial(_read_criteria, criteria))
-    if folder.is_started() and (report := _finished_report(out, source)):
+    if folder.is_started() and (report := _finished_report(out, tables)):
         return report
-    with folder.open(), open_ranking(source, criteria, out / SPILL) as ranking:
+    with folder.open(), open_ranking(tables, criteria, out / SPILL) as ranking:
         return _select(ranking, labels, out)
 
 

@@ -20,8 +20,8 @@ from lambdanets.errors import InputError
 class PseudoLabeledImages:
     """The images of a selection, counting copies, with labels in the student's classes.
 
-    Images are ordered by shard; `groups` is the number of images per shard. The table of a shard is read on first use,
-    and the most recently used tables are cached.
+    Images are ordered by shard; `shard_sizes` has the number of images of each shard. The table of a shard is read on
+    first use, and the most recently used tables are cached.
 
     soft: labels are the teacher's probabilities, float32 (classes,); probability that is not stored is divided equally
     among the other classes. Otherwise labels are the most probable class.
@@ -44,15 +44,15 @@ class PseudoLabeledImages:
             raise InputError(
                 f"{selection} has labels of the shard {unknown[0]!r}, which does not exist; check pseudo_images"
             )
-        self.groups = [shard["images"] for shard in content.shards]
-        self._shards = [shard_index[name] for name in self._names]
-        self._first_indices = np.concatenate([[0], np.cumsum(images.groups)])
+        self.shard_sizes = [shard["images"] for shard in content.shards]
+        self._shard_indices = [shard_index[name] for name in self._names]
+        self._first_indices = np.concatenate([[0], np.cumsum(images.shard_sizes)])
         self._images = images
         self._folder = selection
         self._class_index = np.array([class_index[name] for name in teacher_classes])
-        self._classes = len(classes)
+        self._num_classes = len(classes)
         self._soft = soft
-        self._ends = np.cumsum(self.groups, dtype=np.int64)
+        self._ends = np.cumsum(self.shard_sizes, dtype=np.int64)
         self._tables: OrderedDict[int, _Table] = OrderedDict()
         self.fingerprint = hashlib.sha256((selection / SELECTION).read_bytes()).hexdigest()
 
@@ -62,7 +62,7 @@ class PseudoLabeledImages:
     @property
     def labels(self) -> np.ndarray:
         """Most probable class of each image, int64 (n,). Each call reads all tables."""
-        tables = (self._table(group) for group in range(len(self.groups)))
+        tables = (self._table(shard) for shard in range(len(self.shard_sizes)))
         return np.concatenate([self._class_index[table.classes[table.rows, 0]] for table in tables])
 
     def load(self, index: int) -> tuple[Image.Image, int | np.ndarray]:
@@ -73,9 +73,9 @@ class PseudoLabeledImages:
         if not self._soft:
             return image, int(classes[0])
         probabilities = table.probabilities[row].astype(np.float64)
-        other_classes = self._classes - len(classes)
+        num_other_classes = self._num_classes - len(classes)
         remaining = max(0.0, 1 - probabilities.sum())
-        label = np.full(self._classes, remaining / other_classes if other_classes else 0.0)
+        label = np.full(self._num_classes, remaining / num_other_classes if num_other_classes else 0.0)
         label[classes] = probabilities
         return image, (label / label.sum()).astype(np.float32)
 
@@ -88,32 +88,32 @@ class PseudoLabeledImages:
 
     def _find(self, index: int) -> tuple["_Table", int, int]:
         """Return the table of an image, its row in the table, and its index in the shards."""
-        group = int(np.searchsorted(self._ends, index, side="right"))
-        table = self._table(group)
-        row = int(table.rows[index - (self._ends[group] - self.groups[group])])
-        first = int(self._first_indices[self._shards[group]])
+        shard = int(np.searchsorted(self._ends, index, side="right"))
+        table = self._table(shard)
+        row = int(table.rows[index - (self._ends[shard] - self.shard_sizes[shard])])
+        first = int(self._first_indices[self._shard_indices[shard]])
         if table.positions is None:
-            count = self._images.groups[self._shards[group]]
+            count = self._images.shard_sizes[self._shard_indices[shard]]
             table.positions = {self._images.key(first + position): position for position in range(count)}
         position = table.positions.get(table.keys[row])
         if position is None:
             raise UnreadableImage(
-                f"{self._folder}/{self._names[group]}.parquet", f"no image has the key {table.keys[row]!r}"
+                f"{self._folder}/{self._names[shard]}.parquet", f"no image has the key {table.keys[row]!r}"
             )
         return table, row, first + position
 
-    def _table(self, group: int) -> "_Table":
-        table = self._tables.get(group)
+    def _table(self, shard: int) -> "_Table":
+        table = self._tables.get(shard)
         if table is None:
-            table = self._tables[group] = _Table(self._folder / f"{self._names[group]}.parquet")
-            if len(table.rows) != self.groups[group]:
+            table = self._tables[shard] = _Table(self._folder / f"{self._names[shard]}.parquet")
+            if len(table.rows) != self.shard_sizes[shard]:
                 raise InputError(
-                    f"{self._folder}/{self._names[group]}.parquet has changed since the selection; select again"
+                    f"{self._folder}/{self._names[shard]}.parquet has changed since the selection; select again"
                 )
             if len(self._tables) > 2 * WINDOW:
                 self._tables.popitem(last=False)
         else:
-            self._tables.move_to_end(group)
+            self._tables.move_to_end(shard)
         return table
 
     def __getstate__(self) -> dict[str, Any]:

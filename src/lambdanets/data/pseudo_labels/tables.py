@@ -134,10 +134,10 @@ def write_table(
     keys, positions: (n,), each unique. classes, probabilities: (n, top_k), in descending order of probability. Raises
     InputError for invalid values.
     """
-    rows, shape = len(keys), (len(keys), origin.top_k)
-    if positions.shape != (rows,) or classes.shape != shape or probabilities.shape != shape:
+    num_rows, shape = len(keys), (len(keys), origin.top_k)
+    if positions.shape != (num_rows,) or classes.shape != shape or probabilities.shape != shape:
         raise InputError(
-            f"positions, classes and probabilities must have shapes {(rows,)}, {shape} and {shape}, "
+            f"positions, classes and probabilities must have shapes {(num_rows,)}, {shape} and {shape}, "
             f"got {positions.shape}, {classes.shape} and {probabilities.shape}"
         )
     try:
@@ -145,9 +145,9 @@ def write_table(
     except UnicodeEncodeError as error:  # a file name that is not valid UTF-8
         raise InputError(f"keys must be valid text, got {error.object!a}") from error
     for name, column in (("keys", keys), ("positions", pa.array(positions, pa.int32()))):
-        if pc.count_distinct(column).as_py() < rows:
-            raise InputError(f"{name} of a shard must be unique, got duplicates among {rows}")
-    if rows and not 0 <= classes.min() <= classes.max() < len(origin.classes):
+        if pc.count_distinct(column).as_py() < num_rows:
+            raise InputError(f"{name} of a shard must be unique, got duplicates among {num_rows}")
+    if num_rows and not 0 <= classes.min() <= classes.max() < len(origin.classes):
         raise InputError(f"classes must be in [0, {len(origin.classes) - 1}], got {classes.min()} to {classes.max()}")
     probabilities = probabilities.astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
     if not ((probabilities >= 0) & (probabilities <= 1)).all() or (np.diff(probabilities) > 0).any():

@@ -22,8 +22,8 @@ _VALIDATION_PREFIXES = ("val", "test")  # of the names of validation shards
 class VerificationResult:
     """Number of shards and images in shards.json, and one message per missing or damaged shard."""
 
-    shards: int
-    images: int
+    num_shards: int
+    num_images: int
     damaged: list[str]
 
 
@@ -34,7 +34,7 @@ def verify_shards(location: str, *, processes: int = 1) -> VerificationResult:
 
     Shards at a URL are downloaded again. Raises InputError if there is no shards.json.
     """
-    shards = [shard for split in ShardStore(location).read_list().parts.values() for shard in split]
+    shards = [shard for split in ShardStore(location).read_list().splits.values() for shard in split]
     cache_bytes = 2 * processes * max(shard.bytes for shard in shards)
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache:
         store = ShardStore(location, cache=Path(cache), cache_bytes=cache_bytes)
@@ -54,12 +54,12 @@ def _check_shard(store: ShardStore, shard: Shard) -> str:
             if file_sha256(file) != shard.sha256:
                 return f"{path}: its SHA-256 differs from shards.json"
             file.seek(0)
-            images = len(read_tar_samples(file).names)
+            num_images = len(read_tar_samples(file).names)
     except UnreadableShard as error:
         return f"{path}: {error.reason}"
     except (OSError, tarfile.TarError) as error:
         return f"{path}: {one_line(error)}"
-    return "" if images == shard.images else f"{path}: it has {images} images, not {shard.images}"
+    return "" if num_images == shard.images else f"{path}: it has {num_images} images, not {shard.images}"
 
 
 def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardList:
@@ -83,15 +83,15 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     max_class = -1
     labeled: set[bool] = set()
     for path in paths:
-        images, class_indices, digest = _read_tar(path)
-        if not images:
+        num_images, class_indices, digest = _read_tar(path)
+        if not num_images:
             raise InputError(f"{path} must have images, got none")
         labeled |= {bool(class_indices)}
         max_class = max([max_class, *class_indices])
         if len(labeled) > 1:
-            raise InputError(f"all images or none must have a class (.cls), got a difference at {path}")
+            raise InputError(f"all images or none must have a class (.cls), got both: {path} differs from {paths[0]}")
         split = "validation" if path.name.startswith(_VALIDATION_PREFIXES) else "train"
-        splits[split].append(Shard(path.name, images, path.stat().st_size, digest))
+        splits[split].append(Shard(path.name, num_images, path.stat().st_size, digest))
     if not splits["train"]:
         raise InputError(f"{folder} must have tar files of training images, got none")
     names = tuple(classes) if classes is not None else tuple(str(number) for number in range(max_class + 1))

@@ -45,7 +45,7 @@ class ShardedImages:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
-    def groups(self) -> list[int]:
+    def shard_sizes(self) -> list[int]:
         """The number of images in each shard."""
         return [shard.images for shard in self._shards]
 
@@ -208,5 +208,5 @@ def open_shards(location: str, **options: Any) -> tuple[dict[str, ShardedImages]
     """
     store = ShardStore(location, **options)
     content = store.read_list()
-    splits = {name: ShardedImages(store, shards, content.classes) for name, shards in content.parts.items()}
+    splits = {name: ShardedImages(store, shards, content.classes) for name, shards in content.splits.items()}
     return splits, content.classes

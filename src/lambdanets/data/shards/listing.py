@@ -46,13 +46,8 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class ShardList:
-    """The content of shards.json. The fields have the names of its keys.
-
-    classes: class names; empty for unlabeled images.
-    parts: the shards of each split, "train" and optionally "validation".
-    made: the options with which the shards were written, and the messages about unreadable images.
-    """
+class _Content:
+    """The JSON object in shards.json: the fields of `ShardList` under the names of its keys."""
 
     classes: tuple[str, ...]
     parts: dict[str, tuple[Shard, ...]]
@@ -64,17 +59,33 @@ class ShardList:
             got = f"'{unknown[0]}'" if unknown else "no 'train'"
             raise InputError(f"parts must be 'train' and optionally 'validation', got {got}")
 
+
+@dataclass(frozen=True)
+class ShardList:
+    """The content of shards.json.
+
+    classes: class names; empty for unlabeled images.
+    splits: the shards of each split, "train" and optionally "validation"; "parts" in the file.
+    metadata: the options with which the shards were written, and the messages about unreadable images; "made" in the
+        file.
+    """
+
+    classes: tuple[str, ...]
+    splits: dict[str, tuple[Shard, ...]]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
     def to_json(self) -> bytes:
         """The content of shards.json, one line per shard."""
-        splits = []
-        for name, shards in self.parts.items():
+        parts = []
+        for name, shards in self.splits.items():
             lines = ",\n".join(f"   {json.dumps(asdict(shard))}" for shard in shards)
-            splits.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
-        parts = ",\n".join(splits)
-        made = f',\n "made": {json.dumps(self.made)}' if self.made else ""
-        return f'{{\n "classes": {json.dumps(self.classes)},\n "parts": {{\n{parts}\n }}{made}\n}}\n'.encode()
+            parts.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
+        made = f',\n "made": {json.dumps(self.metadata)}' if self.metadata else ""
+        body = ",\n".join(parts)
+        return f'{{\n "classes": {json.dumps(self.classes)},\n "parts": {{\n{body}\n }}{made}\n}}\n'.encode()
 
     @classmethod
     def from_json(cls, content: bytes, source: str) -> "ShardList":
-        """Parse the content of shards.json. source: name of the file in errors."""
-        return parse_json(content, cls, f"{source} is not a valid {SHARD_LIST}")
+        """Parse the content of shards.json. source: name of the file in error messages."""
+        parsed = parse_json(content, _Content, f"{source} is not a valid {SHARD_LIST}")
+        return cls(parsed.classes, parsed.parts, parsed.made)

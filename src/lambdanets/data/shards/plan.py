@@ -63,7 +63,7 @@ def read_identity(out: Path) -> dict[str, Any] | None:
     """Return the options with which the shards in a folder were written; None if it has no shards of this package."""
     plan, shard_list = out / WRITING / _PLAN, out / SHARD_LIST
     if shard_list.is_file():
-        options = ShardList.from_json(shard_list.read_bytes(), str(shard_list)).made
+        options = ShardList.from_json(shard_list.read_bytes(), str(shard_list)).metadata
     else:
         options = read_json(plan, dict[str, Any], f"remove {out}, or choose another folder") if plan.is_file() else {}
     return identity(options) if options else None

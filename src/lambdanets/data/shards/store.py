@@ -34,7 +34,7 @@ class ShardStore:
 
     cache: folder for downloaded shards, which all processes of a machine share; by default $LAMBDANETS_SHARDS_CACHE,
         or a folder in the temporary directory.
-    cache_bytes: maximum size of the cache without running downloads; by default $LAMBDANETS_SHARDS_CACHE_BYTES, or
+    cache_bytes: maximum size of the cache without downloads in progress; by default $LAMBDANETS_SHARDS_CACHE_BYTES, or
         100 GB. The least recently used files are removed; processes that have them open can still read them.
     attempts: maximum number of attempts after transient errors (dropped connection, timeout, status 5xx).
     delay: seconds before the first retry, doubled for each further retry. Retries are reported on stderr.
@@ -97,13 +97,13 @@ class ShardStore:
                 if file is not None:
                     return file
                 remove_unfinished(self._cache, path.name)  # of killed processes, because this process has the lock
-                self._make_room(shard.bytes)
+                self._evict(shard.bytes)
                 return self._with_retries(url, _download, url, path, shard)
         except OSError as error:
             raise UnreadableShard(url, f"its cache {self._cache} cannot be used: {one_line(error)}") from error
 
-    def _make_room(self, needed: int) -> None:
-        """Remove the least recently used files until the cache has room for `needed` bytes."""
+    def _evict(self, needed_bytes: int) -> None:
+        """Remove the least recently used files until the cache has room for `needed_bytes`."""
         with FileLock(self._cache / "room.lock"):
             files = []
             for path in [*self._cache.glob("*.tar"), *self._cache.glob("*.unfinished")]:
@@ -115,7 +115,7 @@ class ShardStore:
             used = sum(size for _, size, _ in files)
             for modified, size, path in sorted(files):
                 is_downloading = path.suffix == ".unfinished" and time.time() - modified < _STALE_SECONDS
-                if used + needed > self._cache_bytes and not is_downloading:
+                if used + needed_bytes > self._cache_bytes and not is_downloading:
                     path.unlink(missing_ok=True)
                     used -= size
 
@@ -135,8 +135,8 @@ class ShardStore:
                 if server_must_respond and _has_no_server(error):
                     max_attempts = min(max_attempts, _MAX_ATTEMPTS_WITHOUT_SERVER)
                 if is_permanent or attempt >= max_attempts:
-                    attempts = "" if is_permanent else f" (tried {attempt} times)"
-                    raise UnreadableShard(path, f"{_describe_error(error)}{attempts}") from error
+                    suffix = "" if is_permanent else f" (tried {attempt} times)"
+                    raise UnreadableShard(path, f"{_describe_error(error)}{suffix}") from error
                 seconds = self._delay * 2 ** (attempt - 1)
                 retry = f"retrying in {seconds:g} s ({attempt} of {max_attempts - 1})"
                 echo(f"{path}: {retry}: {_describe_error(error)}", file=sys.stderr)

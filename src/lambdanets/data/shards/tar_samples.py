@@ -101,7 +101,7 @@ def parse_class(content: bytes) -> int | None:
 
 
 def names_in_tar(path: Path) -> list[str]:
-    """Return the names of all files in an uncompressed tar and in tars inside it.
+    """Return the names of all files in an uncompressed tar and its nested tars.
 
     Raises InputError for an incomplete or invalid tar.
     """

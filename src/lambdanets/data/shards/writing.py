@@ -43,9 +43,9 @@ from lambdanets.signals import blocked, exit_with_parent, restore_default_handle
 class WrittenShards:
     """The written shards: their number, images and bytes, messages about unreadable images, and the elapsed seconds."""
 
-    shards: int
-    images: int
-    bytes: int
+    num_shards: int
+    num_images: int
+    num_bytes: int
     unreadable: list[str]
     seconds: float
 
@@ -92,15 +92,15 @@ def write_shards(
     check_images: decode each image once.
     max_unreadable: maximum number of unreadable images, which are skipped.
 
-    Image files are copied without changes; images in memory are written as PNG. Each shard is read and compared before
-    it gets its final name. The output depends only on the source and the options, not on the number of processes or on
-    interruptions. Unfinished work is resumed if the image names, classes and options are equal; file contents are not
-    compared. The names of all images are in memory.
+    Image files are copied without changes; images in memory are written as PNG. Each shard is read back and compared
+    before it gets its final name. The output depends only on the source and the options, not on the number of processes
+    or on interruptions. Unfinished work is resumed if the image names, classes and options are equal; file contents are
+    not compared. The names of all images are in memory.
 
     Raises InputError for options out of range, for a folder with other files, for a split without readable images
-    (before the folder is created), and for more than max_unreadable unreadable images. After the last, the same command
-    keeps the finished shards and writes those with skipped images again. Raises InUseError if another process writes
-    into the folder.
+    (before the folder is created), and for more than max_unreadable unreadable images. In the last case, the next call
+    keeps the finished shards, and writes shards with unreadable images again. Raises InUseError if another process
+    writes into the folder.
     """
     for name, value, minimum in (
         ("images_per_shard", images_per_shard, 1),
@@ -280,6 +280,6 @@ def _read_entry(out: Path, name: str) -> _Entry | None:
 
 def _read_written(out: Path, seconds: float) -> WrittenShards:
     content = ShardList.from_json((out / SHARD_LIST).read_bytes(), str(out / SHARD_LIST))
-    shards = [shard for split in content.parts.values() for shard in split]
-    images, size = sum(shard.images for shard in shards), sum(shard.bytes for shard in shards)
-    return WrittenShards(len(shards), images, size, content.made["unreadable"], seconds)
+    shards = [shard for split in content.splits.values() for shard in split]
+    num_images, num_bytes = sum(shard.images for shard in shards), sum(shard.bytes for shard in shards)
+    return WrittenShards(len(shards), num_images, num_bytes, content.metadata["unreadable"], seconds)

@@ -16,7 +16,7 @@ NAMES = ("sdpa", "flex-attention", "natten")
 
 
 class AttentionLayer(nn.Module):
-    """Multi-head attention on feature maps (b, dim, H, W), with 1x1 projections of the input and none of the output.
+    """Multi-head attention on feature maps (b, dim, H, W), with 1x1 input projections and no output projection.
 
     y[n,h] = sum_m softmax_m(q[n,h] . k[m,h] / sqrt(c) + B[h, m - n]) v[m,h], where m is in the scope around n,
     and B is a learned table (h, r_1, r_2). Subclasses implement `attend`.
@@ -82,19 +82,19 @@ class _Flex(AttentionLayer):
         from torch.nn.attention.flex_attention import create_block_mask
 
         width, table = self.grid[1], self.table
-        rows, columns = table.shape[1] // 2, table.shape[2] // 2
+        row_radius, column_radius = table.shape[1] // 2, table.shape[2] // 2
 
-        def inside(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
-            return ((m // width - n // width).abs() <= rows) & ((m % width - n % width).abs() <= columns)
+        def in_scope(b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+            return ((m // width - n // width).abs() <= row_radius) & ((m % width - n % width).abs() <= column_radius)
 
         def with_bias(score: Tensor, b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
-            row = (m // width - n // width + rows).clamp(0, 2 * rows)
-            column = (m % width - n % width + columns).clamp(0, 2 * columns)
+            row = (m // width - n // width + row_radius).clamp(0, 2 * row_radius)
+            column = (m % width - n % width + column_radius).clamp(0, 2 * column_radius)
             return score + table[h, row, column]
 
         if self._mask is None:
             n = queries.shape[2]
-            self._mask = create_block_mask(inside, None, None, n, n, device=queries.device.type)
+            self._mask = create_block_mask(in_scope, None, None, n, n, device=queries.device.type)
         return _compiled_flex()(queries, keys, values, score_mod=with_bias, block_mask=self._mask)
 
 
@@ -104,19 +104,21 @@ class _Natten(AttentionLayer):
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         natten = importlib.import_module("natten")
         maps = [t.transpose(1, 2).unflatten(1, self.grid) for t in (queries, keys, values)]  # (b, H, W, h, c)
-        output = natten.na2d(*maps, kernel_size=self._sides())
+        output = natten.na2d(*maps, kernel_size=self._window_sizes())
         return output.flatten(1, 2).transpose(1, 2)
 
     def reference_bias(self) -> Tensor:
-        axes = []
-        for side, window in zip(self.grid, self._sides(), strict=True):
+        in_window_by_axis = []
+        for side, window in zip(self.grid, self._window_sizes(), strict=True):
             positions = torch.arange(side, device=self.table.device)
             first = (positions - window // 2).clamp(0, side - window).unsqueeze(1)
-            axes.append((positions >= first) & (positions < first + window))
-        pairs = (axes[0][:, None, :, None] & axes[1][None, :, None, :]).flatten(2).flatten(0, 1)
-        return torch.zeros(pairs.shape, dtype=torch.float64, device=pairs.device).masked_fill(~pairs, -torch.inf)[None]
+            in_window_by_axis.append((positions >= first) & (positions < first + window))
+        in_rows, in_columns = in_window_by_axis
+        in_window = (in_rows[:, None, :, None] & in_columns[None, :, None, :]).flatten(2).flatten(0, 1)
+        bias = torch.zeros(in_window.shape, dtype=torch.float64, device=in_window.device)
+        return bias.masked_fill(~in_window, -torch.inf)[None]
 
-    def _sides(self) -> tuple[int, ...]:
+    def _window_sizes(self) -> tuple[int, ...]:
         return tuple(min(window, side) for window, side in zip(self.table.shape[1:], self.grid, strict=True))
 
 
@@ -136,7 +138,7 @@ def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int
 class RelativeBias:
     """Biases (h, n, m) from tables (h, r_1..r_D): B[h, m - n], -inf outside the table and, if causal, for m > n.
 
-    The indices (n m,), int64, and the mask (n, m) are computed once, since attention layers usually have them as
+    The indices (n m,), int64, and the mask (n, m) are computed once, as attention layers usually register them as
     buffers. They take 9 bytes per pair of positions.
     """
 

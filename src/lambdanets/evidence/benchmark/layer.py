@@ -33,7 +33,7 @@ def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, p
     height, width, dim = parse_shape(shape)
     dtype = getattr(torch, options.dtype)
     training = phase == "training"
-    factory: dict[str, Any] = {"device": device, "dtype": dtype}
+    factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
 
     @functools.cache
     def layer() -> LambdaLayer2d:
@@ -46,7 +46,7 @@ def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, p
     @functools.cache
     def inputs() -> tuple[Tensor, Tensor | None]:
         torch.manual_seed(options.seed + 1)
-        x, grad_output = torch.randn(2, options.batch_size, dim, height, width).to(**factory)
+        x, grad_output = torch.randn(2, options.batch_size, dim, height, width).to(**factory_kwargs)
         return x, grad_output if training else None
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""Measure the candidates of a case: build them, verify them against float64, then time the correct ones in turns."""
+"""Measure the candidates of a case: build them, verify them against float64, and time the correct ones interleaved."""
 
 import contextlib
 import gc
@@ -106,7 +106,7 @@ def _check_all(case: Case, rows: list[Row], options: MeasureOptions) -> dict[str
             row.skip_reason = None
         except Skipped as reason:
             row.skip_reason = str(reason)
-        except Exception as error:  # other packages may raise anything
+        except Exception as error:  # other packages may raise any exception
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             row.skip_reason = "out of memory" if is_out_of_memory(error) else message
     return correct
@@ -151,8 +151,8 @@ def prepare_module(
 ) -> Prepared:
     """Prepare the forward pass of a module without gradients or, if grad_output is given, forward and backward.
 
-    Each run allocates its gradients, so they count as its memory. extra_gradients: returns gradients to verify besides
-    that of the input.
+    Each run allocates its gradients, so they count as its memory. extra_gradients: returns further gradients to
+    verify, by name.
     """
     x = x.detach().clone().requires_grad_(grad_output is not None)
     last_output: dict[str, Tensor] = {}
@@ -183,14 +183,14 @@ def prepare_module(
 @contextlib.contextmanager
 def measurement_settings(threads: int | None) -> Iterator[None]:
     """Context in which TF32 is switched off and PyTorch has this number of CPU threads."""
-    before = torch.get_num_threads()
-    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_num_threads(threads or before)
+    num_threads = torch.get_num_threads()
+    precision, allow_tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(threads or num_threads)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
         torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = cudnn
+        torch.backends.cudnn.allow_tf32 = allow_tf32

@@ -57,16 +57,16 @@ def _case(options: Model, device: torch.device, phase: str) -> Case:
         reference = reference_copy(network(pattern))
         captured = _capture_inputs(copy.deepcopy(reference).to(dtype), *inputs())
         return {
-            path: (x, grad_output, compute_expected(reference.get_submodule(path), x, grad_output))
-            for path, (x, grad_output) in captured.items()
+            name: (x, grad_output, compute_expected(reference.get_submodule(name), x, grad_output))
+            for name, (x, grad_output) in captured.items()
         }
 
     def prepare(pattern: str | None, peer: str | None = None) -> Prepared:
         model = copy.deepcopy(network(pattern))
         if peer is not None:
-            for path, module in list(model.named_modules()):
+            for name, module in list(model.named_modules()):
                 if isinstance(module, LambdaLayer2d):
-                    model.set_submodule(path, build_peer(peer, module))
+                    model.set_submodule(name, build_peer(peer, module))
         return _prepare(model, *inputs(), functools.partial(expected, pattern))
 
     builders: dict[str, Callable[[], Prepared]] = {PLAIN: functools.partial(prepare, None)}
@@ -92,13 +92,13 @@ def _prepare(
 
     def errors() -> dict[str, Error]:
         worst: dict[str, Error] = {}
-        for path, (x, layer_grad_output, layer_expected) in expected().items():
+        for layer_name, (x, layer_grad_output, layer_expected) in expected().items():
             layer = prepare_module(
-                model.get_submodule(path), x, layer_grad_output, functools.partial(_identity, layer_expected)
+                model.get_submodule(layer_name), x, layer_grad_output, functools.partial(_identity, layer_expected)
             )
             layer.run()
-            for name, error in layer.errors().items():
-                worst[name] = max(worst.get(name, error), error)
+            for tensor_name, error in layer.errors().items():
+                worst[tensor_name] = max(worst.get(tensor_name, error), error)
             layer.release()
         return worst
 
@@ -115,13 +115,13 @@ def _capture_inputs(
     """Return the input and, in training, the grad_output of each middle layer."""
     captured: dict[str, tuple[Tensor, Tensor | None]] = {}
 
-    def capture(path: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+    def capture(name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         x = arguments[0].detach().clone()
-        captured[path] = (x, None)
+        captured[name] = (x, None)
         if grad_output is not None:
-            output.register_hook(lambda grad: captured.update({path: (x, grad.detach().clone())}))
+            output.register_hook(lambda grad: captured.update({name: (x, grad.detach().clone())}))
 
-    hooks = [model.get_submodule(path).register_forward_hook(functools.partial(capture, path)) for path in LAYERS]
+    hooks = [model.get_submodule(name).register_forward_hook(functools.partial(capture, name)) for name in LAYERS]
     prepare_module(model, images, grad_output, lambda: Expected({}, 0.0)).run()
     for hook in hooks:
         hook.remove()

@@ -19,20 +19,20 @@ class Skipped(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Peer:
-    """A package with a lambda layer. package: its name for pip. build: makes a layer with our layer's weights."""
+    """A package with a lambda layer. package: its name on PyPI. build: makes a layer with our layer's weights."""
 
     package: str
     build: Callable[[LambdaLayer2d], nn.Module]
-    weights: str
-    """Name of the parameter with the embeddings: the weight (k, 1, r, r) of a convolution, with a singleton axis."""
-    axis: int
-    """Index of the singleton axis."""
+    table_parameter: str
+    """Name of the parameter with the embeddings: a convolution weight (k, 1, r, r) with another singleton axis."""
+    singleton_axis: int
+    """Index of that axis."""
 
     def grad_table(self, layer: nn.Module) -> Tensor:
         """Return the gradient of the embeddings in the layout of our table, (r, r, k)."""
-        gradient = layer.get_parameter(self.weights).grad
+        gradient = layer.get_parameter(self.table_parameter).grad
         assert gradient is not None
-        return gradient.squeeze(self.axis).squeeze(1).movedim(0, -1)
+        return gradient.squeeze(self.singleton_axis).squeeze(1).movedim(0, -1)
 
 
 # Packages whose lambda layer differs from the paper's, with the difference.
@@ -49,7 +49,7 @@ def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
     )
     _copy_projections(layer, theirs)
     with torch.no_grad():
-        theirs.pos_conv.weight.copy_(_weights(layer).unsqueeze(2))  # (k, 1, 1, r, r)
+        theirs.pos_conv.weight.copy_(_convolution_weight(layer).unsqueeze(2))  # (k, 1, 1, r, r)
         theirs.pos_conv.bias.zero_()
     return theirs
 
@@ -62,7 +62,7 @@ def _pylocron(layer: LambdaLayer2d) -> nn.Module:
     )
     _copy_projections(layer, theirs)
     with torch.no_grad():
-        theirs.R.copy_(_weights(layer).unsqueeze(2))
+        theirs.R.copy_(_convolution_weight(layer).unsqueeze(2))
     return theirs
 
 
@@ -78,7 +78,7 @@ def _timm(layer: LambdaLayer2d) -> nn.Module:
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
     with torch.no_grad():
         theirs.qkv.weight.copy_(torch.cat([projection.weight for projection in projections]))
-        theirs.conv_lambda.weight.copy_(_weights(layer).unsqueeze(4))  # (k, 1, r, r, 1)
+        theirs.conv_lambda.weight.copy_(_convolution_weight(layer).unsqueeze(4))  # (k, 1, r, r, 1)
         theirs.conv_lambda.bias.zero_()
     theirs.norm_q.load_state_dict(layer.query_norm.state_dict())
     theirs.norm_v.load_state_dict(layer.value_norm.state_dict())
@@ -125,7 +125,7 @@ def _scope(layer: LambdaLayer2d) -> int:
     return layer.embedding.scope[0]
 
 
-def _weights(layer: LambdaLayer2d) -> Tensor:
+def _convolution_weight(layer: LambdaLayer2d) -> Tensor:
     """Return the table (r, r, k) as a convolution weight, (k, 1, r, r)."""
     assert isinstance(layer.embedding, RelativeEmbedding)
     return layer.embedding.table.detach().movedim(-1, 0).unsqueeze(1)

@@ -103,7 +103,7 @@ def compute_expected(
     grad_output: Tensor | None,
     extra_gradients: Callable[[nn.Module], dict[str, Tensor]] | None = None,
 ) -> Expected:
-    """Return the output of a float64 module and, if grad_output is given, the gradients of its input and extra ones.
+    """Return the output of a float64 module and, if grad_output is given, the input gradient and extra gradients.
 
     extra_gradients: returns further gradients by name. The tolerance is that of x's dtype.
     """

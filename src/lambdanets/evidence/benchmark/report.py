@@ -1,4 +1,4 @@
-"""Write results.json with every sample, aggregate over cases, and print tables."""
+"""Write results.json with every sample, aggregate results over cases, and format tables."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ class Report:
         self.started = content["started"]
 
     def _settings(self) -> dict[str, Any]:
-        """Settings that must be equal when a benchmark is resumed."""
+        """Settings that must be equal to resume a benchmark."""
         return {
             "kind": self.kind,
             "device": self.device,
@@ -87,7 +87,7 @@ def aggregate(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     layer, memory: geometric mean over shapes of baseline / ours, per scope and pass. model: throughput relative to
     plain ResNet-50. scaling: the exponent of time against n, fitted to the larger half of the measured sizes.
 
-    Noisy times are excluded; "noisy" is their number.
+    Noisy times are excluded; "noisy" counts them.
     """
     if kind == "model":
         return _relative_throughput(rows)
@@ -171,7 +171,9 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
     header = ["candidate", "median ms", "quartiles", "runs", "peak MiB", "error"]
     if kind == "model":
         header[4:4] = ["images/s"]
-    relative = {id(row): ratio for row, ratio in ratios(rows, peak_bytes if kind == "memory" else median_seconds, base)}
+    ratio_by_id = {
+        id(row): ratio for row, ratio in ratios(rows, peak_bytes if kind == "memory" else median_seconds, base)
+    }
     if kind != "scaling":
         header.insert(-1, f"/ {base}")
     lines = []
@@ -188,18 +190,20 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
             cells["images/s"] = f"{batch_size / median:.1f}"
         if row.peak_bytes is not None:
             cells["peak MiB"] = f"{row.peak_bytes / 2**20:.2f}"
-        if id(row) in relative:
+        if id(row) in ratio_by_id:
             noisy = kind != "memory" and (row.noisy or any(other.noisy for other in rows if other.candidate == base))
-            cells[f"/ {base}"] = "noisy" if noisy else f"{relative[id(row)]:.2f}"
+            cells[f"/ {base}"] = "noisy" if noisy else f"{ratio_by_id[id(row)]:.2f}"
         lines.append([cells.get(name, "") for name in header])
-    empty = [i for i in range(1, len(header)) if not any(len(line) > 2 and line[i] for line in lines)]
-    header = [name for i, name in enumerate(header) if i not in empty]
-    lines = [line if len(line) == 2 else [cell for i, cell in enumerate(line) if i not in empty] for line in lines]
+    empty_columns = [i for i in range(1, len(header)) if not any(len(line) > 2 and line[i] for line in lines)]
+    header = [name for i, name in enumerate(header) if i not in empty_columns]
+    lines = [
+        line if len(line) == 2 else [cell for i, cell in enumerate(line) if i not in empty_columns] for line in lines
+    ]
     return f"\n{title}\n{text_table([header, *lines])}"
 
 
 def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Format aggregate as a text table; empty without aggregate."""
+    """Format the entries of `aggregate` as a text table; without entries, return an empty string."""
     if not entries:
         return ""
     header = [name.replace("_", " ") for name in entries[0]]

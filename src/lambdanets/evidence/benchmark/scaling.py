@@ -24,8 +24,8 @@ from lambdanets.ops.position.problem import Cost, Problem
 ATTENTION = "sdpa"
 NAMES = [*ALGORITHMS, ATTENTION]
 
-# Number of query positions whose outputs and gradients are verified against the exact sum over all positions.
-CHECKED_POSITIONS = 32
+# Number of query positions whose outputs and query gradients are verified against the exact sum over all positions.
+NUM_CHECKED_POSITIONS = 32
 # Memory of forward and backward relative to the forward pass, to predict whether the memory limit is exceeded.
 _BACKWARD_MEMORY_FACTOR = 3
 
@@ -58,7 +58,7 @@ def _case(
     training = phase == "training"
     n = math.prod(grid)
     setting = "causal sequence" if causal else "square map"
-    reach = tuple(side - 1 for side in grid)
+    radius = tuple(side - 1 for side in grid)
     problem = Problem(
         batch=options.batch_size,
         heads=options.heads,
@@ -66,8 +66,8 @@ def _case(
         query_depth=options.query_depth,
         value_depth=options.value_depth,
         intra_depth=1,
-        before=reach,
-        after=(0, *reach[1:]) if causal else reach,
+        before=radius,
+        after=(0, *radius[1:]) if causal else radius,
         causal=causal,
         dtype=dtype,
         device=device.type,
@@ -90,17 +90,18 @@ def _case(
         return Inputs(queries, keys, table, values, grad_output)
 
     @functools.cache
-    def checked() -> Tensor:
+    def checked_positions() -> Tensor:
         order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
-        return order[:CHECKED_POSITIONS].sort().values.to(device)
+        return order[:NUM_CHECKED_POSITIONS].sort().values.to(device)
 
     def check_limits(candidate: str, needed_bytes: float, cost: float, cost_at: Callable[[int], float]) -> None:
         free = free_memory(device) / 2 if options.memory is None else options.memory * 2**30
         check_memory_limit(needed_bytes, free)
-        smaller = [row for row in rows if row.candidate == candidate and row.seconds]
-        smaller = [row for row in smaller if row.sizes["setting"] == setting and row.sizes["pass"] == phase]
-        if smaller:
-            predicted = summarize(smaller[-1].seconds).median * cost / cost_at(smaller[-1].sizes["n"])
+        smaller_sizes = [row for row in rows if row.candidate == candidate and row.seconds]
+        smaller_sizes = [row for row in smaller_sizes if row.sizes["setting"] == setting and row.sizes["pass"] == phase]
+        if smaller_sizes:
+            last = smaller_sizes[-1]
+            predicted = summarize(last.seconds).median * cost / cost_at(last.sizes["n"])
             if predicted > options.seconds:
                 raise Skipped(f"would take about {predicted:.0f} s per run, the limit is {options.seconds:g}")
 
@@ -113,8 +114,8 @@ def _case(
             candidate, needed_bytes, _seconds(cost), lambda size: _seconds(_cost_at_size(problem, size, candidate))
         )
         run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
-        expected = functools.partial(_expected_lambda, grid, causal, checked)
-        return _prepare(inputs(), lambda i: run(i.queries, i.table, i.values), expected, checked)
+        expected = functools.partial(_expected_lambda, grid, causal, checked_positions)
+        return _prepare(inputs(), lambda i: run(i.queries, i.table, i.values), expected, checked_positions)
 
     def prepare_attention() -> Prepared:
         needed_bytes = attention.estimate_bytes(options.batch_size, options.heads, n, dtype.itemsize, training=training)
@@ -129,8 +130,8 @@ def _case(
             bias = make_bias(_first_heads(i.table, options.heads)) if biases is None else biases
             return F.scaled_dot_product_attention(i.queries, i.keys, values, attn_mask=bias)
 
-        expected = functools.partial(_expected_attention, grid, causal, checked, options.heads)
-        return _prepare(inputs(), run, expected, checked)
+        expected = functools.partial(_expected_attention, grid, causal, checked_positions, options.heads)
+        return _prepare(inputs(), run, expected, checked_positions)
 
     builders: dict[str, Callable[[], Prepared]] = {
         name: functools.partial(prepare_algorithm, name) for name in ALGORITHMS
@@ -143,7 +144,7 @@ def _prepare(
     inputs: Inputs,
     run: Callable[[Inputs], Tensor],
     expected: Callable[[Inputs], Expected],
-    checked: Callable[[], Tensor],
+    checked_positions: Callable[[], Tensor],
 ) -> Prepared:
     leaves = (inputs.queries, inputs.keys, inputs.table, inputs.values)
     outputs: list[Tensor] = []
@@ -161,49 +162,56 @@ def _prepare(
         outputs.append(output.detach())
 
     def errors() -> dict[str, Error]:
-        actual = {"output": outputs[0][:, :, checked()]}
+        actual = {"output": outputs[0][:, :, checked_positions()]}
         if inputs.grad_output is not None:
             assert inputs.queries.grad is not None
-            actual["query gradient"] = inputs.queries.grad[:, :, checked()]
+            actual["query gradient"] = inputs.queries.grad[:, :, checked_positions()]
         return expected(inputs).check(actual)
 
     return Prepared(run_once, errors, release)
 
 
-def _expected_lambda(grid: tuple[int, ...], causal: bool, checked: Callable[[], Tensor], inputs: Inputs) -> Expected:
+def _expected_lambda(
+    grid: tuple[int, ...], causal: bool, checked_positions: Callable[[], Tensor], inputs: Inputs
+) -> Expected:
     """Compute y[n] = sum_m (q[n] . R[m - n]) v[m] at the checked positions."""
     table = inputs.table.detach().double().movedim(-1, 0)
     values = inputs.values.detach().double()
 
-    def rows(queries: Tensor) -> Tensor:
-        pairs = [_row_of_table(table, grid, int(n), causal) for n in checked()]  # (k, m) each
+    def compute_output(queries: Tensor) -> Tensor:
+        pairs = [_row_of_table(table, grid, int(n), causal) for n in checked_positions()]  # (k, m) each
         scores = torch.stack([queries[:, :, i] @ pair for i, pair in enumerate(pairs)], dim=2)
         return torch.einsum("bhnm,bmv->bhnv", scores, values)
 
-    return _expected_rows(rows, inputs, checked())
+    return _expected_at_checked(compute_output, inputs, checked_positions())
 
 
 def _expected_attention(
-    grid: tuple[int, ...], causal: bool, checked: Callable[[], Tensor], heads: int, inputs: Inputs
+    grid: tuple[int, ...], causal: bool, checked_positions: Callable[[], Tensor], heads: int, inputs: Inputs
 ) -> Expected:
     """Compute softmax_m(q[n] . k[m] / sqrt(k) + B[m - n]) v[m] at the checked positions."""
     table = _first_heads(inputs.table, heads).detach().double()
     keys, values = inputs.keys.detach().double(), inputs.values.detach().double()
 
-    def rows(queries: Tensor) -> Tensor:
-        bias = torch.stack([_row_of_table(table, grid, int(n), causal, -torch.inf) for n in checked()], dim=1)
+    def compute_output(queries: Tensor) -> Tensor:
+        bias = torch.stack([_row_of_table(table, grid, int(n), causal, -torch.inf) for n in checked_positions()], dim=1)
         scores = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5 + bias
         return torch.einsum("bhnm,bmv->bhnv", scores.softmax(dim=-1), values)
 
-    return _expected_rows(rows, inputs, checked())
+    return _expected_at_checked(compute_output, inputs, checked_positions())
 
 
-def _expected_rows(rows: Callable[[Tensor], Tensor], inputs: Inputs, checked: Tensor) -> Expected:
-    queries = inputs.queries.detach()[:, :, checked].double().requires_grad_(inputs.grad_output is not None)
-    output = rows(queries)
+def _expected_at_checked(
+    compute_output: Callable[[Tensor], Tensor], inputs: Inputs, checked_positions: Tensor
+) -> Expected:
+    """Compute the output and, in training, the query gradient at the checked positions."""
+    queries = inputs.queries.detach()[:, :, checked_positions].double().requires_grad_(inputs.grad_output is not None)
+    output = compute_output(queries)
     tensors = {"output": output.detach()}
     if inputs.grad_output is not None:
-        tensors["query gradient"] = torch.autograd.grad(output, queries, inputs.grad_output[:, :, checked].double())[0]
+        tensors["query gradient"] = torch.autograd.grad(
+            output, queries, inputs.grad_output[:, :, checked_positions].double()
+        )[0]
     return Expected(tensors, TOLERANCE[inputs.values.dtype])
 
 
@@ -235,6 +243,6 @@ def _cost_at_size(problem: Problem, n: int, algorithm: str) -> Cost | None:
     """Predict the cost of the same problem with n positions."""
     side = round(n ** (1 / len(problem.grid)))
     grid = (side,) * len(problem.grid)
-    reach = tuple(s - 1 for s in grid)
-    resized = replace(problem, grid=grid, before=reach, after=(0, *reach[1:]) if problem.causal else reach)
+    radius = tuple(s - 1 for s in grid)
+    resized = replace(problem, grid=grid, before=radius, after=(0, *radius[1:]) if problem.causal else radius)
     return make_plan(resized).costs[algorithm]

@@ -1,4 +1,4 @@
-"""Time several candidates in turns, and compute statistics of the samples."""
+"""Time several candidates interleaved, and compute statistics of the samples."""
 
 import math
 import random
@@ -36,8 +36,8 @@ def time_interleaved(
 ) -> None:
     """Time the runs in rounds, each once per round in random order, and append the seconds to samples[name].
 
-    Thus drift, such as of clock rates or other load, affects all runs equally. Before timing, each runs twice, to warm
-    up and to estimate how many runs fit into `seconds`; a run that takes longer than `seconds` runs once. The number of
+    Drift of clock rates or system load thus affects all runs equally. Before timing, each runs twice, to warm up and to
+    estimate how many runs fit into `seconds`; one that takes longer than `seconds` runs only once. The number of
     timed runs is clamped to MIN_REPEATS and `repeats`, and they are spread evenly over the rounds. An interruption
     keeps the samples so far. synchronize: waits for the device; called before and after each run.
 
@@ -57,8 +57,8 @@ def time_interleaved(
         duration = time_once(name)
         if duration < seconds:
             duration = time_once(name)
-        affordable = int(seconds / max(duration, 1e-9))
-        counts[name] = min(repeats, max(affordable, MIN_REPEATS))
+        num_affordable = int(seconds / max(duration, 1e-9))
+        counts[name] = min(repeats, max(num_affordable, MIN_REPEATS))
     generator = random.Random(seed)
     for extra_pass in range(1 + MAX_EXTRA_PASSES):
         if extra_pass:
@@ -87,7 +87,7 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def is_noisy(samples: Sequence[float]) -> bool:
-    """Whether the quartiles are too far apart to compare the median."""
+    """Whether the interquartile range is too large to compare medians."""
     if len(samples) < MIN_REPEATS:
         return False
     _, lower, upper = summarize(samples)

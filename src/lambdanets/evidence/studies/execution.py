@@ -1,5 +1,6 @@
 """Train every variant with every seed, and resume after an interruption."""
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from lambdanets.training import run
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.task import ClassificationTask
 from lambdanets.training.memory import largest_micro_batch
+from lambdanets.training.metrics_log import METRICS
 from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result
 
@@ -61,7 +63,22 @@ class Run:
         folder = self.folder(comparison)
         if not (folder / RESULT).is_file():
             return None
-        return {"variant": self.variant, "seed": self.seed} | read_result(folder, ClassificationTask.RESULT)
+        result = read_result(folder, ClassificationTask.RESULT)
+        return {"variant": self.variant, "seed": self.seed, "top1_by_epoch": _read_top1(folder)} | result
+
+
+def _read_top1(folder: Path) -> list[float]:
+    """Read the top-1 after each epoch from metrics.csv; empty without this file. Raises InputError if it is damaged."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [float(row["top1"]) for row in csv.DictReader(file) if row["split"] == "val"]
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"{path} must have the columns split and top1; remove it to continue without curves"
+        ) from error
 
 
 def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: Recipe) -> Plan:
@@ -123,7 +140,7 @@ def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], No
     Several processes may share a folder, each on its own device: runs locked by another process are skipped.
     """
     (folder / "runs").mkdir(exist_ok=True)
-    for await_refresh in (False, True):  # first unlocked runs, then those whose lock may be from a dead host
+    for await_refresh in (False, True):  # first unlocked runs, then those whose lock may be stale
         for planned in plan.runs():
             run_folder = planned.folder(folder)
             if (run_folder / RESULT).is_file():

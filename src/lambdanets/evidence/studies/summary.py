@@ -1,4 +1,4 @@
-"""The results of a comparison, as mean and std over seeds: JSON, Markdown tables and figures."""
+"""Results of a comparison, with mean and std over seeds, as JSON, Markdown tables and figures."""
 
 import json
 import statistics
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from scipy.stats import t as student_t
 
 from lambdanets.errors import InputError
 from lambdanets.evidence import plot_style
@@ -20,8 +21,8 @@ from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 
 RESULTS, TABLE = "results.json", "comparison.md"
-# Fields of a run's result that results.json has once per run, once per machine, and once.
-_RUN_FIELDS = ("variant", "seed", "top1", "parameters", "commit")
+# Fields of a run's result, by how often results.json has them: once per run, once per machine, once in total.
+_RUN_FIELDS = ("variant", "seed", "top1", "top1_by_epoch", "parameters", "commit")
 _MACHINE_FIELDS = ("versions", "hardware")
 _COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", "epochs")
 
@@ -91,6 +92,7 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
                 "std_top1": _std(top1),
                 "mean_gain": round(statistics.fmean(gains), 6) if gains else None,
                 "std_gain": _std(gains),
+                "paired_seeds": len(gains),
                 "min_top1": min(top1),
                 "max_top1": max(top1),
                 "parameters": runs[0]["parameters"],
@@ -103,6 +105,12 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
 
 def _std(values: Sequence[float]) -> float | None:
     return round(statistics.stdev(values), 6) if len(values) > 1 else None
+
+
+def confidence_interval(mean: float, std: float, count: int) -> tuple[float, float]:
+    """Return the 95% confidence interval of the mean of `count` normal samples, by Student's t distribution."""
+    half = float(student_t.ppf(0.975, count - 1)) * std / count**0.5
+    return mean - half, mean + half
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -139,18 +147,23 @@ def describe_setup(summary: dict[str, Any]) -> str:
 def table(study: dict[str, Any]) -> str:
     """Format the variants of a study as a Markdown table, the best mean first."""
     header = ["variant", "top-1, mean ± std", "min to max", "seeds"]
-    header += [f"paired difference to {study['baseline']}", "parameters", "paper, ImageNet"]
+    header += [f"paired difference to {study['baseline']}", "95% interval", "parameters", "paper, ImageNet"]
     rows = []
     for row in study["variants"]:
         std = "" if row["std_top1"] is None else f" ± {100 * row['std_top1']:.2f}"
-        gain = "" if row["mean_gain"] is None else f"{100 * row['mean_gain']:+.2f}"
-        if row["std_gain"] is not None:
-            gain += f" ± {100 * row['std_gain']:.2f}"
-        gain = "" if row["label"] == study["baseline"] else gain
+        gain = interval = ""
+        if row["mean_gain"] is not None and row["label"] != study["baseline"]:
+            gain = f"{100 * row['mean_gain']:+.2f}"
+            if row["std_gain"] is not None:
+                low, high = confidence_interval(
+                    row["mean_gain"], row["std_gain"], row.get("paired_seeds", row["seeds"])
+                )
+                gain += f" ± {100 * row['std_gain']:.2f}"
+                interval = f"{100 * low:+.2f} to {100 * high:+.2f}"
         spread = f"{100 * row['min_top1']:.2f} to {100 * row['max_top1']:.2f}"
         paper = "" if row["paper_top1"] is None else f"{row['paper_top1']:.1f}{' †' if row['quoted'] else ''}"
         top1 = f"{100 * row['mean_top1']:.2f}{std}"
-        rows.append([row["label"], top1, spread, str(row["seeds"]), gain, f"{row['parameters']:,}", paper])
+        rows.append([row["label"], top1, spread, str(row["seeds"]), gain, interval, f"{row['parameters']:,}", paper])
     text = markdown_table(header, *rows)
     if any(row["quoted"] for row in study["variants"]):
         text += "\n\n† quoted by the paper from another paper, with another network and training"
@@ -158,13 +171,39 @@ def table(study: dict[str, Any]) -> str:
 
 
 def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw STUDY.png for each study that has runs; return the paths."""
+    """Draw STUDY.png for each study with runs, and STUDY_curves.png if it has `_mean_curves`; return the paths."""
     paths = []
     for name, study in summary["studies"].items():
-        if study["variants"]:
-            paths.append(folder / f"{name}.png")
-            plot_style.save(_draw(study, summary), paths[-1])
+        if not study["variants"]:
+            continue
+        figures = {name: _draw(study, summary)}
+        if curves := _mean_curves(study, summary):
+            figures[f"{name}_curves"] = _draw_curves(curves)
+        for stem, figure in figures.items():
+            paths.append(folder / f"{stem}.png")
+            plot_style.save(figure, paths[-1])
     return paths
+
+
+def _mean_curves(study: dict[str, Any], summary: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the mean over seeds of the top-1 after each epoch, by label; empty for one epoch or too many variants."""
+    curves = {}
+    for row in study["variants"]:
+        runs = [run.get("top1_by_epoch", []) for run in summary["runs"] if run["variant"] == row["variant"]]
+        curves[row["label"]] = [statistics.fmean(values) for values in zip(*runs, strict=True)]
+    drawable = len(curves) <= 1 + len(plot_style.BASELINES) and min(map(len, curves.values())) > 1
+    return curves if drawable else {}
+
+
+def _draw_curves(curves: dict[str, list[float]]) -> Figure:
+    figure, (axis,) = plot_style.subplots(1)
+    styles = ((OURS, "o"), *plot_style.BASELINES)
+    for (label, top1), (color, marker) in zip(curves.items(), styles, strict=False):
+        axis.plot(range(1, len(top1) + 1), [100 * value for value in top1], color=color, marker=marker, label=label)
+    axis.set(xlabel="epoch", ylabel="top-1 on test images (%),\nmean over seeds")
+    axis.grid(**GRID)
+    axis.legend(fontsize=10)
+    return figure
 
 
 def _draw(study: dict[str, Any], summary: dict[str, Any]) -> Figure:

@@ -76,7 +76,7 @@ def _multiply_adds(operation: Operation, sizes: Sizes) -> float:
 
 
 def _sizes(**changes: tuple[int, ...]) -> list[Sizes]:
-    """Make half of the grid points, those with an even number of large sizes."""
+    """Make half of the grid points: those with an even number of large sizes."""
     grid = _GRID | changes
     points = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
     return [sizes for sizes in points if sum(value > grid[name][0] for name, value in sizes.items()) % 2 == 0]
@@ -129,7 +129,7 @@ _OPERATIONS: dict[tuple[str, str], tuple[Operation, list[Sizes]]] = {
     ("2", "relative attention"): (functools.partial(_attention, relative=True), _attention_sizes()),
     ("2", "linear attention"): (_linear_attention, _sizes(m=(1,))),
     ("2", "lambda layer"): (_lambda_layer, _sizes()),
-    # with large scopes, most of the cost is of computing lambdas, not of applying them
+    # with large scopes, most of the cost is computing the lambdas, not applying them
     ("2", "lambda convolution"): (_lambda_convolution, _sizes(m=(1,), r=(31**2, 63**2))),
     ("6", "multi-head"): (functools.partial(_lambda_layer, multi_head=True), _sizes()),
     ("6", "multi-query"): (_lambda_layer, _sizes()),

@@ -11,7 +11,7 @@ TITLES = {
     "9": "Content and position",
     "10": "Scope",
     "11": "Normalizations",
-    "12": "Stages on lambda layers in ResNet-50",
+    "12": "Stages with lambda layers in ResNet-50",
     "13": "Number of lambda layers in c4",
     "14": "Detection and segmentation on COCO",
     "15": "Parameters compared with EfficientNet-B6",

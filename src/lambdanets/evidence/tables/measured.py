@@ -14,10 +14,10 @@ from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.rows import ROWS
 from lambdanets.evidence.tables.speed import LATENCY, Measurement, machine
-from lambdanets.evidence.tables.verdicts import Measurements
+from lambdanets.evidence.tables.verdicts import CellValues
 from lambdanets.files import open_regular
 
-# Baseline row of each table, to which ratios refer; in other tables the first row.
+# Row that is the baseline of each table's ratios; in other tables it is the first row.
 _BASELINE_ROWS = {"4": "lambda layer"}
 _WRITERS = {
     "tables": "lambdanets tables --measure",
@@ -40,8 +40,9 @@ class MeasuredTable:
 class Measured:
     """Measurements of one machine.
 
-    values: (table, row, column of the paper) -> (value, note). additional: further tables by table of the paper.
-    figures: paths of figures by table, relative to the page.
+    values: (value, note), keyed by (table, row, column of the paper).
+    additional: tables of measurements that the paper does not report, keyed by the table below which they are shown.
+    figures: paths of figures relative to the page, keyed by table.
     """
 
     values: dict[tuple[str, str, str], tuple[float, str]] = field(default_factory=dict)
@@ -59,12 +60,14 @@ def read(paths: Sequence[Path]) -> Measured:
                 content = with_current_keys(json.loads(file.read()))
             measured_on = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
             if content["kind"] == "tables":
-                samples = [Measurement(**row) for row in content["rows"]]
-                measured.values |= column_values(samples)
-                for table in dict.fromkeys(sample.table for sample in samples):
-                    measured.additional.setdefault(table, []).extend(_additional_tables(table, samples, measured_on))
+                measurements = [Measurement(**row) for row in content["rows"]]
+                measured.values |= values_by_cell(measurements)
+                for table in dict.fromkeys(measurement.table for measurement in measurements):
+                    measured.additional.setdefault(table, []).extend(
+                        _additional_tables(table, measurements, measured_on)
+                    )
             else:
-                make_table = {"layer": _times, "memory": _memory}[content["kind"]]
+                make_table = {"layer": _time_table, "memory": _memory_table}[content["kind"]]
                 measured.additional.setdefault("4", []).append(make_table(content, measured_on))
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
@@ -79,79 +82,85 @@ def read(paths: Sequence[Path]) -> Measured:
     return measured
 
 
-def column_values(samples: Sequence[Measurement]) -> Measurements:
-    """Compute values by (table, row, column of the paper), each with a note on the speedup over the baseline row.
+def values_by_cell(measurements: Sequence[Measurement]) -> CellValues:
+    """Compute the value of each cell (table, row, column of the paper), with a note on the speedup over the baseline.
 
     Throughputs are in images/s; latencies are scaled to the paper's 1,024 images.
     """
     values: dict[tuple[str, str, str], tuple[float, str]] = {}
-    for sample in samples:
-        column = _column(sample)
-        if not sample.seconds or column is None:
+    for measurement in measurements:
+        column = _column(measurement)
+        if not measurement.seconds or column is None:
             continue
-        seconds = _seconds(sample)
-        baseline = _find_baseline(sample, samples)
-        note = f"batch {sample.batch_size}, {sample.image_size} px"
+        seconds = _seconds(measurement)
+        baseline = _find_baseline(measurement, measurements)
+        note = f"batch {measurement.batch_size}, {measurement.image_size} px"
         if baseline is not None:
-            paper_ratio = _paper_ratio(sample.table, sample.row, baseline.row, column)
+            paper_ratio = _paper_ratio(measurement.table, measurement.row, baseline.row, column)
             paper = f", the paper's {paper_ratio:.2f} x" if paper_ratio is not None else ""
             note = f"{_seconds(baseline) / seconds:.2f} x {baseline.row}{paper}; {note}"
-        if sample.peak_bytes is not None:
-            note += f", peak {sample.peak_bytes / 2**30:.2f} GiB"
-        if is_noisy(sample.seconds):
+        if measurement.peak_bytes is not None:
+            note += f", peak {measurement.peak_bytes / 2**30:.2f} GiB"
+        if is_noisy(measurement.seconds):
             note += ", noisy"
-        values[sample.table, sample.row, column] = (seconds * 1024 if column == LATENCY else 1 / seconds, note)
-        if sample.table == "5" and baseline is not None:
-            values["5", sample.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / _seconds(baseline), "")
+        values[measurement.table, measurement.row, column] = (
+            seconds * 1024 if column == LATENCY else 1 / seconds,
+            note,
+        )
+        if measurement.table == "5" and baseline is not None:
+            values["5", measurement.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / _seconds(baseline), "")
     return values
 
 
-def _seconds(sample: Measurement) -> float:
+def _seconds(measurement: Measurement) -> float:
     """Compute the median seconds per image."""
-    return summarize(sample.seconds).median / sample.batch_size
+    return summarize(measurement.seconds).median / measurement.batch_size
 
 
-def _find_baseline(sample: Measurement, samples: Sequence[Measurement]) -> Measurement | None:
-    """Find the sample of the baseline row in the same pass; None if it was not measured."""
-    same_pass = [other for other in samples if (other.table, other.phase) == (sample.table, sample.phase)]
-    row = _BASELINE_ROWS.get(sample.table, next(iter(ROWS[sample.table])))
+def _find_baseline(measurement: Measurement, measurements: Sequence[Measurement]) -> Measurement | None:
+    """Find the measurement of the baseline row in the same pass; None if it was not measured."""
+    same_pass = [
+        other for other in measurements if (other.table, other.phase) == (measurement.table, measurement.phase)
+    ]
+    row = _BASELINE_ROWS.get(measurement.table, next(iter(ROWS[measurement.table])))
     return next((other for other in same_pass if other.row == row and other.seconds), None)
 
 
 def _paper_ratio(table: str, row: str, baseline: str, column: str) -> float | None:
     """Compute the speedup of a row over the baseline row in the paper; None if the paper does not report both."""
-    speeds = {f.row: f.value for f in select_numbers([table]) if f.column == column and not isinstance(f.value, str)}
+    numbers = [n for n in select_numbers([table]) if n.column == column and not isinstance(n.value, str)]
+    speeds = {n.row: n.value for n in numbers}
     if row not in speeds or baseline not in speeds:
         return None
     ratio = float(speeds[row]) / float(speeds[baseline])
     return 1 / ratio if column == LATENCY else ratio
 
 
-def _column(sample: Measurement) -> str | None:
-    """Return the column of the paper for a sample; None if there is none."""
-    training = sample.phase == "training"
-    if sample.table == "18":
+def _column(measurement: Measurement) -> str | None:
+    """Return the column of the paper for a measurement; None if there is none."""
+    training = measurement.phase == "training"
+    if measurement.table == "18":
         return LATENCY
-    if sample.table == "5":
+    if measurement.table == "5":
         return "train throughput" if training else "inference throughput"
     return None if training else "throughput"
 
 
-def _additional_tables(table: str, samples: Sequence[Measurement], measured_on: str) -> list[MeasuredTable]:
+def _additional_tables(table: str, measurements: Sequence[Measurement], measured_on: str) -> list[MeasuredTable]:
     """Make tables of measurements that the paper does not report: training in Table 4, speed in Table 10."""
-    selected = [sample for sample in samples if sample.table == table]
-    selected = [sample for sample in selected if table == "10" or _column(sample) is None]
+    selected = [measurement for measurement in measurements if measurement.table == table]
+    selected = [measurement for measurement in selected if table == "10" or _column(measurement) is None]
     if not selected:
         return []
     rows = []
-    for sample in selected:
-        peak = "" if sample.peak_bytes is None else f"{sample.peak_bytes / 2**30:.2f}"
-        if sample.seconds:
-            baseline = _find_baseline(sample, samples)
-            ratio = "" if baseline is None else f"{_seconds(baseline) / _seconds(sample):.2f}"
-            rows.append((sample.row, f"{1 / _seconds(sample):.2f}", ratio, peak))
+    for measurement in selected:
+        peak = "" if measurement.peak_bytes is None else f"{measurement.peak_bytes / 2**30:.2f}"
+        if measurement.seconds:
+            baseline = _find_baseline(measurement, measurements)
+            ratio = "" if baseline is None else f"{_seconds(baseline) / _seconds(measurement):.2f}"
+            rows.append((measurement.row, f"{1 / _seconds(measurement):.2f}", ratio, peak))
         else:
-            rows.append((sample.row, sample.skip_reason or "not measured", "", peak))
+            rows.append((measurement.row, measurement.skip_reason or "not measured", "", peak))
     baseline_row = _BASELINE_ROWS.get(table, next(iter(ROWS[table])))
     passes = "Forward and backward pass" if selected[0].phase == "training" else "Forward pass"
     title = f"{passes}, batch {selected[0].batch_size}, {selected[0].image_size} pixels. Measured on {measured_on}."
@@ -162,15 +171,15 @@ def _additional_tables(table: str, samples: Sequence[Measurement], measured_on: 
     return [MeasuredTable(title, header, tuple(rows), notes if table == "4" else ())]
 
 
-def _times(content: Mapping[str, Any], measured_on: str) -> MeasuredTable:
+def _time_table(content: Mapping[str, Any], measured_on: str) -> MeasuredTable:
     return _layer_table(content, measured_on, "median_seconds", 1e-3, "ms")
 
 
-def _memory(content: Mapping[str, Any], measured_on: str) -> MeasuredTable:
+def _memory_table(content: Mapping[str, Any], measured_on: str) -> MeasuredTable:
     return _layer_table(content, measured_on, "peak_bytes", 2**20, "MiB")
 
 
-def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, size: float, unit: str) -> MeasuredTable:
+def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, unit_size: float, unit: str) -> MeasuredTable:
     """Make a table with one row per feature map, scope and pass, and one column per candidate."""
     names = list(dict.fromkeys(row["candidate"] for row in content["rows"]))
     names = [OURS, *(name for name in names if name not in (OURS, CONVOLUTION)), CONVOLUTION]
@@ -180,13 +189,13 @@ def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, size: f
         case = cases.setdefault((sizes["shape"], sizes["scope"], sizes["pass"]), {})
         case[row["candidate"]] = row
     notes: list[str] = []
-    compared, wins = Counter[str](), Counter[str]()
+    num_compared, num_wins = Counter[str](), Counter[str]()
     rows = []
-    for (shape, scope, phase), measured in cases.items():
-        ours = measured.get(OURS, {}).get(key)
+    for (shape, scope, phase), results in cases.items():
+        ours = results.get(OURS, {}).get(key)
         cells, winners = [], []
         for name in names:
-            row = measured.get(name, {"skip_reason": "not run"})
+            row = results.get(name, {"skip_reason": "not run"})
             if row["skip_reason"] or row[key] is None:
                 note = f"{name}: {row['skip_reason']}"
                 notes += [note] if note not in notes else []
@@ -194,22 +203,24 @@ def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, size: f
                 continue
             comparable = name != OURS and ours is not None
             ratio = " (noisy)" if row.get("noisy") else f" ({row[key] / ours:.2f} x)" if comparable else ""
-            cells.append(f"{row[key] / size:.1f}{ratio}")
+            cells.append(f"{row[key] / unit_size:.1f}{ratio}")
             if comparable:
-                compared[name] += 1
-                noisy = key == "median_seconds" and (row.get("noisy") or measured[OURS].get("noisy"))
+                num_compared[name] += 1
+                noisy = key == "median_seconds" and (row.get("noisy") or results[OURS].get("noisy"))
                 winners += [name] if row[key] < ours and not noisy else []
-        wins.update(winners)
+        num_wins.update(winners)
         rows.append((shape, str(scope), phase, *cells, ", ".join(winners)))
     options = content["options"]
     quantity = "Time (ms)" if unit == "ms" else "Peak memory (MiB)"
     title = (
         f"{quantity} of one layer, batch {options['batch_size']}, {options['heads']} heads, next to attention over the "
-        f"same context and the 3x3 convolution (in brackets the ratio to the lambda layer). Measured on {measured_on}."
+        f"same context and the 3x3 convolution (in parentheses: ratio to the lambda layer). Measured on {measured_on}."
     )
-    less = "faster than the lambda layer" if unit == "ms" else "less than the lambda layer"
-    header = ("map", "scope", "pass", "lambda layer", *names[1:], less)
-    counts = ", ".join(f"{name} in {wins[name]} of {compared[name]} cases" for name in names[1:] if compared[name])
-    summary = [f"{less}: {counts}"] if counts else []
+    winners_header = "faster than the lambda layer" if unit == "ms" else "less than the lambda layer"
+    header = ("map", "scope", "pass", "lambda layer", *names[1:], winners_header)
+    counts = ", ".join(
+        f"{name} in {num_wins[name]} of {num_compared[name]} cases" for name in names[1:] if num_compared[name]
+    )
+    summary = [f"{winners_header}: {counts}"] if counts else []
     numbered = (f"[{i}] {note}" for i, note in enumerate(notes, 1))
     return MeasuredTable(title, header, tuple(rows), (*summary, *numbered))

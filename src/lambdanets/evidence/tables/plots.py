@@ -9,12 +9,12 @@ from matplotlib.ticker import FuncFormatter
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.plot_style import GRID, NEUTRAL, OURS
 from lambdanets.evidence.tables.paper import select_numbers
-from lambdanets.evidence.tables.verdicts import Measurements, compare
+from lambdanets.evidence.tables.verdicts import CellValues, compare
 
 _LABEL: dict[str, Any] = {"fontsize": 10, "ha": "left", "va": "top", "rotation_mode": "anchor"}
 
 
-def draw(folder: Path, measured: Measurements, machine: str = "") -> dict[str, Path]:
+def draw(folder: Path, measured: CellValues, machine: str = "") -> dict[str, Path]:
     """Draw frontier.png and scope.png into a folder, which is created if missing; return their paths by table.
 
     Accuracies are the paper's. Measured times have separate panels.
@@ -25,11 +25,11 @@ def draw(folder: Path, measured: Measurements, machine: str = "") -> dict[str, P
     return {"18": folder / "frontier.png", "10": folder / "scope.png"}
 
 
-def _frontier(measured: Measurements, machine: str) -> Figure:
+def _frontier(measured: CellValues, machine: str) -> Figure:
     """Draw top-1 against the time of a training step, with the paper's times and, in another panel, measured ones."""
     numbers = select_numbers(["18"])
-    accuracy = {f.row: float(f.value) for f in numbers if f.column == "supervised top-1"}
-    seconds = {f.row: float(f.value) for f in numbers if f.column == "train step latency"}
+    accuracy = {n.row: float(n.value) for n in numbers if n.column == "supervised top-1"}
+    seconds = {n.row: float(n.value) for n in numbers if n.column == "train step latency"}
     ours = {row: measured[key][0] for row in accuracy if (key := ("18", row, "train step latency")) in measured}
     panels = {"time on 8 TPUv3 cores (paper)": seconds} | ({f"time on {machine}": ours} if ours else {})
     figure, axes = plot_style.subplots(len(panels), height=4.6)
@@ -49,20 +49,20 @@ def _frontier(measured: Measurements, machine: str) -> Figure:
     return figure
 
 
-def _scope(measured: Measurements, machine: str) -> Figure:
+def _scope(measured: CellValues, machine: str) -> Figure:
     """Draw FLOPs, the paper's accuracy and, if measured, throughput against the scope."""
     numbers = select_numbers(["10"])
-    lines = [line for line in compare(numbers) if line.paper.column == "FLOPs"]
-    rows = [line.paper.row for line in lines]
+    comparisons = [c for c in compare(numbers) if c.paper.column == "FLOPs"]
+    rows = [c.paper.row for c in comparisons]
     speeds = {row: measured[key][0] for row in rows if (key := ("10", row, "throughput")) in measured}
     figure, axes = plot_style.subplots(3 if speeds else 2)
     x = range(len(rows))
-    paper, ours = [float(line.paper.value) for line in lines], [float(line.ours or 0) for line in lines]
+    paper, ours = [float(c.paper.value) for c in comparisons], [float(c.ours or 0) for c in comparisons]
     axes[0].bar([p - 0.2 for p in x], paper, 0.4, color=NEUTRAL, label="paper")
     axes[0].bar([p + 0.2 for p in x], ours, 0.4, color=OURS, label="counted")
     axes[0].set(ylabel="GFLOPs per 224-pixel image")
     axes[0].legend(fontsize=10)
-    axes[1].plot(x, [float(f.value) for f in numbers if f.column == "top-1"], "o-", color=OURS)
+    axes[1].plot(x, [float(n.value) for n in numbers if n.column == "top-1"], "o-", color=OURS)
     axes[1].set(ylabel="ImageNet top-1, paper (%)")
     if speeds:
         axes[2].bar([p for p in x if rows[p] in speeds], list(speeds.values()), 0.6, color=OURS)

@@ -17,7 +17,7 @@ from lambdanets.evidence.tables.verdicts import (
     NOT_REPRODUCED,
     NOT_REPRODUCIBLE,
     OTHER_NETWORK,
-    Line,
+    Comparison,
     summary,
 )
 from lambdanets.text_tables import markdown_table, text_table
@@ -26,19 +26,19 @@ NO_MEASUREMENTS = Measured()
 FIELDS = ("table", "row", "column", "unit", "paper", "ours", "verdict", "note", "model")
 
 
-def to_record(line: Line) -> dict[str, Any]:
-    """Convert a line to a flat dictionary."""
-    paper = line.paper
-    values = (paper.table, paper.row, paper.column, paper.unit, paper.value, line.ours, line.verdict)
-    return dict(zip(FIELDS, (*values, line.note, line.model), strict=True))
+def to_record(comparison: Comparison) -> dict[str, Any]:
+    """Convert a comparison to a flat dictionary."""
+    paper = comparison.paper
+    values = (paper.table, paper.row, paper.column, paper.unit, paper.value, comparison.ours, comparison.verdict)
+    return dict(zip(FIELDS, (*values, comparison.note, comparison.model), strict=True))
 
 
-def to_json(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
-    """Format the summary, the machine, one object per line, and the additional measured tables as JSON."""
+def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format the summary, the machine, one object per number, and the additional measured tables as JSON."""
     content = {
-        "summary": summary(lines),
+        "summary": summary(comparisons),
         "measured_on": measured.machine or None,
-        "numbers": [to_record(line) for line in lines],
+        "numbers": [to_record(c) for c in comparisons],
         "additional_tables": {
             name: [asdict(table) for table in tables] for name, tables in measured.additional.items()
         },
@@ -46,33 +46,33 @@ def to_json(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def to_csv(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
-    """Format a header and one row per number of the paper as CSV."""
+def to_csv(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format as CSV, with one row per number in the paper's tables."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
-    for line in lines:
-        writer.writerow(to_record(line))
+    for comparison in comparisons:
+        writer.writerow(to_record(comparison))
     return text.getvalue()
 
 
-def to_text(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
+def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
     """Format tables for the terminal."""
     parts = []
-    for name, table_lines in _by_table(lines).items():
-        header, rows, notes = _cells(table_lines)
+    for name, table_comparisons in _by_table(comparisons).items():
+        header, rows, notes = _cells(table_comparisons)
         parts += [_heading(name), "", text_table([header, *rows]), "", *(f"  {note}" for note in notes), ""]
         for table in measured.additional.get(name, []):
             text = text_table([table.header, *table.rows])
             parts += [table.title, "", text, "", *(f"  {note}" for note in table.notes), ""]
-    return "\n".join([*parts, *_summary_lines(lines, measured)]) + "\n"
+    return "\n".join([*parts, *_summary_lines(comparisons, measured)]) + "\n"
 
 
-def to_markdown(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> str:
+def to_markdown(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
     """Format a page with one section per table and a paragraph that explains it."""
-    parts = ["# The paper's tables", "", _OPENING, "", *_summary_lines(lines, measured), ""]
-    for name, table_lines in _by_table(lines).items():
-        header, rows, notes = _cells(table_lines)
+    parts = ["# The paper's tables", "", _OPENING, "", *_summary_lines(comparisons, measured), ""]
+    for name, table_comparisons in _by_table(comparisons).items():
+        header, rows, notes = _cells(table_comparisons)
         parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
         parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
         if name in measured.figures:
@@ -85,7 +85,7 @@ def to_markdown(lines: Sequence[Line], measured: Measured = NO_MEASUREMENTS) -> 
 
 FORMATTERS = {"text": to_text, "markdown": to_markdown, "csv": to_csv, "json": to_json}
 
-# Marks in the headers of columns without a number of ours.
+# Marks in the headers of columns that have no number of ours.
 _MARKS = {
     NOT_REPRODUCED: ("†", "the paper's, not reproduced"),
     NOT_MEASURED: ("‡", "the paper's, on TPUs; not measured here (see --measure)"),
@@ -111,58 +111,59 @@ def _heading(name: str) -> str:
     return f"Table {name}. {TITLES[name]}" if name.isdigit() else TITLES[name]
 
 
-def _summary_lines(lines: Sequence[Line], measured: Measured) -> list[str]:
-    return [f"{summary(lines)}.", *([f"Speeds measured on {measured.machine}."] if measured.machine else [])]
+def _summary_lines(comparisons: Sequence[Comparison], measured: Measured) -> list[str]:
+    return [f"{summary(comparisons)}.", *([f"Speeds measured on {measured.machine}."] if measured.machine else [])]
 
 
-def _by_table(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    tables: dict[str, list[Line]] = {}
-    for line in lines:
-        tables.setdefault(line.paper.table, []).append(line)
+def _by_table(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+    tables: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        tables.setdefault(comparison.paper.table, []).append(comparison)
     return tables
 
 
-def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]], list[str]]:
+def _cells(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[str]], list[str]]:
     """Return header, rows and notes of one table: each column of the paper, then ours and the verdict, if any."""
-    names = list(dict.fromkeys(line.paper.column for line in lines))
-    columns = {name: [line for line in lines if line.paper.column == name] for name in names}
-    compared = [name for name in names if any(line.ours is not None for line in columns[name])]
-    units = {name: {line.paper.unit for line in columns[name]} - {""} for name in names}
+    names = list(dict.fromkeys(c.paper.column for c in comparisons))
+    columns = {name: [c for c in comparisons if c.paper.column == name] for name in names}
+    compared = [name for name in names if any(c.ours is not None for c in columns[name])]
+    units = {name: {c.paper.unit for c in columns[name]} - {""} for name in names}
     header = [""]
     for name in names:
         unit = f" ({min(units[name])})" if len(units[name]) == 1 else ""
-        marks = [mark for mark in _MARKS if any(line.verdict == mark for line in columns[name])]
+        marks = [mark for mark in _MARKS if any(c.verdict == mark for c in columns[name])]
         header.append(" ".join([f"{name}{unit}", *(_MARKS[mark][0] for mark in marks)]))
         header += ["ours", "verdict"] if name in compared else []
     notes: list[str] = []
     rows = []
-    for row in dict.fromkeys(line.paper.row for line in lines):
+    for row in dict.fromkeys(c.paper.row for c in comparisons):
         cells = [row]
         for name in names:
-            line = next((line for line in columns[name] if line.paper.row == row), None)
-            unit = f" {line.paper.unit}" if line is not None and len(units[name]) > 1 else ""
-            cells.append("" if line is None else f"{line.paper.text()}{unit}")
+            comparison = next((c for c in columns[name] if c.paper.row == row), None)
+            unit = f" {comparison.paper.unit}" if comparison is not None and len(units[name]) > 1 else ""
+            cells.append("" if comparison is None else f"{comparison.paper.text()}{unit}")
             if name in compared:
-                cells += ["", ""] if line is None else _our_cells(line, unit, notes)
+                cells += ["", ""] if comparison is None else _our_cells(comparison, unit, notes)
         rows.append(cells)
     notes += [
         f"{sign} {meaning}"
         for verdict, (sign, meaning) in _MARKS.items()
-        if any(verdict == line.verdict for line in lines)
+        if any(verdict == c.verdict for c in comparisons)
     ]
     return header, rows, notes
 
 
-def _our_cells(line: Line, unit: str, notes: list[str]) -> list[str]:
-    ours = "" if line.ours is None else line.ours if isinstance(line.ours, str) else f"{line.ours:#.5g}{unit}"
-    verdict = line.verdict if line.verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE, MEASURED, OTHER_NETWORK) else ""
-    if line.note and line.verdict == MEASURED:
-        return [ours, line.note]
-    if line.note:
-        reason = f"{line.verdict}: {line.note}"
-        known = next((i for i, note in enumerate(notes, 1) if note.partition(" ")[2] == reason), None)
-        if known is None:
-            known = len(notes) + 1
-            notes.append(f"[{known}] {reason}")
-        verdict = f"{'no' if line.verdict in (NOT_REPRODUCIBLE, DIFFERS) else line.verdict} [{known}]"
-    return [ours, verdict]
+def _our_cells(comparison: Comparison, unit: str, notes: list[str]) -> list[str]:
+    """Return the cells of our number and the verdict; append a new note to notes."""
+    ours, verdict = comparison.ours, comparison.verdict
+    number = "" if ours is None else ours if isinstance(ours, str) else f"{ours:#.5g}{unit}"
+    if not comparison.note:
+        return [number, verdict if verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE, MEASURED, OTHER_NETWORK) else ""]
+    if verdict == MEASURED:
+        return [number, comparison.note]
+    reason = f"{verdict}: {comparison.note}"
+    index = next((i for i, note in enumerate(notes, 1) if note.partition(" ")[2] == reason), None)
+    if index is None:
+        index = len(notes) + 1
+        notes.append(f"[{index}] {reason}")
+    return [number, f"{'no' if verdict in (NOT_REPRODUCIBLE, DIFFERS) else verdict} [{index}]"]

@@ -14,7 +14,7 @@ from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Arguments of `lambdanets.create_model` for a row, and the image size, pixels."""
+    """Arguments of `lambdanets.create_model` for a row, and the image size in pixels."""
 
     name: str
     overrides: dict[str, Any] = field(default_factory=dict, hash=False)  # unhashable, but compared by ==
@@ -93,13 +93,13 @@ ROWS: dict[str, dict[str, ModelSpec]] = {
         "content and position": _lambda(),
     },
     "10": {f"{scope}x{scope}": _lambda(pattern="CLLL", scope=scope) for scope in (3, 7, 15, 23, 31)}
-    # offsets of up to 55 in each direction, which are all pairs of positions in c3's 56x56 maps
+    # offsets of up to 55 in each direction cover all pairs of positions in c3's 56x56 maps
     | {"global": _lambda(pattern="CLLL", scope=111)},
     "11": {
         "softmax on keys (default)": _lambda(),
         "softmax on keys and on queries": _lambda(normalize_queries="softmax"),
-        "L2 normalisation on keys": _lambda(normalize_keys="l2"),
-        "no key normalisation": _lambda(normalize_keys=None),
+        "L2 normalization on keys": _lambda(normalize_keys="l2"),
+        "no key normalization": _lambda(normalize_keys=None),
         "no BN on queries and values": _lambda(batch_norm=False),
     },
     "12": {

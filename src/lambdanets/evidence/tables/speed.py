@@ -38,12 +38,12 @@ TABLES = {
 }
 LATENCY = "train step latency"
 _FORWARD_AND_BACKWARD = 3  # cost of forward and backward, relative to forward
-_WARM_UP = 2
+_WARMUP_RUNS = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. image_size: size for all rows; if None, each row has its own as in the paper."""
+    """Options of `measure`. image_size: size of all rows; if None, each row has that of the paper."""
 
     tables: tuple[str, ...]
     batch_size: int
@@ -90,11 +90,11 @@ def measure(plan: Plan, out: Path) -> None:
             content = with_current_keys(read_unfinished(out, settings))
             _log(f"resuming: {len(content['passes'])} phases are finished")
         finished: list[list[str]] = content["passes"]  # [table, phase]; the key of older files
-        samples = [Measurement(**row) for row in content["rows"] if [row["table"], row["phase"]] in finished]
+        measurements = [Measurement(**row) for row in content["rows"] if [row["table"], row["phase"]] in finished]
         content |= settings | {"finished": False}
 
         def save() -> None:
-            content["rows"] = [dataclasses.asdict(sample) for sample in samples]
+            content["rows"] = [dataclasses.asdict(measurement) for measurement in measurements]
             atomic_write(out, encode_utf8(json.dumps(content, indent=1, default=str) + "\n"))
 
         save()
@@ -104,7 +104,7 @@ def measure(plan: Plan, out: Path) -> None:
                 _log(f"about {estimate_seconds(plan, device) / 60:.1f} minutes on {machine(hardware())}")
                 for name, phase in table_phases:
                     if [name, phase] not in finished:
-                        _measure_phase(name, phase, plan, device, samples)
+                        _measure_phase(name, phase, plan, device, measurements)
                         finished.append([name, phase])
                         save()
         except InputError:  # a row cannot be measured with these options
@@ -126,16 +126,16 @@ def _log(message: str) -> None:
 
 
 def estimate_seconds(plan: Plan, device: torch.device) -> float:
-    """Predict the time of all measurements from their FLOPs, at the FLOP/s of ResNet-50, which is timed."""
+    """Predict the time of all measurements from their FLOPs and the measured FLOP/s of ResNet-50."""
     resnet = ModelSpec("resnet50", image_size=plan.image_size or 224)
     run = _make_run(resnet.create(str(device)).eval(), plan.batch_size, resnet.image_size, False, device)
     run()
     start = time.perf_counter()
     run()
-    rate = _operations(resnet, plan, training=False) / (time.perf_counter() - start)
+    rate = _estimate_flops(resnet, plan, training=False) / (time.perf_counter() - start)
     total = sum(
-        _operations(spec, plan, training=training) * (plan.repeats + _WARM_UP + 1)
-        for _, spec, training in _unmeasured_rows(plan)
+        _estimate_flops(spec, plan, training=training) * (plan.repeats + _WARMUP_RUNS + 1)
+        for _, spec, training in _planned_rows(plan)
     )
     return total / rate
 
@@ -145,56 +145,56 @@ def machine(properties: dict[str, Any]) -> str:
     return properties["gpu"] or f"{properties['processor']}, {properties['threads']} of {properties['cores']} cores"
 
 
-def _unmeasured_rows(plan: Plan) -> Iterator[tuple[Measurement, ModelSpec, bool]]:
+def _planned_rows(plan: Plan) -> Iterator[tuple[Measurement, ModelSpec, bool]]:
     for name in plan.tables:
         for phase in TABLES[name]:
             for row, spec in ROWS[name].items():
-                sample = Measurement(name, row, phase, plan.batch_size, plan.image_size or spec.image_size)
-                yield sample, spec, phase == "training"
+                measurement = Measurement(name, row, phase, plan.batch_size, plan.image_size or spec.image_size)
+                yield measurement, spec, phase == "training"
 
 
-def _operations(spec: ModelSpec, plan: Plan, *, training: bool) -> float:
+def _estimate_flops(spec: ModelSpec, plan: Plan, *, training: bool) -> float:
     factor = _FORWARD_AND_BACKWARD if training else 1
     return factor * plan.batch_size * count_flops(_resized(spec, plan).create(), plan.image_size or spec.image_size)
 
 
 def _resized(spec: ModelSpec, plan: Plan) -> ModelSpec:
-    """Return the model for the plan's image size, which a vision transformer must have as an argument."""
+    """Return the model for the plan's image size; vision transformers need it as an argument."""
     if plan.image_size is None or not spec.name.startswith("vit_"):
         return spec
     return dataclasses.replace(spec, overrides=spec.overrides | {"img_size": plan.image_size})
 
 
-def _measure_phase(name: str, phase: str, plan: Plan, device: torch.device, samples: list[Measurement]) -> None:
-    rows = [row for row in _unmeasured_rows(dataclasses.replace(plan, tables=(name,))) if row[0].phase == phase]
-    new_samples = {sample.row: sample for sample, _, _ in rows}
-    samples += new_samples.values()
+def _measure_phase(name: str, phase: str, plan: Plan, device: torch.device, measurements: list[Measurement]) -> None:
+    rows = [row for row in _planned_rows(dataclasses.replace(plan, tables=(name,))) if row[0].phase == phase]
+    new_measurements = {measurement.row: measurement for measurement, _, _ in rows}
+    measurements += new_measurements.values()
     models: dict[str, nn.Module] = {}
     runs: dict[str, Callable[[], Any]] = {}
     with Progress(f"table {name}, {phase}", len(rows), "rows") as progress:
-        for sample, spec, training in rows:
-            progress.set_note(f"{sample.row}, building and memory")
+        for measurement, spec, training in rows:
+            progress.set_note(f"{measurement.row}, building and memory")
             key = str(_resized(spec, plan))
             try:
                 if key not in models:
                     models[key] = _resized(spec, plan).create(str(device)).train(training)
-                run = _make_run(models[key], plan.batch_size, sample.image_size, training, device)
-                sample.peak_bytes = peak_bytes(run, device)
+                run = _make_run(models[key], plan.batch_size, measurement.image_size, training, device)
+                measurement.peak_bytes = peak_bytes(run, device)
             except (MemoryError, RuntimeError, ValueError, AssertionError) as error:
                 if not is_out_of_memory(error):
-                    side = sample.image_size
+                    side = measurement.image_size
                     raise InputError(
-                        f"{sample.row} of table {name} failed with {plan.batch_size} images of {side} x {side} in "
+                        f"{measurement.row} of table {name} failed with {plan.batch_size} images of {side} x {side} in "
                         f"{phase}: {one_line(error)}; choose another --batch-size or --image-size"
                     ) from error
-                sample.skip_reason = "out of memory"
+                measurement.skip_reason = "out of memory"
                 continue
             finally:
                 progress.update()
-            runs[sample.row] = run
+            runs[measurement.row] = run
         time_interleaved(
             runs,
-            {row: sample.seconds for row, sample in new_samples.items()},
+            {row: measurement.seconds for row, measurement in new_measurements.items()},
             repeats=plan.repeats,
             seconds=plan.seconds,
             synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,

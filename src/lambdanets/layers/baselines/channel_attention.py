@@ -11,8 +11,8 @@ class ChannelAttention(nn.Sequential):
     """A 3x3 convolution z, then y[n,c] = sigmoid(W_2 relu(W_1 mean_n z + b_1) + b_2)[c] z[n,c].
 
     Squeeze-and-excitation (Hu et al. 2018, Sec. 3), implemented by timm's SEModule. Its authors place it at the end of
-    a residual block, which has four times as many channels. `resnet50_mixer` does the same, and the parameter count in
-    the LambdaNetworks paper is of that network.
+    a residual block, which has four times as many channels. `resnet50_mixer` does the same, and the LambdaNetworks
+    paper gives the parameter count of that network.
 
     Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
 

@@ -68,55 +68,53 @@ class LocalAttention(Mixer):
             nn.init.normal_(table, std=depth**-0.5)
 
     def mix(self, x: Tensor) -> Tensor:
-        batch, (height, width), reach = x.shape[0], x.shape[2:], self.scope // 2
+        batch, (height, width), halo = x.shape[0], x.shape[2:], self.scope // 2
         tile = min(TILE, height), min(TILE, width)
-        counts = -(-height // tile[0]), -(-width // tile[1])
-        below, right = counts[0] * tile[0] - height, counts[1] * tile[1] - width
+        num_tiles = -(-height // tile[0]), -(-width // tile[1])
+        below, right = num_tiles[0] * tile[0] - height, num_tiles[1] * tile[1] - width
         queries, keys, values = self.projection(x).unflatten(1, (3, self.heads, -1)).unbind(1)
 
         queries = F.pad(queries, (0, right, 0, below)).flatten(0, 1)  # (b h, c, ..)
-        queries = queries.unflatten(3, (counts[1], tile[1])).unflatten(2, (counts[0], tile[0]))
+        queries = queries.unflatten(3, (num_tiles[1], tile[1])).unflatten(2, (num_tiles[0], tile[0]))
         queries = queries.permute(0, 2, 4, 3, 5, 1).flatten(1, 2)  # (b h, tiles, y, x, c)
-        per_head = queries.unflatten(0, (batch, self.heads))
-        by_row, by_column = per_head.chunk(2, dim=-1)
-        by_row = torch.einsum("bhtyxc,hycj->bhtyxj", by_row, _expand_table(self.row_table, tile[0])).flatten(0, 1)
-        by_column = torch.einsum("bhtyxc,hxcj->bhtyxj", by_column, _expand_table(self.column_table, tile[1])).flatten(
-            0, 1
-        )
-        sides = tile[0] + 2 * reach, tile[1] + 2 * reach
+        row_queries, column_queries = queries.unflatten(0, (batch, self.heads)).chunk(2, dim=-1)
+        row_table, column_table = _expand_table(self.row_table, tile[0]), _expand_table(self.column_table, tile[1])
+        row_logits = torch.einsum("bhtyxc,hycj->bhtyxj", row_queries, row_table).flatten(0, 1)
+        column_logits = torch.einsum("bhtyxc,hxcj->bhtyxj", column_queries, column_table).flatten(0, 1)
+        window = tile[0] + 2 * halo, tile[1] + 2 * halo
 
-        def with_halo(maps: Tensor) -> Tensor:
-            maps = F.pad(maps, (reach, reach + right, reach, reach + below)).flatten(0, 1)
-            maps = windows(windows(maps, 2, counts[0], sides[0], tile[0]), 3, counts[1], sides[1], tile[1])
+        def extract_windows(maps: Tensor) -> Tensor:
+            maps = F.pad(maps, (halo, halo + right, halo, halo + below)).flatten(0, 1)
+            maps = windows(windows(maps, 2, num_tiles[0], window[0], tile[0]), 3, num_tiles[1], window[1], tile[1])
             return maps.permute(0, 2, 3, 4, 5, 1).flatten(3, 4).flatten(1, 2)  # (b h, tiles, m, c)
 
         output = attend(
-            extend_queries(queries, by_row, by_column).flatten(2, 3),
-            extend_keys(with_halo(keys), sides),
-            with_halo(values),
+            extend_queries(queries, row_logits, column_logits).flatten(2, 3),
+            extend_keys(extract_windows(keys), window),
+            extract_windows(values),
             queries.shape[-1] ** -0.5,
-            self._mask((height, width), tile, counts, x.device),
+            self._mask((height, width), tile, num_tiles, x.device),
         )
-        output = output.unflatten(2, tile).unflatten(1, counts).permute(0, 5, 1, 3, 2, 4)
+        output = output.unflatten(2, tile).unflatten(1, num_tiles).permute(0, 5, 1, 3, 2, 4)
         output = output.flatten(4, 5).flatten(2, 3)[..., :height, :width]
         return output.unflatten(0, (batch, self.heads)).flatten(1, 2)
 
     def _mask(
-        self, grid: tuple[int, int], tile: tuple[int, int], counts: tuple[int, int], device: torch.device
+        self, grid: tuple[int, int], tile: tuple[int, int], num_tiles: tuple[int, int], device: torch.device
     ) -> Tensor:
         """Return a bool mask (1, tiles, n, m), True if the key is within the scope of the query and on the map.
 
         It has four dimensions because SDPA on CPU otherwise does not use its fused kernel.
         """
-        reach, axes = self.scope // 2, []
-        for side, length, count in zip(grid, tile, counts, strict=True):
+        halo, axis_masks = self.scope // 2, []
+        for side, length, count in zip(grid, tile, num_tiles, strict=True):
             first = torch.arange(count, device=device)[:, None, None] * length
             query = first + torch.arange(length, device=device)[:, None]
-            key = first + torch.arange(length + 2 * reach, device=device) - reach
+            key = first + torch.arange(length + 2 * halo, device=device) - halo
             on_map = (key >= 0) & (key < side)
             # queries beyond the map are cropped later, but need a key: otherwise their softmax is 0 / 0
-            axes.append(((key - query).abs() <= reach) & (on_map | (query >= side)))
-        rows, columns = axes
+            axis_masks.append(((key - query).abs() <= halo) & (on_map | (query >= side)))
+        rows, columns = axis_masks
         return (
             (rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :])
             .flatten(4)

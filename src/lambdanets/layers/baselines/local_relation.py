@@ -58,9 +58,9 @@ class LocalRelation(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys = self.projection(x).chunk(2, dim=1)
-        reach = self.scope // 2
-        steps = torch.arange(-reach, reach + 1, device=x.device).to(self.projection.weight.dtype) / max(reach, 1)
-        prior = self.geometry_prior(torch.cartesian_prod(steps, steps)).mT.unsqueeze(-1)  # (g, r r, 1)
+        radius = self.scope // 2
+        offsets = torch.arange(-radius, radius + 1, device=x.device).to(self.projection.weight.dtype) / max(radius, 1)
+        prior = self.geometry_prior(torch.cartesian_prod(offsets, offsets)).mT.unsqueeze(-1)  # (g, r r, 1)
         similarity = -(queries.flatten(2).unsqueeze(2) - neighbors(pad_zeros(keys, self.scope), self.scope)).square()
         on_map = neighbors(pad_zeros(torch.ones_like(x[:1, :1]), self.scope), self.scope) > 0
         weights = (similarity + prior).masked_fill(~on_map, -torch.inf).softmax(dim=2)

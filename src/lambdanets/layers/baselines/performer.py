@@ -118,14 +118,14 @@ class ReluPerformer(Performer):
         return (queries @ weights).relu() + _RELU_FLOOR, (keys @ weights).relu() + _RELU_FLOOR
 
 
-def orthogonal_rows(count: int, depth: int) -> Tensor:
-    """Return random rows (count, depth), orthogonal in blocks of `depth` rows, with the norms of Gaussian vectors."""
+def orthogonal_rows(num_rows: int, depth: int) -> Tensor:
+    """Return random rows, orthogonal in blocks of `depth` rows, with the norms of Gaussian vectors."""
     blocks = [
         nn.init.orthogonal_(torch.empty(depth, depth, device="cpu", dtype=torch.float32))
-        for _ in range(-(-count // depth))
+        for _ in range(-(-num_rows // depth))
     ]
-    norms = torch.randn(count, depth, device="cpu", dtype=torch.float32).norm(dim=1, keepdim=True)
-    return torch.cat(blocks)[:count] * norms
+    norms = torch.randn(num_rows, depth, device="cpu", dtype=torch.float32).norm(dim=1, keepdim=True)
+    return torch.cat(blocks)[:num_rows] * norms
 
 
 def _identity(features: Tensor) -> Tensor:

@@ -44,9 +44,9 @@ class RelativeTable(nn.Module):
         return expand_offsets(self.table.narrow(0, -missing, 2 * side - 1), side)
 
 
-def expand_offsets(table: Tensor, queries: int) -> Tensor:
+def expand_offsets(table: Tensor, num_queries: int) -> Tensor:
     """Return (n, depth, m), for n query positions, from a table (n + m - 1, depth) of the offsets 1 - n to m - 1."""
-    return windows(table, 0, queries, table.shape[0] - queries + 1).flip(0)
+    return windows(table, 0, num_queries, table.shape[0] - num_queries + 1).flip(0)
 
 
 def attend_on_axis(queries: Tensor, keys: Tensor, values: Tensor, table: RelativeTable) -> Tensor:
@@ -67,10 +67,10 @@ def attend_on_grid(
     Cost: 2 b h n^2 max(c + H + W, v) multiply-adds.
     """
     maps = queries.unflatten(2, grid)
-    by_row = torch.einsum("bhyxc,ycj->bhyxj", maps, rows(grid[0])).flatten(2, 3)
-    by_column = torch.einsum("bhyxc,xcj->bhyxj", maps, columns(grid[1])).flatten(2, 3)
+    row_logits = torch.einsum("bhyxc,ycj->bhyxj", maps, rows(grid[0])).flatten(2, 3)
+    column_logits = torch.einsum("bhyxc,xcj->bhyxj", maps, columns(grid[1])).flatten(2, 3)
     scale = queries.shape[-1] ** -0.5
-    return attend(extend_queries(queries, by_row, by_column), extend_keys(keys, grid), values, scale)
+    return attend(extend_queries(queries, row_logits, column_logits), extend_keys(keys, grid), values, scale)
 
 
 def extend_queries(queries: Tensor, *logits: Tensor) -> Tensor:

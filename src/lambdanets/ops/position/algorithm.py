@@ -14,7 +14,7 @@ Gradients = tuple[Tensor | None, Prepared | None, Tensor | None]
 
 
 class Exclusions(NamedTuple):
-    """The reasons why "auto" does not choose an algorithm for the forward and for the backward pass, or ""."""
+    """The reasons why "auto" must not choose an algorithm for the forward and for the backward pass; "" if it may."""
 
     forward: str = ""
     backward: str = ""
@@ -43,16 +43,16 @@ class BoundAlgorithm(ABC):
 
     @abstractmethod
     def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
-        """Compute the needed gradients from grad_output (b, h, n, v); `execution` computes that of the content lambda.
+        """Compute the needed gradients from grad_output (b, h, n, v), except that of the content lambda.
 
         The gradients of the prepared tensors must own their memory, because those of later calls are added in place.
-        Sum over one row of the grid at a time, for example: a single float32 sum over all positions exceeds the error
-        budget.
+        Split sums over positions, for example by rows of the grid: a single float32 sum over all positions exceeds the
+        error budget. `execution` computes the gradient of the content lambda.
         """
 
     @abstractmethod
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        """Compute the gradient of the table from that of the prepared tensors: the adjoint of `prepare`."""
+        """Compute the gradient of the table from those of the prepared tensors: the adjoint of `prepare`."""
 
 
 class BoundPositionAlgorithm(BoundAlgorithm):

@@ -56,8 +56,8 @@ class DepthwiseConvolution(_ConvolutionAlgorithm):
     name = "depthwise_convolution"
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
-        copied = problem.value_depth * problem.query_depth * problem.intra_depth * math.prod(problem.scope)
-        return _direct_cost(problem, rates, 2, copied)  # a group has too few channels for a matrix product
+        copied_elements = problem.value_depth * problem.query_depth * problem.intra_depth * math.prod(problem.scope)
+        return _direct_cost(problem, rates, 2, copied_elements)  # a group has too few channels for a matrix product
 
     @staticmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ class ValueAxisConvolution(_ConvolutionAlgorithm):
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
         if len(problem.grid) == 3:
             return None
-        copied = problem.batch * problem.positions * problem.value_depth * problem.intra_depth
-        return _direct_cost(problem, rates, 1, copied)
+        copied_elements = problem.batch * problem.num_positions * problem.value_depth * problem.intra_depth
+        return _direct_cost(problem, rates, 1, copied_elements)
 
     @staticmethod
     def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
@@ -131,47 +131,50 @@ class BoundConvolution(BoundPositionAlgorithm):
         return grad_queries, grad_weights, grad_values
 
     def _padded_maps(self, values: Tensor) -> Tensor:
-        """Reshape (b, n, v, u) to (b, v, u, S..), zero-padded by the reach of the table."""
+        """Reshape (b, n, v, u) to (b, v, u, S..), zero-padded by the radius of the table."""
         p = self.problem
         maps = values.permute(0, 2, 3, 1).unflatten(3, p.grid)
-        return F.pad(maps, [x for pair in zip(reversed(p.before), reversed(p.after), strict=True) for x in pair])
+        return F.pad(maps, [size for pair in zip(reversed(p.before), reversed(p.after), strict=True) for size in pair])
 
 
 def _cost(problem: Problem, rates: Rates) -> Cost:
     """Predict the cost of `Convolution`; its backward cost applies to all three algorithms."""
     p = problem.limit_lambda_bytes()
-    passes = -(-problem.batch // p.batch)
-    offsets, lambdas = math.prod(p.scope), p.lambda_elements
+    num_calls = -(-problem.batch // p.batch)
+    num_offsets, lambda_elements = math.prod(p.scope), p.lambda_elements
     # with few channels a direct convolution is slower than the equivalent matrix product
-    convolved = 1.5 * rates.matmul_seconds(
-        1, p.batch * p.value_depth * p.positions, offsets * p.intra_depth, p.query_depth
+    conv_seconds = 1.5 * rates.matmul_seconds(
+        1, p.batch * p.value_depth * p.num_positions, num_offsets * p.intra_depth, p.query_depth
     )
-    applied = rates.matmul_seconds(p.positions * p.batch, p.heads, p.query_depth, p.value_depth)
-    copied = rates.copy_seconds(8.0 * lambdas)
-    rows = math.prod(p.scope[:-1])
-    gathered = rates.copy_seconds(4.0 * rows * p.batch * p.value_depth * p.positions * p.scope[-1] * p.intra_depth)
+    apply_seconds = rates.matmul_seconds(p.num_positions * p.batch, p.heads, p.query_depth, p.value_depth)
+    copy_seconds = rates.copy_seconds(8.0 * lambda_elements)
+    num_rows = math.prod(p.scope[:-1])
+    gather_seconds = rates.copy_seconds(
+        4.0 * num_rows * p.batch * p.value_depth * p.num_positions * p.scope[-1] * p.intra_depth
+    )
     # the backward pass scatters each query depth separately, over the padded grid
     axes = zip(p.grid, p.before, p.after, strict=True)
-    padded = math.prod(side + before + after for side, before, after in axes)
-    scattered = 2 * p.batch * p.value_depth * p.query_depth * p.intra_depth * padded
-    backward = 5 * convolved + 2 * applied + 2 * copied + gathered + rates.copy_seconds(4.0 * lambdas)
+    padded_positions = math.prod(side + before + after for side, before, after in axes)
+    scattered_elements = 2 * p.batch * p.value_depth * p.query_depth * p.intra_depth * padded_positions
+    backward_seconds = 5 * conv_seconds + 2 * apply_seconds + 2 * copy_seconds + gather_seconds
+    backward_seconds += rates.copy_seconds(4.0 * lambda_elements)
     return Cost(
-        operations=2 * problem.lambda_elements * p.intra_depth * offsets + problem.apply_operations,
-        workspace_bytes=max(4, p.dtype.itemsize) * (2 * lambdas + scattered),
-        seconds=passes * (convolved + applied + copied + rates.call_overhead(10)),
-        backward_seconds=passes * (backward + rates.call_overhead(20 + 6 * rows)),
+        operations=2 * problem.lambda_elements * p.intra_depth * num_offsets + problem.apply_operations,
+        workspace_bytes=max(4, p.dtype.itemsize) * (2 * lambda_elements + scattered_elements),
+        seconds=num_calls * (conv_seconds + apply_seconds + copy_seconds + rates.call_overhead(10)),
+        backward_seconds=num_calls * (backward_seconds + rates.call_overhead(20 + 6 * num_rows)),
     )
 
 
-def _direct_cost(problem: Problem, rates: Rates, factor: int, copied: int) -> Cost:
-    """Predict the cost of a direct convolution, `factor` times slower than matmul, that copies `copied` elements."""
+def _direct_cost(problem: Problem, rates: Rates, slowdown: int, copied_elements: int) -> Cost:
+    """Predict the cost of a direct convolution that is `slowdown` times slower than a matrix product."""
     base, p = _cost(problem, rates), problem
-    direct = 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
+    matmul_seconds = 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
     return replace(
         base,
         # the copies are freed before the lambdas are applied
-        workspace_bytes=max(base.workspace_bytes, 4 * (p.lambda_elements + copied)),
-        seconds=base.seconds + factor * direct + rates.copy_seconds(4.0 * copied),
+        workspace_bytes=max(base.workspace_bytes, 4 * (p.lambda_elements + copied_elements)),
+        seconds=base.seconds + slowdown * matmul_seconds + rates.copy_seconds(4.0 * copied_elements),
     )
 
 
@@ -182,21 +185,21 @@ def _transposed_convolution(grad_output: Tensor, weights: Tensor) -> Tensor:
     return maps.unflatten(1, (k, u)).sum(dim=1)
 
 
-def _correlate(grad_lambdas: Tensor, padded: Tensor, scope: tuple[int, ...]) -> Tensor:
+def _correlate(grad_lambdas: Tensor, padded_maps: Tensor, scope: tuple[int, ...]) -> Tensor:
     """Return grad_weights (k, u, r..): sums over B and S of grad_lambdas (B, k, S..) times maps shifted by each offset.
 
-    padded: maps (B, u, padded sides).
+    padded_maps: (B, u, padded sides).
     """
     grid = grad_lambdas.shape[2:]
     rows = grad_lambdas.flatten(2)  # (B, k, n)
     gradients = []
     for offsets in itertools.product(*(range(side) for side in scope[:-1])):
-        shifted = padded
+        shifted = padded_maps
         for axis, offset in enumerate(offsets):
             shifted = shifted.narrow(axis + 2, offset, grid[axis])
         windows = shifted.unfold(shifted.ndim - 1, grid[-1], 1)  # (B, u, S.., r_D, S_D)
         columns = windows.movedim((1, -2), (-2, -1)).flatten(1, -3).flatten(2)  # (B, n, u r_D)
         pairs = zip(rows.split(_MAX_TERMS, dim=2), columns.split(_MAX_TERMS, dim=1), strict=True)
         products = torch.cat([row_part @ column_part for row_part, column_part in pairs])
-        gradients.append(products.sum(dim=0).unflatten(1, (padded.shape[1], scope[-1])))
+        gradients.append(products.sum(dim=0).unflatten(1, (padded_maps.shape[1], scope[-1])))
     return torch.stack(gradients, dim=2).unflatten(2, scope[:-1]) if len(scope) > 1 else gradients[0]

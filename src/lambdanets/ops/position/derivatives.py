@@ -50,7 +50,7 @@ class _Interaction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         directions = [(index, tangent) for index, tangent in enumerate(tangents[:4]) if tangent is not None]
-        return reduce(torch.add, (_output_along(ctx.saved_tensors, *pair, ctx.plan) for pair in directions))
+        return reduce(torch.add, (_output_jvp(ctx.saved_tensors, *pair, ctx.plan) for pair in directions))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
@@ -89,7 +89,7 @@ class _Gradients(torch.autograd.Function):
             _append_terms(terms, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.needs_grad))
         for index, tangent in enumerate(tangents[1:5]):
             if tangent is not None:
-                _append_terms(terms, _gradients_along(grad_output, factors, index, tangent, ctx.plan, ctx.needs_grad))
+                _append_terms(terms, _gradients_jvp(grad_output, factors, index, tangent, ctx.plan, ctx.needs_grad))
         return tuple(
             (reduce(torch.add, summands) if summands else torch.zeros_like(factor)) if needed else None
             for summands, factor, needed in zip(terms, factors, ctx.needs_grad, strict=True)
@@ -102,24 +102,24 @@ class _Gradients(torch.autograd.Function):
             indices = (0, 1 + _QUERIES, 1 + _VALUES, 1 + _CONTENT)
             (grad_output, queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, indices, plan)
             outputs = _Gradients.apply(grad_output, queries, tensors[1 + _TABLE], values, content, plan, needs_grad)
-            split = tuple(None if x is None else x.unflatten(0, (info.batch_size, -1)) for x in outputs)
+            stacked = tuple(None if x is None else x.unflatten(0, (info.batch_size, -1)) for x in outputs)
         else:
             outputs = [
                 _Gradients.apply(*_select(tensors, in_dims, i), plan, needs_grad) for i in range(info.batch_size)
             ]
-            split = tuple(None if x[0] is None else torch.stack(x) for x in zip(*outputs, strict=True))
-        return split, tuple(None if x is None else 0 for x in split)
+            stacked = tuple(None if x[0] is None else torch.stack(x) for x in zip(*outputs, strict=True))
+        return stacked, tuple(None if x is None else 0 for x in stacked)
 
 
-def _output_along(factors: Sequence[Tensor], index: int, direction: Tensor, plan: Plan) -> Tensor:
-    """Return the directional derivative of the output along `direction` of the factor with this index."""
+def _output_jvp(factors: Sequence[Tensor], index: int, direction: Tensor, plan: Plan) -> Tensor:
+    """Return the Jacobian-vector product of the output with `direction`, a tangent of the factor with this index."""
     queries, table, values, content = _replace(factors, index, direction)
     if index == _CONTENT:
         return _product(queries, content)
     return _Interaction.apply(queries, table, values, content if index == _QUERIES else None, plan)
 
 
-def _gradients_along(
+def _gradients_jvp(
     grad_output: Tensor,
     factors: Sequence[Tensor],
     index: int,
@@ -127,7 +127,7 @@ def _gradients_along(
     plan: Plan,
     needs_grad: Sequence[bool],
 ) -> FactorGradients:
-    """Return the directional derivatives of the needed gradients along `direction` of the factor with this index."""
+    """Return the Jacobian-vector products of the needed gradients with `direction`, a tangent of this factor."""
     queries, table, values, content = _replace(factors, index, direction)
     if index == _CONTENT:
         grad_queries = _product(grad_output, content.mT) if needs_grad[_QUERIES] else None
@@ -154,8 +154,8 @@ def _double_backward(
         if direction is None:
             continue
         if needs_grad[0]:
-            terms[0].append(_output_along(factors, index, direction, plan))
-        _append_terms(terms[1:], _gradients_along(grad_output, factors, index, direction, plan, needs_grad[1:]))
+            terms[0].append(_output_jvp(factors, index, direction, plan))
+        _append_terms(terms[1:], _gradients_jvp(grad_output, factors, index, direction, plan, needs_grad[1:]))
     return [reduce(torch.add, summands) if summands else None for summands in terms]
 
 

@@ -18,7 +18,7 @@ from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 
 # Maximum elements of a chunk of lambdas on the padded grid; larger for sequences, whose transforms are contiguous.
-_CHUNK, _CHUNK_OF_SEQUENCES = 1 << 19, 1 << 21
+_CHUNK_ELEMENTS, _SEQUENCE_CHUNK_ELEMENTS = 1 << 19, 1 << 21
 _FAST_FACTORS = (2, 3, 5, 7)
 
 
@@ -27,29 +27,29 @@ class Fourier(Algorithm):
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
         p = problem
-        padded = math.prod(padded_grid(p))
-        maps = p.batch * p.value_depth * p.intra_depth
-        lambdas = p.batch * p.value_depth * p.query_depth
-        channels, depths = _chunk(p)
-        transforms = maps + lambdas
-        forward = rates.fft_seconds(padded * transforms, padded)
-        backward = rates.fft_seconds(padded * (2 * maps + 2 * lambdas), padded)
+        points = math.prod(padded_grid(p))
+        num_maps = p.batch * p.value_depth * p.intra_depth
+        num_lambdas = p.batch * p.value_depth * p.query_depth
+        channels, depths = _chunk_sizes(p)
+        num_transforms = num_maps + num_lambdas
+        forward = rates.fft_seconds(points * num_transforms, points)
+        backward = rates.fft_seconds(points * (2 * num_maps + 2 * num_lambdas), points)
         # multiply spectra, then apply the lambdas head by head
-        applied = 4.0 * p.heads * lambdas * p.positions
-        forward += rates.copy_seconds(4.0 * padded * lambdas * p.intra_depth + 2 * applied)
-        backward += rates.copy_seconds(12.0 * padded * lambdas * p.intra_depth + 6 * applied)
-        preparation = rates.fft_seconds(padded * p.query_depth * p.intra_depth, padded)
-        calls = p.batch * -(-p.value_depth // channels) * (8 + -(-p.query_depth // depths) * (6 + depths))
-        spectra = 4 * padded * (p.query_depth * p.intra_depth + p.intra_depth * channels)
+        applied_bytes = 4.0 * p.heads * num_lambdas * p.num_positions
+        forward += rates.copy_seconds(4.0 * points * num_lambdas * p.intra_depth + 2 * applied_bytes)
+        backward += rates.copy_seconds(12.0 * points * num_lambdas * p.intra_depth + 6 * applied_bytes)
+        preparation_seconds = rates.fft_seconds(points * p.query_depth * p.intra_depth, points)
+        num_calls = p.batch * -(-p.value_depth // channels) * (8 + -(-p.query_depth // depths) * (6 + depths))
+        spectrum_bytes = 4 * points * (p.query_depth * p.intra_depth + p.intra_depth * channels)
         return Cost(
-            operations=round(2.5 * padded * math.log2(max(2, padded)) * transforms) + p.apply_operations,
-            workspace_bytes=max(1, p.dtype.itemsize // 4) * (3 * spectra + 24 * padded * channels * depths),
-            seconds=forward + preparation / 4 + rates.call_overhead(calls),
-            backward_seconds=backward + 1.75 * preparation + rates.call_overhead(3 * calls),
+            operations=round(2.5 * points * math.log2(max(2, points)) * num_transforms) + p.apply_operations,
+            workspace_bytes=max(1, p.dtype.itemsize // 4) * (3 * spectrum_bytes + 24 * points * channels * depths),
+            seconds=forward + preparation_seconds / 4 + rates.call_overhead(num_calls),
+            backward_seconds=backward + 1.75 * preparation_seconds + rates.call_overhead(3 * num_calls),
         )
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundFourier":
-        return BoundFourier(problem, *_chunk(problem))
+        return BoundFourier(problem, *_chunk_sizes(problem))
 
 
 class BoundFourier(BoundPositionAlgorithm):
@@ -59,8 +59,8 @@ class BoundFourier(BoundPositionAlgorithm):
         super().__init__(problem)
         self._padded = padded_grid(problem)
         self._axes = tuple(range(2, 2 + len(self._padded)))
-        self._channels = list(_slices(problem.value_depth, channels))
-        self._depths = list(_slices(problem.query_depth, depths))
+        self._channel_slices = list(_slices(problem.value_depth, channels))
+        self._depth_slices = list(_slices(problem.query_depth, depths))
 
     def prepare(self, table: Tensor) -> Prepared:
         """Return conj(F R) (k, u, N_1.., N_D / 2 + 1), with offset 0 at index 0 and negative offsets at the end."""
@@ -83,12 +83,12 @@ class BoundFourier(BoundPositionAlgorithm):
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         p = self.problem
         (kernel,) = prepared
-        output = queries.new_zeros(len(queries), p.heads, p.value_depth, p.positions)
+        output = queries.new_zeros(len(queries), p.heads, p.value_depth, p.num_positions)
         for example in range(len(queries)):
             query_maps = queries[example].transpose(1, 2).contiguous()  # (h, k, n)
-            for channels in self._channels:
+            for channels in self._channel_slices:
                 spectra = self._spectra(values[example, :, channels])
-                for depths in self._depths:
+                for depths in self._depth_slices:
                     for k, lambdas in enumerate(self._lambdas(kernel[depths], spectra), depths.start):
                         output[example, :, channels].addcmul_(query_maps[:, k, None], lambdas)
         return output.transpose(2, 3)
@@ -101,18 +101,18 @@ class BoundFourier(BoundPositionAlgorithm):
         (kernel,) = prepared
         grad_queries = grad_kernel = grad_values = None
         if needs_grad.queries:
-            grad_queries = queries.new_zeros(len(queries), p.heads, p.query_depth, p.positions)
+            grad_queries = queries.new_zeros(len(queries), p.heads, p.query_depth, p.num_positions)
         if needs_grad.table:
             grad_kernel = torch.zeros_like(kernel)
         if needs_grad.values:
-            grad_values = values.new_zeros(len(values), p.value_depth, p.intra_depth, p.positions)
+            grad_values = values.new_zeros(len(values), p.value_depth, p.intra_depth, p.num_positions)
         for example in range(len(queries)):
             query_maps = queries[example].transpose(1, 2).contiguous()  # (h, k, n)
-            for channels in self._channels:
+            for channels in self._channel_slices:
                 grad_maps = grad_output[example, :, :, channels].transpose(1, 2).contiguous()  # (h, v, n)
                 spectra = self._spectra(values[example, :, channels])
                 grad_spectra = torch.zeros_like(spectra)
-                for depths in self._depths:
+                for depths in self._depth_slices:
                     if grad_queries is not None:
                         for k, lambdas in enumerate(self._lambdas(kernel[depths], spectra), depths.start):
                             grad_queries[example, :, k] += (grad_maps * lambdas).sum(dim=1)
@@ -168,15 +168,15 @@ class BoundFourier(BoundPositionAlgorithm):
 def padded_grid(problem: Problem) -> tuple[int, ...]:
     """Return sides with small prime factors, large enough that no offset of the table wraps around to the grid."""
     p = problem
-    return tuple(fast_side(side + max(b, a)) for side, b, a in zip(p.grid, p.before, p.after, strict=True))
+    return tuple(next_fast_side(side + max(b, a)) for side, b, a in zip(p.grid, p.before, p.after, strict=True))
 
 
-def fast_side(minimum: int) -> int:
+def next_fast_side(minimum: int) -> int:
     """Return the smallest even number >= `minimum` with only small prime factors; above 64, a multiple of 8."""
-    step = 8 if minimum > 64 else 2
-    side = -(-minimum // step) * step
+    multiple = 8 if minimum > 64 else 2
+    side = -(-minimum // multiple) * multiple
     while not _is_smooth(side):
-        side += step
+        side += multiple
     return side
 
 
@@ -187,12 +187,12 @@ def _is_smooth(side: int) -> bool:
     return side == 1
 
 
-def _chunk(problem: Problem) -> tuple[int, int]:
-    """Return value channels and query depths per chunk; more than one query depth only if all channels fit."""
+def _chunk_sizes(problem: Problem) -> tuple[int, int]:
+    """Return the value channels and query depths per chunk; more than one query depth only if all channels fit."""
     points = math.prod(padded_grid(problem))
-    chunk = _CHUNK if len(problem.grid) > 1 else _CHUNK_OF_SEQUENCES
-    channels = max(1, min(problem.value_depth, chunk // points))
-    return channels, max(1, min(problem.query_depth, chunk // (points * channels)))
+    elements = _CHUNK_ELEMENTS if len(problem.grid) > 1 else _SEQUENCE_CHUNK_ELEMENTS
+    channels = max(1, min(problem.value_depth, elements // points))
+    return channels, max(1, min(problem.query_depth, elements // (points * channels)))
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:

@@ -12,19 +12,20 @@ import torch
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """processors: number of SMs. clock: boost clock, Hz. float32, bfloat16: FLOP/s, two FLOPs per multiply-add.
+    """Peak rates of a GPU.
 
-    memory: DRAM bandwidth, bytes/s. cache: L2 bandwidth, bytes/s.
+    clock: boost clock, in Hz. float32_flops, bfloat16_flops: FLOP/s, two FLOPs per multiply-add.
+    memory_bandwidth, l2_bandwidth: bytes per second.
     mma_sync_fraction: fraction of the bfloat16 rate that mma.sync reaches; from compute capability 9.0 on, only
     warpgroup instructions reach the full rate.
     """
 
-    processors: int
+    num_sms: int
     clock: float
-    float32: float
-    bfloat16: float
-    memory: float
-    cache: float
+    float32_flops: float
+    bfloat16_flops: float
+    memory_bandwidth: float
+    l2_bandwidth: float
     mma_sync_fraction: float = 1.0
 
 
@@ -47,8 +48,8 @@ _BY_CAPABILITY |= {(9, 0): "H100", (10, 0): "B200", (10, 3): "B200", (12, 0): "R
 
 def find_gpu_spec(name: str, capability: tuple[int, int] = (9, 0)) -> GpuSpec:
     """Find the specification by device name, else by compute capability; the default is the H100."""
-    found = next((gpu for key, gpu in SPECIFICATIONS.items() if key in name), None)
-    return found or SPECIFICATIONS[_BY_CAPABILITY.get(capability, "H100")]
+    spec = next((gpu for key, gpu in SPECIFICATIONS.items() if key in name), None)
+    return spec or SPECIFICATIONS[_BY_CAPABILITY.get(capability, "H100")]
 
 
 @lru_cache

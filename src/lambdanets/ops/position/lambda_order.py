@@ -19,19 +19,21 @@ class LambdaOrder(Algorithm):
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
         p = problem.limit_lambda_bytes()
-        n, k, v = p.positions, p.query_depth, p.value_depth
-        rows, inner, maps = n * k, n * p.intra_depth, p.batch * v
-        passes = -(-problem.batch // p.batch)
-        lambdas = rates.matmul_seconds(1, rows, inner, maps)
-        applied = rates.matmul_seconds(n * p.batch, p.heads, k, v)
-        copied = rates.copy_seconds(8.0 * rows * maps)
-        preparation = rates.copy_seconds(6.0 * rows * inner)
+        n, k, v = p.num_positions, p.query_depth, p.value_depth
+        rows, inner, columns = n * k, n * p.intra_depth, p.batch * v
+        num_calls = -(-problem.batch // p.batch)
+        lambda_seconds = rates.matmul_seconds(1, rows, inner, columns)
+        apply_seconds = rates.matmul_seconds(n * p.batch, p.heads, k, v)
+        copy_seconds = rates.copy_seconds(8.0 * rows * columns)
+        preparation_seconds = rates.copy_seconds(6.0 * rows * inner)
         return Cost(
             operations=2 * rows * inner * problem.batch * v + problem.apply_operations,
-            workspace_bytes=max(4, p.dtype.itemsize) * (3 * rows * inner + 3 * rows * maps),
-            seconds=passes * (lambdas + applied + copied + rates.call_overhead(10)) + preparation / 4,
-            backward_seconds=passes * (3 * lambdas + 2 * applied + 2 * copied + rates.call_overhead(20))
-            + 1.75 * preparation,
+            workspace_bytes=max(4, p.dtype.itemsize) * (3 * rows * inner + 3 * rows * columns),
+            seconds=num_calls * (lambda_seconds + apply_seconds + copy_seconds + rates.call_overhead(10))
+            + preparation_seconds / 4,
+            backward_seconds=num_calls
+            * (3 * lambda_seconds + 2 * apply_seconds + 2 * copy_seconds + rates.call_overhead(20))
+            + 1.75 * preparation_seconds,
         )
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundLambdaOrder":
@@ -45,12 +47,12 @@ class BoundLambdaOrder(BoundPositionAlgorithm):
 
     def prepare(self, table: Tensor) -> Prepared:
         """Return E ((n, k), (m, u))."""
-        return (make_block(table, self._axes).view(self.problem.positions * self.problem.query_depth, -1),)
+        return (make_block(table, self._axes).view(self.problem.num_positions * self.problem.query_depth, -1),)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         p = self.problem
-        pairs = grad_prepared[0].view(*p.grid, p.query_depth, *p.grid, p.intra_depth)
-        return make_block_backward(pairs, self._axes, p.scope)
+        grad_embeddings = grad_prepared[0].view(*p.grid, p.query_depth, *p.grid, p.intra_depth)
+        return make_block_backward(grad_embeddings, self._axes, p.scope)
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         return torch.einsum("bhnk,nkbv->bhnv", queries, self._lambdas(prepared[0], _context(values)))
@@ -66,18 +68,18 @@ class BoundLambdaOrder(BoundPositionAlgorithm):
             grad_queries = torch.einsum("bhnv,nkbv->bhnk", grad_output, self._lambdas(embeddings, context))
         if needs_grad.table or needs_grad.values:
             grad_lambdas = torch.einsum("bhnk,bhnv->nkbv", queries, grad_output)
-            grad_lambdas = grad_lambdas.reshape(p.positions * p.query_depth, -1)
+            grad_lambdas = grad_lambdas.reshape(p.num_positions * p.query_depth, -1)
             if needs_grad.table:
                 grad_embeddings = (grad_lambdas @ context.T,)
             if needs_grad.values:
                 grad_context = embeddings.T @ grad_lambdas
-                grad_values = grad_context.view(p.positions, p.intra_depth, -1, p.value_depth).permute(2, 0, 3, 1)
+                grad_values = grad_context.view(p.num_positions, p.intra_depth, -1, p.value_depth).permute(2, 0, 3, 1)
         return grad_queries, grad_embeddings, grad_values
 
     def _lambdas(self, embeddings: Tensor, context: Tensor) -> Tensor:
         """Return lambdas (n, k, b, v)."""
         p = self.problem
-        return (embeddings @ context).view(p.positions, p.query_depth, -1, p.value_depth)
+        return (embeddings @ context).view(p.num_positions, p.query_depth, -1, p.value_depth)
 
 
 def _context(values: Tensor) -> Tensor:

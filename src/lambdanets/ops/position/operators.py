@@ -65,7 +65,7 @@ def _backward_operator(
     grad_queries, grad_table, grad_values, grad_content = gradients
     if grad_table is not None:
         cropped = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]
-        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(x for entries in reversed(cropped) for x in (entries, entries))])
+        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(size for side in reversed(cropped) for size in (side, side))])
     if grad_values is not None and dilation > 1:
         grad_values = join_phases(grad_values, grid, dilation)
     if grad_content is not None and dilation > 1:

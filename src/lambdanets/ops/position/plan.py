@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 # Algorithm names and reasons, as a hashable cache key.
 _Excluded = tuple[tuple[str, Exclusions], ...]
 
-# Algorithms with a larger workspace (memory in addition to inputs and output) are chosen only if all exceed it.
+# Algorithms whose workspace (memory in addition to inputs and output) exceeds this are chosen only if all exceed it.
 WORKSPACE_LIMIT_BYTES = 1 << 30
 
 
@@ -64,12 +64,12 @@ class Plan:
         lines = [f"{'':2}{'algorithm':<{width}}{header}"]
         for name, cost in self.costs.items():
             marks = ("*" if name == self.chosen else "") + ("'" if name == self.backward else "")
-            figures = ["-"] * 4
+            cells = ["-"] * 4
             if cost is not None:
                 seconds = (cost.seconds, cost.backward_seconds)
-                figures = [f"{cost.operations / 1e9:.3f}", f"{max(cost.workspaces) / 2**20:.1f}"]
-                figures += [f"{1e3 * time:.3g}" for time in seconds]
-            columns = "".join(f"{figure:>{size}}" for figure, size in zip(figures, (10, 16, 13, 13), strict=True))
+                cells = [f"{cost.operations / 1e9:.3f}", f"{max(cost.workspaces) / 2**20:.1f}"]
+                cells += [f"{1e3 * time:.3g}" for time in seconds]
+            columns = "".join(f"{cell:>{size}}" for cell, size in zip(cells, (10, 16, 13, 13), strict=True))
             lines.append(f"{marks:2}{name:<{width}}{columns}")
             reasons = dict.fromkeys(reason for reason in self.excluded.get(name, ()) if reason)
             lines += [f"{'':4}not chosen: {reason}" for reason in reasons]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import crop_to_grid, join_phases, reach, split_phases, static_shape
+from lambdanets.ops.geometry import crop_to_grid, join_phases, radius, split_phases, static_shape
 
 _MAX_LAMBDA_BYTES = 64 << 20, 256 << 20  # of one call, on a CPU and on a GPU
 
@@ -17,8 +17,8 @@ _MAX_LAMBDA_BYTES = 64 << 20, 256 << 20  # of one call, on a CPU and on a GPU
 class Problem:
     """Sizes, dtype and device of a position interaction, on which the choice of an algorithm depends.
 
-    before, after: reach of the table in both directions along each axis of the grid. The sides of the table are
-    before + 1 + after, and offset 0 is at index `before`.
+    before, after: number of offsets below and above 0 in the table, along each axis of the grid. The sides of the
+    table are before + 1 + after, and offset 0 is at index `before`.
     causal: use only context positions up to and including the query in row-major order; `after` is then 0 along the
     first axis.
     device: "cpu", or "cuda:0" and so on, since a machine may have different GPUs; "cuda" is the current GPU.
@@ -37,7 +37,7 @@ class Problem:
     device: str
 
     @property
-    def positions(self) -> int:
+    def num_positions(self) -> int:
         """Number of query positions n, which is also the number of context positions."""
         return math.prod(self.grid)
 
@@ -49,7 +49,7 @@ class Problem:
     @property
     def lambda_elements(self) -> int:
         """Number of elements of all position lambdas, b n k v."""
-        return self.batch * self.positions * self.query_depth * self.value_depth
+        return self.batch * self.num_positions * self.query_depth * self.value_depth
 
     @property
     def apply_operations(self) -> int:
@@ -57,7 +57,7 @@ class Problem:
         return 2 * self.heads * self.lambda_elements
 
     def select_by_device(self, cpu: int, gpu: int) -> int:
-        """Return the value for the device of the problem."""
+        """Return `gpu` if the problem is on a GPU, otherwise `cpu`."""
         return gpu if torch.device(self.device).type == "cuda" else cpu
 
     def limit_batch(self, maximum: int) -> "Problem":
@@ -137,7 +137,7 @@ def make_problem(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
     """Make the problem for checked inputs: table (r_1..r_D, k, u) with odd sides, values (b, n, v, u)."""
     batch, heads, _, query_depth = static_shape(queries)
     *_, value_depth, intra_depth = static_shape(values)
-    reaches = tuple(reach(r, side) for r, side in zip(static_shape(table), grid, strict=False))
+    radii = tuple(radius(r, side) for r, side in zip(static_shape(table), grid, strict=False))
     return Problem(
         batch=max(1, batch),  # an empty batch is planned as one example
         heads=heads,
@@ -145,8 +145,8 @@ def make_problem(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
         query_depth=query_depth,
         value_depth=value_depth,
         intra_depth=intra_depth,
-        before=reaches,
-        after=(0 if causal else reaches[0], *reaches[1:]),
+        before=radii,
+        after=(0 if causal else radii[0], *radii[1:]),
         causal=causal,
         dtype=values.dtype,
         device=str(values.device) if values.device.type == "cuda" else values.device.type,

@@ -35,11 +35,11 @@ from lambdanets.ops.precision import accumulation_dtype
 
 # Maximum size of the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; larger batches are split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
-# Matrix products with fewer multiply-adds are faster as one bmm and a copy than as separate calls.
-_MIN_UNBATCHED = 2_000_000
+# Matrix products with fewer multiply-adds are faster as one bmm and a copy than as separate mm calls.
+_MIN_MULTIPLY_ADDS_PER_MM = 2_000_000
 # Candidates for the sides of tiles, in addition to the side of the grid.
-_ROWS = (1, 2, 4, 7)
-_COLUMNS = (2, 4, 7, 8, 16, 32)
+_TILE_ROWS = (1, 2, 4, 7)
+_TILE_COLUMNS = (2, 4, 7, 8, 16, 32)
 
 
 class QueryOrder(Algorithm):
@@ -96,14 +96,14 @@ class BoundQueryOrder(BoundPositionAlgorithm):
         grad_block = _Accumulator(block) if needs_grad.table else None
         # With several tiles, `unpack_values` adds the windows in a new tensor.
         grad_values = _Accumulator(values, in_scratch=math.prod(tiling.num_tiles) > 1) if needs_grad.values else None
-        items = values.shape[0]
+        num_windows = values.shape[0]
         for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions_per_tile_row
             block_tile = block[:rows, :, columns]
             query_tile = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
             grad_tile = grad_output[:, start:stop].flatten(1, 2)  # ((J, b), (positions, h), v)
             if grad_values is not None:
-                logits = _logits(query_tile, block_tile).view(rows * heads, items, -1)
+                logits = _logits(query_tile, block_tile).view(rows * heads, num_windows, -1)
                 product = torch.bmm(logits.permute(1, 2, 0), grad_tile)
                 grad_values.add(
                     (slice(None), slice(window_start, window_stop)),
@@ -113,9 +113,8 @@ class BoundQueryOrder(BoundPositionAlgorithm):
                 continue
             grad_logits = _grad_logits(grad_tile, values[:, window_start:window_stop].flatten(1, 2), rows)
             if grad_queries is not None:
-                out = grad_queries[start:stop].view(
-                    rows, *grad_queries.shape[2:]
-                )  # view instead of flatten, which may copy
+                # view instead of flatten, which may copy
+                out = grad_queries[start:stop].view(rows, *grad_queries.shape[2:])
                 torch.bmm(grad_logits, block_tile.transpose(1, 2), out=out)
             if grad_block is not None:
                 product = torch.bmm(query_tile.transpose(1, 2), grad_logits)
@@ -162,14 +161,14 @@ def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
 
     grad_tile: ((J, b), (positions, h), v). values: ((J, b), window, v).
     """
-    items, rows, depth = grad_tile.shape
+    num_windows, rows, depth = grad_tile.shape
     window = values.shape[1]
-    grad_logits = scratch("gradient of logits", (rows, items, window), grad_tile)
-    if rows * depth * window < _MIN_UNBATCHED:
-        product = scratch("product", (items, rows, window), grad_tile)
+    grad_logits = scratch("gradient of logits", (rows, num_windows, window), grad_tile)
+    if rows * depth * window < _MIN_MULTIPLY_ADDS_PER_MM:
+        product = scratch("product", (num_windows, rows, window), grad_tile)
         grad_logits.copy_(torch.bmm(grad_tile, values.transpose(1, 2), out=product).transpose(0, 1))
     else:
-        for i in range(items):
+        for i in range(num_windows):
             torch.mm(grad_tile[i], values[i].T, out=grad_logits[:, i])
     return grad_logits.view(positions, -1, window)
 
@@ -178,10 +177,10 @@ def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
 def best_tiling(problem: Problem, rates: Rates) -> Tiling:
     """Return the tiling with the lowest predicted time, for a problem with at least two axes."""
     rows, *others = problem.grid
-    choices = [sorted({min(side, rows) for side in (*_ROWS, rows)})]
+    choices = [sorted({min(side, rows) for side in (*_TILE_ROWS, rows)})]
     for side, before, after in zip(others, problem.before[1:], problem.after[1:], strict=True):
         can_tile = before + after < side  # otherwise windows are longer than the axis
-        choices.append([*(tile for tile in _COLUMNS if can_tile and 2 * tile <= side), side])
+        choices.append([*(tile for tile in _TILE_COLUMNS if can_tile and 2 * tile <= side), side])
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
     limit = problem.select_by_device(*_LOGITS_BYTES)
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
@@ -197,35 +196,37 @@ def _cost(tiling: Tiling, rates: Rates) -> Cost:
     p = tiling.problem
     k, v, heads = p.query_depth, p.value_depth, p.heads
     batch = _limit_logits_bytes(p, tiling).batch
-    passes = -(-p.batch // batch)
-    items = math.prod(tiling.num_tiles) * batch
-    logits = forward = backward = 0.0
-    blocks = list(tiling.rows())
-    for start, stop, window_start, window_stop, _ in blocks:
+    num_calls = -(-p.batch // batch)
+    num_windows = math.prod(tiling.num_tiles) * batch
+    logits_elements = forward = backward = 0.0
+    tile_rows = list(tiling.rows())
+    for start, stop, window_start, window_stop, _ in tile_rows:
         positions = (stop - start) * tiling.positions_per_tile_row
-        window = (window_stop - window_start) * tiling.columns
-        logits += positions * heads * items * window
-        logits_product = rates.matmul_seconds(positions, heads * items, k, window)
-        output_product = rates.matmul_seconds(items, positions * heads, window, v)
-        forward += logits_product + output_product
+        window = (window_stop - window_start) * tiling.elements_per_window_row
+        logits_elements += positions * heads * num_windows * window
+        logits_seconds = rates.matmul_seconds(positions, heads * num_windows, k, window)
+        output_seconds = rates.matmul_seconds(num_windows, positions * heads, window, v)
+        forward += logits_seconds + output_seconds
         # the recomputed logits, grad_values and grad_logits, then grad_queries and grad_block
-        backward += logits_product + 2 * output_product + rates.matmul_seconds(positions, heads * items, window, k)
-        backward += rates.matmul_seconds(positions, k, heads * items, window)
-        if positions * heads * window * v < _MIN_UNBATCHED:
-            backward += rates.copy_seconds(4 * positions * heads * items * window)
-    block = math.prod(tiling.tile) * k * tiling.window[0] * tiling.columns
-    windows = items * p.grid[0] * tiling.columns * v
-    packed = heads * batch * p.positions * (k + v) + windows
-    forward += rates.copy_seconds(4 * packed) + rates.call_overhead(6 * len(blocks) + 12)
-    backward += rates.copy_seconds(4 * 3 * packed) + rates.call_overhead(15 * len(blocks) + 30)
-    if len(blocks) > 1:
-        backward += rates.copy_seconds(4 * block * len(blocks))
+        grad_queries_seconds = rates.matmul_seconds(positions, heads * num_windows, window, k)
+        grad_block_seconds = rates.matmul_seconds(positions, k, heads * num_windows, window)
+        backward += logits_seconds + 2 * output_seconds + grad_queries_seconds
+        backward += grad_block_seconds
+        if positions * heads * window * v < _MIN_MULTIPLY_ADDS_PER_MM:
+            backward += rates.copy_seconds(4 * positions * heads * num_windows * window)
+    block = math.prod(tiling.tile) * k * tiling.window[0] * tiling.elements_per_window_row
+    window_elements = num_windows * p.grid[0] * tiling.elements_per_window_row * v
+    packed_elements = heads * batch * p.num_positions * (k + v) + window_elements
+    forward += rates.copy_seconds(4 * packed_elements) + rates.call_overhead(6 * len(tile_rows) + 12)
+    backward += rates.copy_seconds(4 * 3 * packed_elements) + rates.call_overhead(15 * len(tile_rows) + 30)
+    if len(tile_rows) > 1:
+        backward += rates.copy_seconds(4 * block * len(tile_rows))
     # The block is cached, so a training step prepares it once.
-    preparation = rates.copy_seconds(6 * block)
+    preparation_seconds = rates.copy_seconds(6 * block)
     return Cost(
-        operations=round(2 * passes * logits * (k + v)),
+        operations=round(2 * num_calls * logits_elements * (k + v)),
         # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
-        workspace_bytes=p.dtype.itemsize * (4 * block + 3 * packed) + 3 * tiling.logits_bytes(batch),
-        seconds=passes * forward + preparation / 4,
-        backward_seconds=passes * backward + 1.75 * preparation,
+        workspace_bytes=p.dtype.itemsize * (4 * block + 3 * packed_elements) + 3 * tiling.logits_bytes(batch),
+        seconds=num_calls * forward + preparation_seconds / 4,
+        backward_seconds=num_calls * backward + 1.75 * preparation_seconds,
     )

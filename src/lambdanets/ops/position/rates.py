@@ -33,10 +33,10 @@ class Rates:
 
     def matmul_seconds(self, count: int, rows: int, inner: int, columns: int) -> float:
         """Predict the seconds of `count` matrix products of (rows, inner) and (inner, columns)."""
-        slower = (
+        slowdown = (
             (1 + self.half_peak_side / rows) * (1 + self.half_peak_side / inner) * (1 + self.half_peak_side / columns)
         )
-        return 2.0 * count * rows * inner * columns / self.operations_per_second * slower
+        return 2.0 * count * rows * inner * columns / self.operations_per_second * slowdown
 
     def copy_seconds(self, size: float) -> float:
         """Predict the seconds to copy `size` bytes."""
@@ -60,7 +60,7 @@ class Rates:
 # Measured with one thread of a 2.3 GHz server CPU with AVX-512.
 _CPU_THREAD = Rates(145e9, 5, 8e9, 6e-6, 11e9, 0.6)
 # Fractions of the specified GPU throughput that large matrix products, copies and FFTs reach.
-_PRODUCT_EFFICIENCY, _COPY_EFFICIENCY, _FFT_EFFICIENCY = 0.7, 0.8, 0.6
+_MATMUL_EFFICIENCY, _COPY_EFFICIENCY, _FFT_EFFICIENCY = 0.7, 0.8, 0.6
 
 
 # Rows of algorithm, dtype, and the ratios of measured to predicted time of the forward and the backward pass.
@@ -95,9 +95,16 @@ def built_in_rates(device: str, threads: int) -> Rates:
     """Return the rates without calibration. All devices except the CPU are treated as GPUs."""
     if device != "cpu":
         gpu = device_gpu_spec(device)
-        gain = max(1.0, gpu.bfloat16 / gpu.float32)
-        copies, transforms = _COPY_EFFICIENCY * gpu.memory, _FFT_EFFICIENCY * gpu.memory
-        return Rates(_PRODUCT_EFFICIENCY * gpu.float32, 64, copies, 8e-6, transforms, gain)
+        gain = max(1.0, gpu.bfloat16_flops / gpu.float32_flops)
+        bandwidth = gpu.memory_bandwidth
+        return Rates(
+            operations_per_second=_MATMUL_EFFICIENCY * gpu.float32_flops,
+            half_peak_side=64,
+            bytes_per_second=_COPY_EFFICIENCY * bandwidth,
+            seconds_per_call=8e-6,
+            points_per_second=_FFT_EFFICIENCY * bandwidth,
+            bfloat16_gain=gain,
+        )
     rates = asdict(_CPU_THREAD)
     for name in ("operations_per_second", "bytes_per_second", "points_per_second"):
         rates[name] *= threads

@@ -33,7 +33,7 @@ class Axis:
     first: int
 
     def padding(self, side: int) -> tuple[int, int]:
-        """Return padding before and after a table with this side, negative to crop, that gives all block offsets."""
+        """Return the padding before and after a table with this side; negative values crop it."""
         before = self.tile - 1 - self.first
         return before, self.tile + self.window - 1 - side - before
 
@@ -70,16 +70,20 @@ class Tiling:
     @cached_property
     def window_padding(self) -> list[tuple[int, int]]:
         """Padding before and after the grid along each axis except the first, to contain all windows."""
-        befores = [
+        paddings_before = [
             0 if covers else before for covers, before in zip(self.covers_axis, self.problem.before, strict=True)
         ]
-        sizes = zip(self.num_tiles, self.tile[1:], self.window[1:], befores[1:], self.problem.grid[1:], strict=True)
+        sizes = zip(
+            self.num_tiles, self.tile[1:], self.window[1:], paddings_before[1:], self.problem.grid[1:], strict=True
+        )
         return [(before, (count - 1) * tile + window - before - side) for count, tile, window, before, side in sizes]
 
     @cached_property
     def axes(self) -> list[Axis]:
-        firsts = (before if covers else 0 for before, covers in zip(self.problem.before, self.covers_axis, strict=True))
-        return [Axis(*sides) for sides in zip(self.tile, self.window, firsts, strict=True)]
+        first_indices = (
+            before if covers else 0 for before, covers in zip(self.problem.before, self.covers_axis, strict=True)
+        )
+        return [Axis(*sizes) for sizes in zip(self.tile, self.window, first_indices, strict=True)]
 
     @cached_property
     def positions_per_tile_row(self) -> int:
@@ -87,33 +91,34 @@ class Tiling:
         return math.prod(self.tile[1:])
 
     @cached_property
-    def columns(self) -> int:
+    def elements_per_window_row(self) -> int:
         """Number of elements in one row of a window, (w_2..w_D, u)."""
         return math.prod(self.window[1:]) * self.problem.intra_depth
 
     def rows(self) -> Iterator[tuple[int, int, int, int, slice]]:
         """Yield, for each row of tiles, start and stop of its rows and of its window, and the columns in a block."""
         side, before, after = self.problem.grid[0], self.problem.before[0], self.problem.after[0]
+        row_size = self.elements_per_window_row
         for start in range(0, side, self.tile[0]):
             stop = min(side, start + self.tile[0])
             if self.covers_axis[0]:
-                window_start, window_stop, skipped = 0, side, 0
+                window_start, window_stop, skipped_rows = 0, side, 0
             else:
                 window_start, window_stop = max(0, start - before), min(side, stop + after)
-                skipped = window_start - (start - before)
+                skipped_rows = window_start - (start - before)
             yield (
                 start,
                 stop,
                 window_start,
                 window_stop,
-                slice(skipped * self.columns, (skipped + window_stop - window_start) * self.columns),
+                slice(skipped_rows * row_size, (skipped_rows + window_stop - window_start) * row_size),
             )
 
-    def logits_bytes(self, examples: int) -> int:
+    def logits_bytes(self, batch: int) -> int:
         """Return the size of the logits of one row of tiles."""
         p = self.problem
-        queries = self.tile[0] * self.positions_per_tile_row * p.heads * math.prod(self.num_tiles) * examples
-        return max(4, p.dtype.itemsize) * queries * min(self.window[0], p.grid[0]) * self.columns
+        num_queries = self.tile[0] * self.positions_per_tile_row * p.heads * math.prod(self.num_tiles) * batch
+        return max(4, p.dtype.itemsize) * num_queries * min(self.window[0], p.grid[0]) * self.elements_per_window_row
 
     def split(self, x: Tensor) -> Tensor:
         """Reshape (b, S_1..S_D, ...) to (b, S_1, J_2, T_2, .., J_D, T_D, ...), zero-padded to multiples of the tile."""
@@ -136,12 +141,12 @@ class Tiling:
         return [*range(2, 2 + 2 * others, 2), 0, 1, *range(3, 3 + 2 * others, 2)]
 
 
-def _pad(x: Tensor, pads: list[tuple[int, int]]) -> Tensor:
+def _pad(x: Tensor, paddings: list[tuple[int, int]]) -> Tensor:
     """Zero-pad x (b, S_1, S_2..S_D, ...) before and after along S_2..S_D."""
-    if not any(itertools.chain(*pads)):
+    if not any(itertools.chain(*paddings)):
         return x
-    trailing = x.ndim - 2 - len(pads)
-    return F.pad(x, [0, 0] * trailing + [entries for pair in reversed(pads) for entries in pair])
+    trailing = x.ndim - 2 - len(paddings)
+    return F.pad(x, [0, 0] * trailing + [size for pair in reversed(paddings) for size in pair])
 
 
 def pack_queries(queries: Tensor, tiling: Tiling) -> Tensor:
@@ -158,8 +163,8 @@ def unpack_queries(grad_queries: Tensor, tiling: Tiling) -> Tensor:
     p, d = tiling.problem, len(tiling.tile)
     x = grad_queries.view(p.grid[0], *tiling.tile[1:], p.heads, *tiling.num_tiles, -1, p.query_depth)
     # (S_1, T_2.., h, J_2.., b, k) to (b, S_1, J_2, T_2, .., h, k)
-    pairs = [dim for i in range(1, d) for dim in (d + i, i)]
-    x = x.permute(2 * d, 0, *pairs, d, 2 * d + 1)
+    interleaved = [dim for i in range(1, d) for dim in (d + i, i)]
+    x = x.permute(2 * d, 0, *interleaved, d, 2 * d + 1)
     return tiling.join(x).flatten(1, d).transpose(1, 2)
 
 
@@ -174,7 +179,7 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
     x = x.permute(*range(2, d + 1), 0, 1, *range(d + 3, x.ndim), d + 1, d + 2)
     # No copy is needed if tiles cover these axes.
     x = x if all(tiling.covers_axis[1:]) and p.intra_depth == 1 else contiguous("values", x)
-    return x.reshape(-1, p.grid[0], tiling.columns, p.value_depth)
+    return x.reshape(-1, p.grid[0], tiling.elements_per_window_row, p.value_depth)
 
 
 def unpack_values(grad_values: Tensor, tiling: Tiling) -> Tensor:
@@ -205,8 +210,8 @@ def unpack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:
     """The inverse of `pack_outputs`; the result is contiguous as (b, n, h, v)."""
     p, d = tiling.problem, len(tiling.tile)
     x = outputs.view(*tiling.num_tiles, -1, p.grid[0], *tiling.tile[1:], p.heads, p.value_depth)
-    pairs = [dim for i in range(d - 1) for dim in (i, d + 1 + i)]
-    x = tiling.join(x.permute(d - 1, d, *pairs, x.ndim - 2, x.ndim - 1))
+    interleaved = [dim for i in range(d - 1) for dim in (i, d + 1 + i)]
+    x = tiling.join(x.permute(d - 1, d, *interleaved, x.ndim - 2, x.ndim - 1))
     return x.flatten(1, d).transpose(1, 2)
 
 
@@ -214,7 +219,7 @@ def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
     """Copy the table R (r_1..r_D, k, u) to a contiguous block E (T_1..T_D, k, w_1..w_D, u)."""
     last = len(axes) - 1
     padding = [axis.padding(side) for axis, side in zip(axes, table.shape, strict=False)]
-    offsets = F.pad(table, [0, 0, 0, 0, *(entries for pair in reversed(padding) for entries in pair)])
+    offsets = F.pad(table, [0, 0, 0, 0, *(size for pair in reversed(padding) for size in pair)])
     for i in range(last, 0, -1):
         # Window i starts at offset i, so it belongs to tile position T - 1 - i.
         offsets = offsets.unfold(i, axes[i].window, 1).flip(i)
@@ -229,7 +234,7 @@ def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
 
 def make_block_backward(grad_block: Tensor, axes: Sequence[Axis], sides: Sequence[int]) -> Tensor:
     """The adjoint of `make_block` for a table with these sides; sums the pairs of each offset in a fixed order."""
-    dim = len(axes)  # of the window, once the first axis of the tile is removed
+    dim = len(axes)  # axis of the window, after the first axis of the tile is removed
     for axis, side in zip(axes, sides, strict=True):
         shape = list(grad_block.shape[1:])
         shape[dim] = axis.tile + axis.window - 1

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from lambdanets.training.detection.recipe import DetectionRecipe
 
-IMAGES, BATCH_SIZE, STEPS = 118_287, 256, 130_000
-STEPS_PER_EPOCH = IMAGES // BATCH_SIZE
+NUM_IMAGES, BATCH_SIZE, NUM_STEPS = 118_287, 256, 130_000
+STEPS_PER_EPOCH = NUM_IMAGES // BATCH_SIZE
 
 recipe = DetectionRecipe(
     images="",
@@ -22,7 +22,7 @@ recipe = DetectionRecipe(
     model="lambda_resnet152",
     sync_batch_norm=True,
     jitter=(0.1, 2.0),
-    epochs=round(STEPS / STEPS_PER_EPOCH),
+    epochs=round(NUM_STEPS / STEPS_PER_EPOCH),
     batch_size=BATCH_SIZE,
     learning_rate=0.32,
     warmup_epochs=1000 / STEPS_PER_EPOCH,

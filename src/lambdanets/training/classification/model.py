@@ -34,7 +34,7 @@ def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
     The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
     interpolated.
     """
-    count = classes if isinstance(classes, int) else len(classes)
+    num_classes = classes if isinstance(classes, int) else len(classes)
     options: dict[str, Any] = dict(recipe.model_options)
     if recipe.drop_path:
         options["drop_path_rate"] = recipe.drop_path
@@ -44,7 +44,7 @@ def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
     if reserved:
         names = ", ".join(sorted(reserved))
         raise InputError(f"model_options must not contain {names}, which the data and the recipe determine")
-    model: Any = create_model(recipe.model, num_classes=count, in_chans=recipe.channels, **options)
+    model: Any = create_model(recipe.model, num_classes=num_classes, in_chans=recipe.channels, **options)
     if recipe.weights is not None:
         load_initial_weights(model, Path(recipe.weights), classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
@@ -73,15 +73,15 @@ class ClassificationProbe(MemoryProbe):
     """Forward pass and loss of a classifier on synthetic images, to estimate memory."""
 
     recipe: Recipe
-    classes: int
+    num_classes: int
 
     def build(self) -> nn.Module:
-        return build_model(replace(self.recipe, weights=None), self.classes)
+        return build_model(replace(self.recipe, weights=None), self.num_classes)
 
-    def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
+    def loss(self, model: nn.Module, batch_size: int, device: torch.device) -> Tensor:
         size = self.recipe.image_size
-        logits = model(torch.randn(images, self.recipe.channels, size, size, device=device))
-        return F.cross_entropy(logits.float(), torch.zeros(images, dtype=torch.long, device=device))
+        logits = model(torch.randn(batch_size, self.recipe.channels, size, size, device=device))
+        return F.cross_entropy(logits.float(), torch.zeros(batch_size, dtype=torch.long, device=device))
 
     @property
     def size(self) -> str:

@@ -24,16 +24,16 @@ class Classification(TrainingModule):
         self,
         model: nn.Module,
         recipe: Recipe,
-        classes: int,
+        num_classes: int,
         steps_per_epoch: int,
         description: str,
         batch_slice: BatchSlice | None = None,
     ) -> None:
         super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
-        self.classes = classes
+        self.num_classes = num_classes
         self._sums = (0.0, 0.0, 0.0)  # over the validation images: loss, correct predictions, number of images
 
-    def count(self, batch: Batch) -> int:
+    def num_images(self, batch: Batch) -> int:
         return len(batch.labels)
 
     def inputs(self, batch: Batch) -> tuple[Tensor]:
@@ -48,9 +48,9 @@ class Classification(TrainingModule):
         smoothing = self.recipe.label_smoothing
         if batch.targets is None or batch.soft is None:
             return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
-        if batch.targets.shape[1] != self.classes:
-            raise InputError(f"pseudo-labels must have {self.classes} classes, got {batch.targets.shape[1]}")
-        smoothed = batch.targets * (1 - smoothing) + smoothing / self.classes
+        if batch.targets.shape[1] != self.num_classes:
+            raise InputError(f"pseudo-labels must have {self.num_classes} classes, got {batch.targets.shape[1]}")
+        smoothed = batch.targets * (1 - smoothing) + smoothing / self.num_classes
         return F.cross_entropy(logits, torch.where(batch.soft[:, None], batch.targets, smoothed), reduction="sum")
 
     def on_validation_epoch_start(self) -> None:
@@ -66,10 +66,10 @@ class Classification(TrainingModule):
 
     def on_validation_epoch_end(self) -> None:
         loss, correct, images = all_reduce_sum(*self._sums)
-        self.validated = {}
+        self.validation_metrics = {}
         if images:  # has the same value on all ranks
-            self.validated = {"loss": loss / images, "top1": correct / images}
+            self.validation_metrics = {"loss": loss / images, "top1": correct / images}
             self.log("top1", correct / images, prog_bar=True, logger=False)
 
-    def format_validated(self) -> str:
-        return f"val loss {self.validated['loss']:.3f}  top-1 {self.validated['top1']:.4f}"
+    def format_validation_metrics(self) -> str:
+        return f"val loss {self.validation_metrics['loss']:.3f}  top-1 {self.validation_metrics['top1']:.4f}"

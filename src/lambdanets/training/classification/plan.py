@@ -34,8 +34,8 @@ MEASURED_STEPS = 3
 class DataSize:
     """Number of images and classes of a dataset, mean bytes per file, and where the numbers are from."""
 
-    images: int
-    classes: int
+    num_images: int
+    num_classes: int
     bytes_per_image: float
     source: str
 
@@ -48,20 +48,20 @@ IMAGENET = DataSize(1_281_167, 1000, 138e9 / 1_281_167, "the size of ImageNet; s
 class Plan:
     """Estimated cost of a run on `devices` devices like this one.
 
-    memory: needed per device, bytes. free: memory that is free on this device, bytes. images_per_second: of one device.
+    memory: bytes needed per device. free_memory: free bytes on this device. images_per_second: throughput per device.
     """
 
     recipe: Recipe
     data: DataSize
-    pseudo_images: int
+    num_pseudo_images: int
     devices: int
     steps_per_epoch: int
     micro_batch: int
     accumulation_steps: int
-    parameters: int
+    num_parameters: int
     flops: int
     memory: int
-    free: int
+    free_memory: int
     images_per_second: float
     device: str
 
@@ -73,7 +73,7 @@ class Plan:
     @property
     def images_per_step(self) -> int:
         """Labeled and pseudo-labeled images per step."""
-        return min(self.recipe.batch_size, self.data.images) + self.recipe.pseudo_batch_size
+        return min(self.recipe.batch_size, self.data.num_images) + self.recipe.pseudo_batch_size
 
     @property
     def seconds(self) -> float:
@@ -90,20 +90,20 @@ class Plan:
         recipe, data = self.recipe, self.data
         volume = "in memory"
         if data.bytes_per_image:
-            total_gb = data.images * data.bytes_per_image / 1e9
+            total_gb = data.num_images * data.bytes_per_image / 1e9
             volume = f"{data.bytes_per_image / 1e3:.3g} kB each, {total_gb:.3g} GB"
-        pseudo = (
-            f" and {recipe.pseudo_batch_size:,} of {self.pseudo_images:,} pseudo-labeled" if self.pseudo_images else ""
-        )
+        pseudo = ""
+        if self.num_pseudo_images:
+            pseudo = f" and {recipe.pseudo_batch_size:,} of {self.num_pseudo_images:,} pseudo-labeled"
         accumulation = f", {self.accumulation_steps} accumulation steps" if self.accumulation_steps > 1 else ""
         rows = {
-            "data": f"{data.images:,} images of {data.classes:,} classes, {volume} ({data.source})",
+            "data": f"{data.num_images:,} images of {data.num_classes:,} classes, {volume} ({data.source})",
             "steps": f"{self.steps_per_epoch:,} per epoch, {self.steps:,} in {recipe.epochs} epochs; "
-            f"{min(recipe.batch_size, data.images):,} images per step{pseudo}",
-            "model": f"{recipe.model}, {self.parameters / 1e6:.1f} M parameters, {self.flops / 1e9:.3g} GFLOPs "
+            f"{min(recipe.batch_size, data.num_images):,} images per step{pseudo}",
+            "model": f"{recipe.model}, {self.num_parameters / 1e6:.1f} M parameters, {self.flops / 1e9:.3g} GFLOPs "
             f"forward per image of {recipe.image_size} x {recipe.image_size}",
             "memory": f"{self.memory / 2**30:.3g} GiB per device with micro-batches of {self.micro_batch} images"
-            f"{accumulation}; {self.free / 2**30:.3g} GiB are free on this device",
+            f"{accumulation}; {self.free_memory / 2**30:.3g} GiB are free on this device",
             "speed": f"{self.images_per_second:.3g} images/s per device in training, measured on this one "
             f"({self.device}, {recipe.precision})",
             "time": f"{format_duration(self.seconds)} on {self.devices} device{'s' * (self.devices > 1)} like this one",
@@ -124,37 +124,37 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     recipe = resolve_precision(resolve_model_from_weights(recipe) if recipe.weights else recipe)
     check_precision(recipe.precision)
     data = _data_size(recipe)
-    pseudo_images = 0
+    num_pseudo_images = 0
     if recipe.pseudo_labels is not None:
-        pseudo_images = read_selection(Path(recipe.pseudo_labels)).images if recipe.pseudo_labels else 130_000_000
-    max_images, min_images = images_per_rank(recipe, data.images, devices)
+        num_pseudo_images = read_selection(Path(recipe.pseudo_labels)).images if recipe.pseudo_labels else 130_000_000
+    max_images, min_images = images_per_rank(recipe, data.num_images, devices)
     device = best_device()
     free = free_memory(device)
-    probe = ClassificationProbe(recipe, data.classes)
-    fitting = largest_micro_batch(probe, min(max_images, recipe.micro_batch or max_images), free)
-    accumulated = accumulation_steps(max_images, min_images, fitting, recipe.MIN_MICRO_BATCH)
-    micro_batch = -(-max_images // accumulated)
+    probe = ClassificationProbe(recipe, data.num_classes)
+    max_micro_batch = largest_micro_batch(probe, min(max_images, recipe.micro_batch or max_images), free)
+    num_micro_batches = accumulation_steps(max_images, min_images, max_micro_batch, recipe.MIN_MICRO_BATCH)
+    micro_batch = -(-max_images // num_micro_batches)
     smallest_batch = min_batch_size(
-        BatchSlice(0, devices, accumulated), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH
+        BatchSlice(0, devices, num_micro_batches), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH
     )
-    fixed, per_image = training_memory(probe)
+    fixed_memory, memory_per_image = training_memory(probe)
     with torch.device("meta"):
         model: Any = probe.build()
     flops = count_flops(model, recipe.image_size, channels=recipe.channels)
-    measured_images = max(2, min(micro_batch, int(FLOPS_PER_STEP[device.type] / (3 * flops))))
+    measured_batch_size = max(2, min(micro_batch, int(FLOPS_PER_STEP[device.type] / (3 * flops))))
     return Plan(
         recipe=recipe,
         data=data,
-        pseudo_images=pseudo_images,
+        num_pseudo_images=num_pseudo_images,
         devices=devices,
-        steps_per_epoch=steps_per_epoch(data.images, recipe.batch_size, smallest_batch),
+        steps_per_epoch=steps_per_epoch(data.num_images, recipe.batch_size, smallest_batch),
         micro_batch=micro_batch,
-        accumulation_steps=accumulated,
-        parameters=count_parameters(model),
+        accumulation_steps=num_micro_batches,
+        num_parameters=count_parameters(model),
         flops=flops,
-        memory=fixed + per_image * micro_batch,
-        free=free,
-        images_per_second=_measure_throughput(probe, measured_images, device),
+        memory=fixed_memory + memory_per_image * micro_batch,
+        free_memory=free,
+        images_per_second=_measure_throughput(probe, measured_batch_size, device),
         device=hardware()["gpu"] or f"{hardware()['processor']}, {torch.get_num_threads()} threads",
     )
 
@@ -172,7 +172,7 @@ def _data_size(recipe: Recipe) -> DataSize:
     return DataSize(len(images), len(splits.classes), bytes_per_image, splits.source)
 
 
-def _measure_throughput(probe: ClassificationProbe, images: int, device: torch.device) -> float:
+def _measure_throughput(probe: ClassificationProbe, batch_size: int, device: torch.device) -> float:
     """Return images per second of forward pass, backward pass and optimizer step, without data loading."""
     recipe = probe.recipe
     model = prepare_batch_norm(probe.build(), recipe).to(device).train()
@@ -184,11 +184,11 @@ def _measure_throughput(probe: ClassificationProbe, images: int, device: torch.d
     for _ in range(1 + MEASURED_STEPS):  # the first is a warm-up
         start = time.perf_counter()
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            loss = probe.loss(model, images, device)
+            loss = probe.loss(model, batch_size, device)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    return images / statistics.median(seconds[1:])
+    return batch_size / statistics.median(seconds[1:])

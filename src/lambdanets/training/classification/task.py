@@ -46,7 +46,7 @@ class ClassificationTask(Task):
 
     METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
     PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
-    BEST: ClassVar[str] = "top1"
+    BEST_METRIC: ClassVar[str] = "top1"
     RESULT: ClassVar[type[Result]] = ClassificationResult
 
     recipe: Recipe

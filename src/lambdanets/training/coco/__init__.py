@@ -1,1 +1,1 @@
-"""What tasks on COCO-format annotations share: fields of the recipe, opening of the data, provenance of the result."""
+"""Code shared by the tasks on COCO-format annotations: recipe fields, opening of the data, provenance of the result."""

@@ -11,14 +11,14 @@ from lambdanets.records import write_json
 from lambdanets.terminal import echo
 from lambdanets.training.coco.recipe import CocoRecipe
 
-FINDINGS = "findings.json"
+PROBLEMS_FILE = "findings.json"
 
 
 def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
     """Return the training data, the validation data, and a description of their source for messages.
 
-    Raises InputError if the categories differ, if there are fewer than `training_images` images, or if one of the data
-    sets has no objects.
+    Raises InputError if the categories differ, if there are fewer than `training_images` images, or if one of the
+    datasets has no objects.
     """
     if recipe.data == "digits":
         training, validation = open_digits()
@@ -33,18 +33,18 @@ def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages,
             raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
         subset = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
         source = f"{source}, {len(subset)} of {len(training)} training images"
-        training = training.selected(sorted(subset.tolist()))
+        training = training.select(sorted(subset.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):
-        if all(annotated.crowd for image in images.annotations.images for annotated in image.objects):
-            findings = "".join(f"; {line}" for line in images.findings.lines())
-            raise InputError(f"{name} must have objects that are not crowds, got none: {source}{findings}")
+        if all(instance.crowd for image in images.annotations.images for instance in image.objects):
+            problems = "".join(f"; {line}" for line in images.problems.lines())
+            raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {source}{problems}")
     return training, validation, source
 
 
-def write_findings(folder: Path, **splits: AnnotatedImages) -> None:
+def write_problems(folder: Path, **splits: AnnotatedImages) -> None:
     """Write the ids of dropped annotations, by split and problem, to findings.json. If there are none, remove it."""
-    ids = {split: images.findings.all_ids() for split, images in splits.items()}
-    path = folder / FINDINGS
+    ids = {split: images.problems.all_ids() for split, images in splits.items()}
+    path = folder / PROBLEMS_FILE
     if any(ids.values()):
         write_json(path, ids)
         echo(f"all dropped annotations: {path}", file=sys.stderr)

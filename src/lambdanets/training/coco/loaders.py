@@ -22,7 +22,7 @@ def augmented_batches(
     """Return the recipe's training batches, shuffled and augmented.
 
     batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
-    augment: maps an image, its annotations and the recipe to a tensor and its target; a function of a module, because
+    augment: maps an image, its annotations and the recipe to a tensor and its target; a module-level function, because
         spawned workers must unpickle it.
     """
     return Batches(

@@ -1,4 +1,4 @@
-"""What --quicktest has for all tasks on COCO-format annotations: few small images, few epochs."""
+"""--quicktest of the tasks on COCO-format annotations: few small images, few epochs."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The part of a task that is the same for all tasks on COCO-format annotations."""
+"""The base class of the tasks on COCO-format annotations."""
 
 import hashlib
 from abc import abstractmethod
@@ -10,11 +10,11 @@ from typing import Any
 from lightning.pytorch import seed_everything
 
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.sets import report_findings
+from lambdanets.data.coco.sets import report_problems
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.inference.weights import file_identity
-from lambdanets.training.coco.data import open_datasets, write_findings
+from lambdanets.training.coco.data import open_datasets, write_problems
 from lambdanets.training.coco.recipe import CocoRecipe
 from lambdanets.training.distributed import World
 from lambdanets.training.module import TrainingModule, prepare_batch_norm
@@ -44,7 +44,7 @@ class CocoTask(Task):
     def open(cls, recipe: Any, world: World, resumed: bool) -> "CocoTask":
         training, validation, source = open_datasets(recipe)
         if world.is_rank_zero:
-            report_findings(training=training, validation=validation)
+            report_problems(training=training, validation=validation)
         for split, images in (("training", training), ("validation", validation)):
             check_readable(images.load, len(images), split, recipe.max_unreadable)
         seed_everything(recipe.seed, verbose=False)
@@ -69,14 +69,14 @@ class CocoTask(Task):
         """Return the LightningModule."""
 
     def on_start(self, folder: Path) -> None:
-        write_findings(folder, training=self.training, validation=self.validation)
+        write_problems(folder, training=self.training, validation=self.validation)
 
     def provenance(self, recipe: CocoRecipe) -> dict[str, Any]:
         """Return the fields of result.json about recipe, data and initial weights."""
         return {
             "dropped": {
-                "training": self.training.findings.counts(),
-                "validation": self.validation.findings.counts(),
+                "training": self.training.problems.counts(),
+                "validation": self.validation.problems.counts(),
             },
             "recipe": recipe.without_changeable_fields().fields(),
             "training_data": {

@@ -65,24 +65,24 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
 def _load_initial_weights(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
     file = find_weights(path)
     tensors, metadata = read_weights(file)
-    other_classes = has_different_classes(file, metadata, classes)
-    target: nn.Module = model
+    classes_differ = has_different_classes(file, metadata, classes)
+    module: nn.Module = model
     if not any(name.startswith("backbone.network.") for name in tensors):  # weights of a classifier
-        target = model.backbone.network
+        module = model.backbone.network
         by_normalized_name = {_normalize_name(name): tensor for name, tensor in tensors.items()}
-        normalized_names = {name: _normalize_name(name) for name in target.state_dict()}
+        normalized_names = {name: _normalize_name(name) for name in module.state_dict()}
         tensors = {
             name: by_normalized_name[normalized]
             for name, normalized in normalized_names.items()
             if normalized in by_normalized_name
         }
-    state = target.state_dict()
+    state = module.state_dict()
     for prefix in ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."):
         for name in state.keys() & tensors.keys():
-            if name.startswith(prefix) and (other_classes or tensors[name].shape != state[name].shape):
+            if name.startswith(prefix) and (classes_differ or tensors[name].shape != state[name].shape):
                 tensors[name] = state[name]
-    resize_tables(target, tensors)
-    load_tensors(target, tensors, str(path))
+    resize_tables(module, tensors)
+    load_tensors(module, tensors, str(path))
 
 
 def _normalize_name(name: str) -> str:
@@ -94,53 +94,55 @@ def _normalize_name(name: str) -> str:
 class DetectionProbe(MemoryProbe):
     """Forward pass and losses of a detector on synthetic images, to estimate memory.
 
-    objects: maximum number of objects in an image.
+    num_objects: number of objects per image.
     """
 
     recipe: DetectionRecipe
-    classes: int
-    objects: int = 1
+    num_classes: int
+    num_objects: int = 1
 
     def build(self) -> nn.Module:
-        return build_model(replace(self.recipe, weights=None), self.classes)
+        return build_model(replace(self.recipe, weights=None), self.num_classes)
 
-    def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
-        return self._meta_loss(model, images) if device.type == "meta" else self._loss(model, images, device)
+    def loss(self, model: nn.Module, batch_size: int, device: torch.device) -> Tensor:
+        return self._meta_loss(model, batch_size) if device.type == "meta" else self._loss(model, batch_size, device)
 
-    def _loss(self, model: Any, images: int, device: torch.device) -> Tensor:
-        """Return the loss of images with the maximum number of objects, each as large as the image.
+    def _loss(self, model: Any, batch_size: int, device: torch.device) -> Tensor:
+        """Return the loss of images with num_objects objects, each as large as the image.
 
         The first image has half the width of the others and is padded.
         """
         size = self.recipe.image_size
-        shapes = [(size, size if index else -(-size // 2)) for index in range(images)]
-        objects = max(self.objects, self.recipe.sampled_regions // 4, 1)
-        boxes = [torch.tensor([[0.0, 0.0, *shape[::-1]]], device=device).expand(objects, 4) for shape in shapes]
-        labels = torch.ones(objects, dtype=torch.int64, device=device)
+        shapes = [(size, size if index else -(-size // 2)) for index in range(batch_size)]
+        num_objects = max(self.num_objects, self.recipe.sampled_regions // 4, 1)
+        boxes = [torch.tensor([[0.0, 0.0, *shape[::-1]]], device=device).expand(num_objects, 4) for shape in shapes]
+        labels = torch.ones(num_objects, dtype=torch.int64, device=device)
+        masks = [torch.ones(num_objects, *shape, dtype=torch.uint8, device=device) for shape in shapes]
         losses = model(
             [torch.rand(3, *shape, device=device) for shape in shapes],
             [
-                {"boxes": box, "labels": labels, "masks": torch.ones(objects, *shape, dtype=torch.uint8, device=device)}
-                for box, shape in zip(boxes, shapes, strict=True)
+                {"boxes": image_boxes, "labels": labels, "masks": image_masks}
+                for image_boxes, image_masks in zip(boxes, masks, strict=True)
             ],
         )
         return torch.stack(list(losses.values())).sum()
 
-    def _meta_loss(self, model: Any, images: int) -> Tensor:
+    def _meta_loss(self, model: Any, batch_size: int) -> Tensor:
         """Return the sum of all outputs of backbone, pyramid and heads on the meta device.
 
         The heads get synthetic regions, because proposals depend on values, which meta tensors do not have.
         """
         size, stride = self.recipe.image_size, model.backbone.strides[-1]
         side = -(-size // stride) * stride
-        shapes = [(size, size if index else max(1, size // 2)) for index in range(images)]
+        shapes = [(size, size if index else max(1, size // 2)) for index in range(batch_size)]
         with meta_device.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]  # layers index the positions outside the padding
-            maps = list(model.backbone(torch.empty(images, 3, side, side, device="meta"), shapes).values())
+            maps = list(model.backbone(torch.empty(batch_size, 3, side, side, device="meta"), shapes).values())
         logits, offsets = model.rpn.head(maps)
-        regions, channels = images * self.recipe.sampled_regions, self.recipe.pyramid_channels
+        num_regions, channels = batch_size * self.recipe.sampled_regions, self.recipe.pyramid_channels
         heads = model.roi_heads
-        boxes = heads.box_predictor(heads.box_head(torch.empty(regions, channels, 7, 7, device="meta")))
-        masks = heads.mask_predictor(heads.mask_head(torch.empty(-(-regions // 4), channels, 14, 14, device="meta")))
+        boxes = heads.box_predictor(heads.box_head(torch.empty(num_regions, channels, 7, 7, device="meta")))
+        num_positive = -(-num_regions // 4)
+        masks = heads.mask_predictor(heads.mask_head(torch.empty(num_positive, channels, 14, 14, device="meta")))
         return torch.stack([output.sum() for output in (*logits, *offsets, *boxes, masks)]).sum()
 
     @property

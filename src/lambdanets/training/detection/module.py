@@ -25,7 +25,7 @@ LOSSES = {
     "loss_objectness": "objectness_loss",
     "loss_rpn_box_reg": "proposal_loss",
 }
-# Columns of metrics.csv: type of the evaluation and score.
+# Columns of metrics.csv: iouType of COCOeval, and metric.
 VALIDATION_METRICS = {
     "bbox_AP": ("bbox", "AP"),
     "bbox_AP50": ("bbox", "AP50"),
@@ -39,7 +39,7 @@ class Detection(TrainingModule):
 
     Each loss is a mean over the regions sampled in a micro-batch. Micro-batches are weighted by their number of images.
 
-    validation: images and annotations; rank zero computes the scores.
+    validation: images and annotations; rank zero computes the metrics.
     """
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", *LOSSES.values())
@@ -56,11 +56,11 @@ class Detection(TrainingModule):
     ) -> None:
         super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
         self._validation = validation
-        self._ids = [category.id for category in validation.annotations.categories]
+        self._category_ids = [category.id for category in validation.annotations.categories]
         self._results: list[Result] = []
-        self._read_indices: list[int] = []  # of validation images that could be read
+        self._readable_indices: list[int] = []  # indices of the readable validation images
 
-    def count(self, batch: AnnotatedBatch) -> int:
+    def num_images(self, batch: AnnotatedBatch) -> int:
         """Return the number of readable images in a batch, or 0 if batch norm would get a single value per channel.
 
         This happens if the coarsest feature map of the whole batch has one position. Synchronized batch norm can use
@@ -82,32 +82,32 @@ class Detection(TrainingModule):
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
 
     def on_validation_epoch_start(self) -> None:
-        self._results, self._read_indices = [], []
+        self._results, self._readable_indices = [], []
 
     def validation_step(self, batch: AnnotatedBatch, batch_idx: int) -> None:
         # one image at a time, because masks are pasted at the size of the image
         for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
-            self._read_indices.append(index)
+            self._readable_indices.append(index)
             self._results += coco_results(
-                crop_objects(self.model([image])[0]), self._validation.annotations.images[index].id, self._ids
+                crop_objects(self.model([image])[0]), self._validation.annotations.images[index].id, self._category_ids
             )
 
     def on_validation_epoch_end(self) -> None:
-        results, indices = all_gather_lists(self._results), all_gather_lists(self._read_indices)
+        results, indices = all_gather_lists(self._results), all_gather_lists(self._readable_indices)
         self._results = []
-        self.validated = broadcast_from_rank_zero(lambda: self._score(results, indices))
-        if self.validated:
+        self.validation_metrics = broadcast_from_rank_zero(lambda: self._compute_metrics(results, indices))
+        if self.validation_metrics:
             for name in ("bbox_AP", "segm_AP"):
-                self.log(name, self.validated[name], prog_bar=True, logger=False)
+                self.log(name, self.validation_metrics[name], prog_bar=True, logger=False)
 
-    def _score(self, results: Sequence[Result], indices: Sequence[int]) -> dict[str, float]:
+    def _compute_metrics(self, results: Sequence[Result], indices: Sequence[int]) -> dict[str, float]:
         if not indices:
             return {}
         ground_truth = self._validation.annotations.to_coco(sorted(indices))
         summary = evaluate(ground_truth, results, max_detections=self.recipe.max_detections).summary()
         # None if no readable image has objects
-        values = {name: summary[kind][score] for name, (kind, score) in VALIDATION_METRICS.items()}
+        values = {name: summary[iou_type][metric] for name, (iou_type, metric) in VALIDATION_METRICS.items()}
         return {name: float("nan") if value is None else value for name, value in values.items()}
 
-    def format_validated(self) -> str:
-        return f"box AP {self.validated['bbox_AP']:.4f}  mask AP {self.validated['segm_AP']:.4f}"
+    def format_validation_metrics(self) -> str:
+        return f"box AP {self.validation_metrics['bbox_AP']:.4f}  mask AP {self.validation_metrics['segm_AP']:.4f}"

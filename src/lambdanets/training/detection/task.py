@@ -38,7 +38,7 @@ class DetectionTask(CocoTask):
         ("loss terms", tuple(LOSSES.values())),
         ("average precision on the validation images", tuple(VALIDATION_METRICS)),
     )
-    BEST: ClassVar[str] = "segm_AP"
+    BEST_METRIC: ClassVar[str] = "segm_AP"
     RESULT: ClassVar[type[Result]] = DetectionResult
 
     recipe: DetectionRecipe

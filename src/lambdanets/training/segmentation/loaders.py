@@ -35,22 +35,22 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe)
     Python's global random generator.
     """
     scale, size = random.uniform(*recipe.jitter), recipe.image_size
-    (top, height, rows), (left, width, columns) = (_random_crop(side, scale, size) for side in image.size[::-1])
+    (top, height, new_height), (left, width, new_width) = (_random_crop(side, scale, size) for side in image.size[::-1])
     crop = image_to_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
-    classes = torch.from_numpy(make_class_map(annotated)[None, top : top + height, left : left + width])
-    if (rows, columns) != (height, width):
-        crop = transforms.resize(crop, [rows, columns], antialias=True)
-        classes = transforms.resize(classes, [rows, columns], interpolation=InterpolationMode.NEAREST_EXACT)
+    class_map = torch.from_numpy(make_class_map(annotated)[None, top : top + height, left : left + width])
+    if (new_height, new_width) != (height, width):
+        crop = transforms.resize(crop, [new_height, new_width], antialias=True)
+        class_map = transforms.resize(class_map, [new_height, new_width], interpolation=InterpolationMode.NEAREST_EXACT)
     crop = normalize(crop, recipe.mean, recipe.std)
-    above, before = random.randint(0, size - rows), random.randint(0, size - columns)
-    padding = (before, size - columns - before, above, size - rows - above)
-    crop, classes = F.pad(crop, padding), F.pad(classes, padding, value=IGNORED)
+    pad_top, pad_left = random.randint(0, size - new_height), random.randint(0, size - new_width)
+    padding = (pad_left, size - new_width - pad_left, pad_top, size - new_height - pad_top)
+    crop, class_map = F.pad(crop, padding), F.pad(class_map, padding, value=IGNORED)
     if random.random() < recipe.flip:
-        crop, classes = crop.flip(-1), classes.flip(-1)
+        crop, class_map = crop.flip(-1), class_map.flip(-1)
     if recipe.rotate:
         turns = random.randrange(4)
-        crop, classes = (torch.rot90(each, turns, (-2, -1)) for each in (crop, classes))
-    return crop.contiguous(), {CLASS_MAP: classes[0].contiguous()}
+        crop, class_map = (torch.rot90(tensor, turns, (-2, -1)) for tensor in (crop, class_map))
+    return crop.contiguous(), {CLASS_MAP: class_map[0].contiguous()}
 
 
 def _random_crop(side: int, scale: float, size: int) -> tuple[int, int, int]:

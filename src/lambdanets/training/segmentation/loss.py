@@ -9,28 +9,28 @@ from lambdanets.data.coco.class_maps import IGNORED
 _SMOOTHING = 1.0  # pixels
 
 
-def cross_entropy_and_dice(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+def cross_entropy_and_dice(logits: Tensor, class_maps: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross entropy and the soft Dice loss of each image, both (b,) float32.
 
-    logits: (b, c, H, W). classes: class maps (b, H, W) uint8, in which IGNORED pixels are left out.
+    logits: (b, c, H, W). class_maps: (b, H, W) uint8; IGNORED pixels are left out.
 
     With p_ic the probability of class c at pixel i, y_ic = 1 if c is the pixel's class and else 0, and N pixels:
 
         cross entropy = -1/N sum_ic y_ic log p_ic
         Dice loss = 1 - mean over c of (2 sum_i p_ic y_ic + 1) / (sum_i p_ic + sum_i y_ic + 1)
 
-    The mean is over all classes but the background, which is class 0 (V-Net, Milletari et al. 2016; here with
-    probabilities that are not squared, and smoothed by 1 pixel, which defines it for classes that the image lacks).
-    Both are defined per image, so they do not depend on how a batch is divided into micro-batches.
+    The mean is over all classes but the background, which is class 0. Unlike in V-Net (Milletari et al. 2016),
+    probabilities are not squared, and numerator and denominator are smoothed by 1 pixel, so that the loss is defined
+    for classes that are not in the image. Both losses are per image, so they do not depend on the micro-batches.
     """
     logits = logits.float()
-    known = classes != IGNORED
-    pixels = known.flatten(1).sum(1).clamp(min=1)
-    losses = F.cross_entropy(logits, classes.long(), ignore_index=IGNORED, reduction="none")
-    cross_entropy = losses.flatten(1).sum(1) / pixels
-    probabilities = (logits.softmax(1) * known.unsqueeze(1)).flatten(2)
-    numbers = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1)
-    targets = (classes.flatten(1).unsqueeze(1) == numbers).float()
-    common, total = (probabilities * targets).sum(2), probabilities.sum(2) + targets.sum(2)
-    dice = (2 * common + _SMOOTHING) / (total + _SMOOTHING)
+    valid = class_maps != IGNORED
+    num_pixels = valid.flatten(1).sum(1).clamp(min=1)
+    losses = F.cross_entropy(logits, class_maps.long(), ignore_index=IGNORED, reduction="none")
+    cross_entropy = losses.flatten(1).sum(1) / num_pixels
+    probabilities = (logits.softmax(1) * valid.unsqueeze(1)).flatten(2)
+    class_indices = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1)
+    targets = (class_maps.flatten(1).unsqueeze(1) == class_indices).float()
+    intersection, cardinality = (probabilities * targets).sum(2), probabilities.sum(2) + targets.sum(2)
+    dice = (2 * intersection + _SMOOTHING) / (cardinality + _SMOOTHING)
     return cross_entropy, 1 - dice[:, 1:].mean(1)

@@ -45,16 +45,16 @@ class SegmentationProbe(MemoryProbe):
     def build(self) -> nn.Module:
         return build_model(replace(self.recipe, weights=None), self.classes)
 
-    def loss(self, model: nn.Module, images: int, device: torch.device) -> Tensor:
+    def loss(self, model: nn.Module, batch_size: int, device: torch.device) -> Tensor:
         size = self.recipe.image_size
-        logits = model(torch.randn(images, 3, size, size, device=device))
-        expected = (images, 1 + len(self.classes), size, size)
+        logits = model(torch.randn(batch_size, 3, size, size, device=device))
+        expected = (batch_size, 1 + len(self.classes), size, size)
         if tuple(logits.shape) != expected:
             raise InputError(
                 f"model must return one number per class and pixel, {expected}, got {tuple(logits.shape)} from "
                 f"{self.recipe.model}; choose a U-Net such as lambda_unet_small"
             )
-        targets = torch.zeros(images, size, size, dtype=torch.uint8, device=device)
+        targets = torch.zeros(batch_size, size, size, dtype=torch.uint8, device=device)
         return torch.stack(cross_entropy_and_dice(logits, targets)).sum()
 
     @property

@@ -37,7 +37,7 @@ class Segmentation(TrainingModule):
         self._card = card
         self._counts: list[ImageCounts] = []
 
-    def count(self, batch: AnnotatedBatch) -> int:
+    def num_images(self, batch: AnnotatedBatch) -> int:
         return len(batch.images)
 
     def inputs(self, batch: AnnotatedBatch) -> tuple[Any, ...]:
@@ -63,16 +63,16 @@ class Segmentation(TrainingModule):
     def on_validation_epoch_end(self) -> None:
         counts = all_gather_lists(self._counts)
         self._counts = []
-        self.validated = broadcast_from_rank_zero(lambda: self._score(counts))
-        if self.validated:
-            self.log("dice", self.validated["dice"], prog_bar=True, logger=False)
+        self.validation_metrics = broadcast_from_rank_zero(lambda: self._compute_metrics(counts))
+        if self.validation_metrics:
+            self.log("dice", self.validation_metrics["dice"], prog_bar=True, logger=False)
 
-    def _score(self, counts: Sequence[ImageCounts]) -> dict[str, float]:
+    def _compute_metrics(self, counts: Sequence[ImageCounts]) -> dict[str, float]:
         if not counts:
             return {}
         means = summarize(counts, Segmenter(self.model, self._card).classes).means()
         # None if no readable image has objects
         return {name: float("nan") if value is None else value for name, value in means.items()}
 
-    def format_validated(self) -> str:
-        return f"Dice {self.validated['dice']:.4f}  IoU {self.validated['iou']:.4f}"
+    def format_validation_metrics(self) -> str:
+        return f"Dice {self.validation_metrics['dice']:.4f}  IoU {self.validation_metrics['iou']:.4f}"

@@ -42,7 +42,7 @@ class SegmentationTask(CocoTask):
         ("loss terms", ("cross_entropy", "dice_loss")),
         ("mean over the classes, validation images", SCORES),
     )
-    BEST: ClassVar[str] = "dice"
+    BEST_METRIC: ClassVar[str] = "dice"
     RESULT: ClassVar[type[Result]] = SegmentationResult
 
     recipe: SegmentationRecipe

@@ -1,4 +1,4 @@
-"""Fused kernels, which store neither embeddings of pairs nor lambdas in global memory, forward or backward.
+"""Fused kernels, which materialize neither embeddings of pairs nor lambdas in global memory, forward or backward.
 
 The forward pass has two orders of contraction, chosen by device and value depth. The query order computes logits
 S = q E and then y = S V, with h (k + v) multiply-adds per pair (n, m). The lambda order computes lambda = E V in
@@ -48,7 +48,7 @@ class Fused(Algorithm):
     def cost(self, problem: Problem, rates: Rates) -> Cost | None:
         unsupported = len(problem.grid) > 2 or problem.heads > MAX_HEADS or problem.dtype.itemsize > 4
         table_elements = K * math.prod(side + 2 * MAX_TILE for side in problem.scope)
-        unsupported = unsupported or max(problem.positions, table_elements) >= _MAX_INDEX
+        unsupported = unsupported or max(problem.num_positions, table_elements) >= _MAX_INDEX
         device = None if unsupported else kernel_device(problem.device)
         if device is None:
             return None
@@ -58,35 +58,38 @@ class Fused(Algorithm):
         )
         multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
         operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
-        table = 4 * math.prod(problem.scope) * K * problem.intra_depth
+        table_copy_elements = 4 * math.prod(problem.scope) * K * problem.intra_depth
         num_launches = len(list(_launch_slices(problem)))
         launch_problem = _problem_per_launch(problem)
         forward, *backward = (
             num_launches * prediction.kernel_seconds(name, launch_problem, device.capability, _gpu_spec(device))
             for name in (f"forward_{_best_order(problem, device)}_order", *_GRADIENT_KERNELS)
         )
-        b, n, h, k, v = problem.batch, problem.positions, problem.heads, problem.query_depth, problem.value_depth
-        itemsize, unit = problem.dtype.itemsize, launches.UNIT_BYTES // problem.dtype.itemsize
-        # Depths that are not multiples of a unit are zero-padded. Several launches are accumulated in float32.
-        padding = itemsize * b * n * (problem.intra_depth * v + h * v) if v % unit else 0
-        accumulated = 8 * b * n if num_launches > 1 else 0
-        copied, copied_backward = padding, 2 * padding
-        scaling_calls, scaling_calls_backward = 0, 0
+        b, n, h, k, v = problem.batch, problem.num_positions, problem.heads, problem.query_depth, problem.value_depth
+        itemsize, vec_size = problem.dtype.itemsize, launches.VECTOR_BYTES // problem.dtype.itemsize
+        # Depths that are not multiples of the vector size are zero-padded. Several launches are accumulated in float32.
+        padding_bytes = itemsize * b * n * (problem.intra_depth * v + h * v) if v % vec_size else 0
+        accumulator_bytes_per_channel = 8 * b * n if num_launches > 1 else 0
+        copied_bytes, copied_backward_bytes = padding_bytes, 2 * padding_bytes
+        num_scaling_calls, num_scaling_calls_backward = 0, 0
         if problem.dtype == torch.float16:
             # maxima of all operands, scales, and scaled copies of all operands except queries and values
-            scaling_calls, scaling_calls_backward = 6, 10
-            copied, copied_backward = copied + 2 * b * n * (h * k + v), copied_backward + 10 * b * n * h * v
+            num_scaling_calls, num_scaling_calls_backward = 6, 10
+            copied_bytes += 2 * b * n * (h * k + v)
+            copied_backward_bytes += 10 * b * n * h * v
         return Cost(
             operations,
-            table * itemsize + padding + accumulated * h * v,
-            seconds=forward + rates.copy_seconds(copied / 2) + rates.call_overhead(4 * num_launches + scaling_calls),
+            table_copy_elements * itemsize + padding_bytes + accumulator_bytes_per_channel * h * v,
+            seconds=forward
+            + rates.copy_seconds(copied_bytes / 2)
+            + rates.call_overhead(4 * num_launches + num_scaling_calls),
             backward_seconds=sum(backward)
-            + rates.copy_seconds(copied_backward / 2)
-            + rates.call_overhead(12 * num_launches + scaling_calls_backward),
-            backward_workspace_bytes=table * itemsize
+            + rates.copy_seconds(copied_backward_bytes / 2)
+            + rates.call_overhead(12 * num_launches + num_scaling_calls_backward),
+            backward_workspace_bytes=table_copy_elements * itemsize
             + launches.grad_table_partial_bytes(launch_problem, device)
-            + 2 * padding
-            + accumulated * (h * k + v)
+            + 2 * padding_bytes
+            + accumulator_bytes_per_channel * (h * k + v)
             + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
         )
 
@@ -246,20 +249,20 @@ def gradients(
 def _launch_slices(problem: Problem) -> Iterator[tuple[slice, slice, int]]:
     """Yield slices of query depth and value channels, and the intra-depth index, for each launch."""
     depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
-    maximum = max_value_channels(problem.dtype.itemsize)
-    channels = [slice(first, first + maximum) for first in range(0, problem.value_depth, maximum)]
+    max_channels = max_value_channels(problem.dtype.itemsize)
+    channels = [slice(first, first + max_channels) for first in range(0, problem.value_depth, max_channels)]
     return itertools.product(depths, channels, range(problem.intra_depth))
 
 
 class _Accumulator:
     """Accumulates slices of a tensor over launches, in float32 if there are several."""
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, launches: int) -> None:
-        self._shape, self._dtype, self._launches = shape, dtype, launches
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, num_launches: int) -> None:
+        self._shape, self._dtype, self._num_launches = shape, dtype, num_launches
         self._sum: Tensor | None = None
 
     def add(self, index: tuple[EllipsisType | slice | int, ...], addend: Tensor) -> None:
-        if self._launches == 1:
+        if self._num_launches == 1:
             self._sum = addend.reshape(self._shape)
             return
         if self._sum is None:

@@ -6,7 +6,7 @@ positions in the scope of the tile, step_rows x step_columns per step. The table
 (`launches`), so pairs outside the scope of a query need no mask. Positions outside the map and examples outside the
 batch are masked, and the indices of their embeddings are clamped to the table, because 0 * NaN is NaN.
 
-Strides and depths are in units of UNIT elements (16 bytes), so that the compiler knows that loads are aligned. Offsets
+Strides and depths are in vectors of VEC elements (16 bytes), so that the compiler knows that loads are aligned. Offsets
 into tensors have 64 bits. SCALED: whether float16 operands were multiplied by powers of two (`scaling`); `scale_ptr`
 then points to the factors for the sum and for the content term. ops/position/README.md defines the letters and derives
 the index of a pair.
@@ -23,8 +23,8 @@ SIZES = [
     "heads",
     "height",
     "width",
-    "row_reach",
-    "column_reach",
+    "row_radius",
+    "column_radius",
     "tile_rows",
     "tile_columns",
     "step_rows",
@@ -34,9 +34,9 @@ STRIDES = [f"{tensor}_{axis}_stride" for tensor in "qvcygo" for axis in "bhnk"]
 
 
 @triton.jit
-def offset64(index, stride, UNIT: tl.constexpr):
-    """Return index * stride in elements as int64; the stride is in units."""
-    return index.to(tl.int64) * stride * UNIT
+def offset64(index, stride, VEC: tl.constexpr):
+    """Return index * stride in elements as int64; the stride is in vectors of VEC elements."""
+    return index.to(tl.int64) * stride * VEC
 
 
 @triton.jit
@@ -49,9 +49,9 @@ def program_tile(program, blocks, height, width, tile_rows, tile_columns):
 
 
 @triton.jit
-def window_bounds(start, tile, reach, side):
-    """Return the first and last position along an axis within reach of a tile that starts at `start`."""
-    return tl.maximum(start - reach, 0), tl.minimum(start + tile - 1 + reach, side - 1)
+def window_bounds(start, tile, radius, side):
+    """Return the first and last position along an axis within the radius of a tile that starts at `start`."""
+    return tl.maximum(start - radius, 0), tl.minimum(start + tile - 1 + radius, side - 1)
 
 
 @triton.jit
@@ -86,8 +86,8 @@ def forward_query_order(
     heads,
     height,
     width,
-    row_reach,
-    column_reach,
+    row_radius,
+    column_radius,
     tile_rows,
     tile_columns,
     step_rows,
@@ -98,14 +98,14 @@ def forward_query_order(
     STEP: tl.constexpr,  # context positions of a step
     K: tl.constexpr,
     V: tl.constexpr,
-    UNIT: tl.constexpr,
+    VEC: tl.constexpr,  # elements per vectorized load
     CONTENT: tl.constexpr,  # whether there is a content lambda
     SCALED: tl.constexpr,
 ):
     """Compute y[b,(n h),v] = q c + sum_m S[b,(n h),m] V[b,m,v] with logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
-    value_depth *= UNIT
-    query_depth *= UNIT
+    value_depth *= VEC
+    query_depth *= VEC
     blocks = tl.cdiv(value_depth, V)
     block, y0, x0, group = program_tile(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
     first_example = group * EXAMPLES
@@ -124,29 +124,27 @@ def forward_query_order(
     v = block * V + tl.arange(0, V)
     in_depth = (v < value_depth)[None, None, :]
 
-    q_offset = (offset64(example, q_b_stride, UNIT) + offset64(head, q_h_stride, UNIT))[None, :, None] + k[
-        None, None, :
-    ]
+    q_offset = (offset64(example, q_b_stride, VEC) + offset64(head, q_h_stride, VEC))[None, :, None] + k[None, None, :]
     q_mask = ((example < batch) & (head < heads))[None, :, None] & (k < query_depth)[None, None, :]
     q = tl.load(
-        q_ptr + (q_offset + offset64(y_n * width + x_n, q_n_stride, UNIT)[:, None, None]),
+        q_ptr + (q_offset + offset64(y_n * width + x_n, q_n_stride, VEC)[:, None, None]),
         mask=q_mask & in_grid[:, None, None],
         other=0.0,
     )
 
-    y_first, y_last = window_bounds(y0, tile_rows, row_reach, height)
-    x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
+    y_first, y_last = window_bounds(y0, tile_rows, row_radius, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_radius, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
     # Query part of the index of each pair's embedding; each step adds the key part.
-    table_width = 2 * (column_reach + tile_columns) - 1
-    query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
+    table_width = 2 * (column_radius + tile_columns) - 1
+    query_index = (row_radius + tile_rows - 1 - y_n) * table_width + column_radius + tile_columns - 1 - x_n
     e_offset = query_index[:, None, None] * K + k[None, :, None]
-    v_rows = v_ptr + (offset64(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
+    v_rows = v_ptr + (offset64(examples, v_b_stride, VEC)[:, None, None] + v[None, None, :])
 
     total = tl.zeros((EXAMPLES, TILE * HEADS, V), tl.float32)
     if CONTENT:
-        c_offset = offset64(examples, c_b_stride, UNIT)[:, None, None] + offset64(k, c_k_stride, UNIT)[None, :, None]
+        c_offset = offset64(examples, c_b_stride, VEC)[:, None, None] + offset64(k, c_k_stride, VEC)[None, :, None]
         c_mask = in_batch & (k < query_depth)[None, :, None] & in_depth
         c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0)
         q_by_example = tl.permute(tl.reshape(q, (TILE, EXAMPLES, HEADS, K)), (1, 0, 2, 3))
@@ -157,7 +155,7 @@ def forward_query_order(
         y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, None, :]), cache_modifier=".ca")
         values = tl.load(
-            v_rows + offset64(y_m * width + x_m, v_n_stride, UNIT)[None, :, None],
+            v_rows + offset64(y_m * width + x_m, v_n_stride, VEC)[None, :, None],
             mask=in_batch & in_depth & inside[None, :, None],
             other=0.0,
         )
@@ -171,8 +169,8 @@ def forward_query_order(
     head = rows % HEADS
     y_n = y0 + rows // HEADS // tile_columns
     x_n = x0 + rows // HEADS % tile_columns
-    row_offset = offset64(head, y_h_stride, UNIT) + offset64(y_n * width + x_n, y_n_stride, UNIT)
-    y_offset = offset64(examples, y_b_stride, UNIT)[:, None, None] + row_offset[None, :, None] + v[None, None, :]
+    row_offset = offset64(head, y_h_stride, VEC) + offset64(y_n * width + x_n, y_n_stride, VEC)
+    y_offset = offset64(examples, y_b_stride, VEC)[:, None, None] + row_offset[None, :, None] + v[None, None, :]
     y_mask = in_batch & in_depth & ((y_n < height) & (x_n < width) & (head < heads))[None, :, None]
     tl.store(y_ptr + y_offset, total.to(y_ptr.dtype.element_ty), mask=y_mask)
 
@@ -201,8 +199,8 @@ def forward_lambda_order(
     heads,
     height,
     width,
-    row_reach,
-    column_reach,
+    row_radius,
+    column_radius,
     tile_rows,
     tile_columns,
     step_rows,
@@ -213,7 +211,7 @@ def forward_lambda_order(
     STEP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    UNIT: tl.constexpr,
+    VEC: tl.constexpr,
     CONTENT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
@@ -222,8 +220,8 @@ def forward_lambda_order(
     (n k) are the columns of the product: a thread then has several k of a position, and the final sum over k needs
     little communication between threads.
     """
-    value_depth *= UNIT
-    query_depth *= UNIT
+    value_depth *= VEC
+    query_depth *= VEC
     blocks = tl.cdiv(value_depth, V)
     block, y0, x0, group = program_tile(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
     first_example = group * EXAMPLES
@@ -234,14 +232,14 @@ def forward_lambda_order(
     x_n = x0 + columns // K % tile_columns
     m = tl.arange(0, STEP)
     rows = tl.arange(0, EXAMPLES * V)
-    y_first, y_last = window_bounds(y0, tile_rows, row_reach, height)
-    x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
+    y_first, y_last = window_bounds(y0, tile_rows, row_radius, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_radius, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
-    table_width = 2 * (column_reach + tile_columns) - 1
-    query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
+    table_width = 2 * (column_radius + tile_columns) - 1
+    query_index = (row_radius + tile_rows - 1 - y_n) * table_width + column_radius + tile_columns - 1 - x_n
     e_offset = (query_index * K + columns % K)[None, :]
-    v_rows = v_ptr + (offset64(first_example + rows // V, v_b_stride, UNIT) + first_value + rows % V)[:, None]
+    v_rows = v_ptr + (offset64(first_example + rows // V, v_b_stride, VEC) + first_value + rows % V)[:, None]
     v_mask = ((first_example + rows // V < batch) & (first_value + rows % V < value_depth))[:, None]
 
     lambdas = tl.zeros((EXAMPLES * V, TILE * K), tl.float32)
@@ -249,7 +247,7 @@ def forward_lambda_order(
         y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]), cache_modifier=".ca")
         values = tl.load(
-            v_rows + offset64(y_m * width + x_m, v_n_stride, UNIT)[None, :],
+            v_rows + offset64(y_m * width + x_m, v_n_stride, VEC)[None, :],
             mask=v_mask & inside[None, :],
             other=0.0,
         )
@@ -265,7 +263,7 @@ def forward_lambda_order(
     in_grid = (y_n < height) & (x_n < width)
     in_batch = examples < batch
     if CONTENT:
-        c_offset = offset64(examples, c_b_stride, UNIT)[:, None, None] + offset64(k, c_k_stride, UNIT)[None, None, :]
+        c_offset = offset64(examples, c_b_stride, VEC)[:, None, None] + offset64(k, c_k_stride, VEC)[None, None, :]
         c_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & (k < query_depth)[None, None, :]
         c = tl.load(c_ptr + (c_offset + v[None, :, None]), mask=c_mask, other=0.0).to(tl.float32)
         if SCALED:
@@ -274,14 +272,14 @@ def forward_lambda_order(
     if SCALED:
         lambdas *= tl.load(scale_ptr)
     position = y_n * width + x_n
-    q_offset = offset64(examples, q_b_stride, UNIT)[:, None, None] + offset64(position, q_n_stride, UNIT)[None, :, None]
+    q_offset = offset64(examples, q_b_stride, VEC)[:, None, None] + offset64(position, q_n_stride, VEC)[None, :, None]
     q_offset += k[None, None, :]
     q_mask = in_batch[:, None, None] & in_grid[None, :, None] & (k < query_depth)[None, None, :]
-    y_offset = offset64(examples, y_b_stride, UNIT)[:, None, None] + offset64(position, y_n_stride, UNIT)[None, None, :]
+    y_offset = offset64(examples, y_b_stride, VEC)[:, None, None] + offset64(position, y_n_stride, VEC)[None, None, :]
     y_offset += v[None, :, None]
     y_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & in_grid[None, None, :]
     for head in tl.static_range(HEADS):
-        q = tl.load(q_ptr + head * UNIT * q_h_stride.to(tl.int64) + q_offset, mask=q_mask, other=0.0).to(tl.float32)
+        q = tl.load(q_ptr + head * VEC * q_h_stride.to(tl.int64) + q_offset, mask=q_mask, other=0.0).to(tl.float32)
         y = tl.sum(lambdas * q[:, None, :, :], axis=3)
-        y_head_ptr = y_ptr + head * UNIT * y_h_stride.to(tl.int64)
+        y_head_ptr = y_ptr + head * VEC * y_h_stride.to(tl.int64)
         tl.store(y_head_ptr + y_offset, y.to(y_ptr.dtype.element_ty), mask=y_mask)

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs
 """Triton kernels for the gradients of queries and values, which recompute logits and need no atomic additions.
 
-Each output element is computed by one program, which sums in a fixed order. Tiles, steps, units, scales and the table
+Each output element is computed by one program, which sums in a fixed order. Tiles, steps, vectors, scales and the table
 are as in `forward_kernels`. g is the gradient of y; o is the output of the kernel.
 """
 
@@ -55,8 +55,8 @@ def grad_queries(
     heads,
     height,
     width,
-    row_reach,
-    column_reach,
+    row_radius,
+    column_radius,
     tile_rows,
     tile_columns,
     step_rows,
@@ -67,13 +67,13 @@ def grad_queries(
     STEP: tl.constexpr,  # context positions of a step
     K: tl.constexpr,
     V: tl.constexpr,
-    UNIT: tl.constexpr,
+    VEC: tl.constexpr,
     CONTENT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """Compute dq[n,(b h),k] = g c + sum_m T[n,(b h),m] E[n,m,k] with T[b,(n h),m] = g[b,(n h),v] V[b,v,m]."""
-    value_depth *= UNIT
-    query_depth *= UNIT
+    value_depth *= VEC
+    query_depth *= VEC
     _, y0, x0, group = program_tile(tl.program_id(0), 1, height, width, tile_rows, tile_columns)
     first_example = group * EXAMPLES
 
@@ -86,10 +86,10 @@ def grad_queries(
     y_n = y0 + rows // HEADS // tile_columns
     x_n = x0 + rows // HEADS % tile_columns
     head = rows % HEADS
-    row_offset = offset64(head, g_h_stride, UNIT) + offset64(y_n * width + x_n, g_n_stride, UNIT)
+    row_offset = offset64(head, g_h_stride, VEC) + offset64(y_n * width + x_n, g_n_stride, VEC)
     row_mask = (y_n < height) & (x_n < width) & (head < heads)
     g = tl.load(
-        g_ptr + (offset64(examples, g_b_stride, UNIT)[:, None, None] + row_offset[None, :, None] + v[None, None, :]),
+        g_ptr + (offset64(examples, g_b_stride, VEC)[:, None, None] + row_offset[None, :, None] + v[None, None, :]),
         mask=in_batch & row_mask[None, :, None] & in_depth,
         other=0.0,
     )
@@ -98,18 +98,18 @@ def grad_queries(
     m = tl.arange(0, STEP)
     y_n = y0 + n // tile_columns
     x_n = x0 + n % tile_columns
-    y_first, y_last = window_bounds(y0, tile_rows, row_reach, height)
-    x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
+    y_first, y_last = window_bounds(y0, tile_rows, row_radius, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_radius, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
-    table_width = 2 * (column_reach + tile_columns) - 1
-    query_index = (row_reach + tile_rows - 1 - y_n) * table_width + column_reach + tile_columns - 1 - x_n
+    table_width = 2 * (column_radius + tile_columns) - 1
+    query_index = (row_radius + tile_rows - 1 - y_n) * table_width + column_radius + tile_columns - 1 - x_n
     e_offset = query_index[:, None, None] * K + k[None, None, :]
-    v_rows = v_ptr + (offset64(examples, v_b_stride, UNIT)[:, None, None] + v[None, None, :])
+    v_rows = v_ptr + (offset64(examples, v_b_stride, VEC)[:, None, None] + v[None, None, :])
 
     total = tl.zeros((TILE, EXAMPLES * HEADS, K), tl.float32)
     if CONTENT:
-        c_offset = offset64(examples, c_b_stride, UNIT)[:, None, None] + offset64(k, c_k_stride, UNIT)[None, :, None]
+        c_offset = offset64(examples, c_b_stride, VEC)[:, None, None] + offset64(k, c_k_stride, VEC)[None, :, None]
         c_mask = in_batch & (k < query_depth)[None, :, None] & in_depth
         c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0)
         term = tl.dot(g, tl.permute(c, (0, 2, 1)), input_precision="ieee")
@@ -121,7 +121,7 @@ def grad_queries(
         y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, :, None]), cache_modifier=".ca")
         values = tl.load(
-            v_rows + offset64(y_m * width + x_m, v_n_stride, UNIT)[None, :, None],
+            v_rows + offset64(y_m * width + x_m, v_n_stride, VEC)[None, :, None],
             mask=in_batch & in_depth & inside[None, :, None],
             other=0.0,
         )
@@ -135,8 +135,8 @@ def grad_queries(
     rows = tl.arange(0, EXAMPLES * HEADS)
     example = first_example + rows // HEADS
     head = rows % HEADS
-    row_offset = (offset64(example, o_b_stride, UNIT) + offset64(head, o_h_stride, UNIT))[None, :]
-    offset = row_offset + offset64(y_n * width + x_n, o_n_stride, UNIT)[:, None]
+    row_offset = (offset64(example, o_b_stride, VEC) + offset64(head, o_h_stride, VEC))[None, :]
+    offset = row_offset + offset64(y_n * width + x_n, o_n_stride, VEC)[:, None]
     mask = ((y_n < height) & (x_n < width))[:, None] & ((example < batch) & (head < heads))[None, :]
     tl.store(
         o_ptr + (offset[:, :, None] + k[None, None, :]),
@@ -166,8 +166,8 @@ def grad_values(
     heads,
     height,
     width,
-    row_reach,
-    column_reach,
+    row_radius,
+    column_radius,
     tile_rows,
     tile_columns,
     step_rows,
@@ -178,13 +178,13 @@ def grad_values(
     STEP: tl.constexpr,  # query positions of a step
     K: tl.constexpr,
     V: tl.constexpr,
-    UNIT: tl.constexpr,
+    VEC: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """Compute dV[b,m,v] = sum_(n h) S[b,m,(n h)] g[b,(n h),v] with logits S[n,m,(b h)] = E[n,m,k] q[n,k,(b h)]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
-    value_depth *= UNIT
-    query_depth *= UNIT
+    value_depth *= VEC
+    query_depth *= VEC
     blocks = tl.cdiv(value_depth, V)
     block, y0, x0, group = program_tile(tl.program_id(0), blocks, height, width, tile_rows, tile_columns)
     first_example = group * EXAMPLES
@@ -194,24 +194,24 @@ def grad_values(
     x_m = x0 + m % tile_columns
     k = tl.arange(0, K)
     n = tl.arange(0, STEP)
-    y_first, y_last = window_bounds(y0, tile_rows, row_reach, height)
-    x_first, x_last = window_bounds(x0, tile_columns, column_reach, width)
+    y_first, y_last = window_bounds(y0, tile_rows, row_radius, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_radius, width)
     steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
     steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
-    table_width = 2 * (column_reach + tile_columns) - 1
-    key_index = (row_reach + tile_rows - 1 + y_m) * table_width + column_reach + tile_columns - 1 + x_m
+    table_width = 2 * (column_radius + tile_columns) - 1
+    key_index = (row_radius + tile_rows - 1 + y_m) * table_width + column_radius + tile_columns - 1 + x_m
     e_offset = key_index[None, :, None] * K + k[None, None, :]
     rows = tl.arange(0, ROWS)
     example = first_example + rows // HEADS
     head = rows % HEADS
-    q_offset = offset64(example, q_b_stride, UNIT) + offset64(head, q_h_stride, UNIT)
+    q_offset = offset64(example, q_b_stride, VEC) + offset64(head, q_h_stride, VEC)
     q_rows = q_ptr + (q_offset[None, None, :] + k[None, :, None])
     q_mask = ((example < batch) & (head < heads))[None, None, :] & (k < query_depth)[None, :, None]
     examples = first_example + tl.arange(0, EXAMPLES)
     v = block * V + tl.arange(0, V)
     rows = tl.arange(0, STEP * HEADS)
     g_head = rows % HEADS
-    g_offset = offset64(examples, g_b_stride, UNIT)[:, None, None] + offset64(g_head, g_h_stride, UNIT)[None, :, None]
+    g_offset = offset64(examples, g_b_stride, VEC)[:, None, None] + offset64(g_head, g_h_stride, VEC)[None, :, None]
     g_rows = g_ptr + (g_offset + v[None, None, :])
     o_mask = (examples < batch)[:, None, None] & (v < value_depth)[None, None, :]
     g_mask = o_mask & (g_head < heads)[None, :, None]
@@ -221,7 +221,7 @@ def grad_values(
         y_n, x_n, inside = step_positions(n, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset - ((y_n * table_width + x_n) * K)[:, None, None]), cache_modifier=".ca")
         q = tl.load(
-            q_rows + offset64(y_n * width + x_n, q_n_stride, UNIT)[:, None, None],
+            q_rows + offset64(y_n * width + x_n, q_n_stride, VEC)[:, None, None],
             mask=q_mask & inside[:, None, None],
             other=0.0,
         )
@@ -230,7 +230,7 @@ def grad_values(
             rows // HEADS, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns
         )
         g = tl.load(
-            g_rows + offset64(y_n * width + x_n, g_n_stride, UNIT)[None, :, None],
+            g_rows + offset64(y_n * width + x_n, g_n_stride, VEC)[None, :, None],
             mask=g_mask & inside[None, :, None],
             other=0.0,
         )
@@ -240,7 +240,7 @@ def grad_values(
 
     if SCALED:
         total *= tl.load(scale_ptr)
-    offset = offset64(examples, o_b_stride, UNIT)[:, None] + offset64(y_m * width + x_m, o_n_stride, UNIT)[None, :]
+    offset = offset64(examples, o_b_stride, VEC)[:, None] + offset64(y_m * width + x_m, o_n_stride, VEC)[None, :]
     tl.store(
         o_ptr + (offset[:, :, None] + v[None, None, :]),
         total.to(o_ptr.dtype.element_ty),

@@ -26,7 +26,7 @@ from lambdanets.ops.position.fused.tiles import (
 )
 from lambdanets.ops.position.problem import Problem
 
-UNIT_BYTES = 16  # size of one vectorized load
+VECTOR_BYTES = 16  # size of one vectorized load
 
 
 def forward(
@@ -43,12 +43,12 @@ def forward(
     from lambdanets.ops.position.fused import forward_kernels
 
     tiles = _choose_tiles(f"forward_{order}_order", values, problem)
-    shape = choose_tile_shape(grid_2d(problem), reach_2d(problem), tiles.positions, tiles.step)
-    output = _empty_aligned(values, problem.batch, problem.positions, problem.heads, values.shape[2], dtype=dtype)
+    shape = choose_tile_shape(grid_2d(problem), radius_2d(problem), tiles.positions, tiles.step)
+    output = _empty_aligned(values, problem.batch, problem.num_positions, problem.heads, values.shape[2], dtype=dtype)
     output = output.transpose(1, 2)
-    queries, values, unit = _align_rows(queries), _align_rows(values), _elements_per_unit(values)
+    queries, values, vec_size = _align_rows(queries), _align_rows(values), _vector_size(values)
     has_content = content is not None
-    content = values[:, 0, None] if content is None else _align_content(content)  # the dummy is not read
+    content = values[:, 0, None] if content is None else _align_content(content)  # placeholder, not read by the kernel
     kernel = forward_kernels.forward_lambda_order if order == "lambda" else forward_kernels.forward_query_order
     constants = kernel_constants(f"forward_{order}_order", tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
@@ -59,11 +59,11 @@ def forward(
         content,
         output,
         values if scales is None else scales,
-        *strides_in_units(queries, unit),
-        *strides_in_units(values, unit),
-        *strides_in_units(content, unit),
-        *strides_in_units(output, unit),
-        *_size_arguments(problem, values.shape[2], queries.shape[3], unit),
+        *strides_in_vectors(queries, vec_size),
+        *strides_in_vectors(values, vec_size),
+        *strides_in_vectors(content, vec_size),
+        *strides_in_vectors(output, vec_size),
+        *_size_arguments(problem, values.shape[2], queries.shape[3], vec_size),
         *shape,
         **constants,
     )
@@ -83,12 +83,12 @@ def grad_queries(
     from lambdanets.ops.position.fused.gradient_kernels import grad_queries as kernel
 
     tiles = _choose_tiles("grad_queries", values, problem)
-    shape = choose_tile_shape(grid_2d(problem), reach_2d(problem), tiles.positions, tiles.step)
-    output = _empty_aligned(values, problem.batch, problem.positions, problem.heads, table.shape[-1], dtype=dtype)
+    shape = choose_tile_shape(grid_2d(problem), radius_2d(problem), tiles.positions, tiles.step)
+    output = _empty_aligned(values, problem.batch, problem.num_positions, problem.heads, table.shape[-1], dtype=dtype)
     output = output.transpose(1, 2)
-    grad_output, values, unit = _align_rows(grad_output), _align_rows(values), _elements_per_unit(values)
+    grad_output, values, vec_size = _align_rows(grad_output), _align_rows(values), _vector_size(values)
     has_content = content is not None
-    content = values[:, 0, None] if content is None else _align_content(content)  # the dummy is not read
+    content = values[:, 0, None] if content is None else _align_content(content)  # placeholder, not read by the kernel
     constants = kernel_constants("grad_queries", tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_count_programs(problem, shape, tiles),)](
@@ -98,11 +98,11 @@ def grad_queries(
         content,
         output,
         values if scales is None else scales,
-        *strides_in_units(grad_output, unit),
-        *strides_in_units(values, unit),
-        *strides_in_units(content, unit),
-        *strides_in_units(output, unit),
-        *_size_arguments(problem, values.shape[2], table.shape[-1], unit),
+        *strides_in_vectors(grad_output, vec_size),
+        *strides_in_vectors(values, vec_size),
+        *strides_in_vectors(content, vec_size),
+        *strides_in_vectors(output, vec_size),
+        *_size_arguments(problem, values.shape[2], table.shape[-1], vec_size),
         *shape,
         **constants,
     )
@@ -116,10 +116,10 @@ def grad_values(
     from lambdanets.ops.position.fused.gradient_kernels import grad_values as kernel
 
     tiles = _choose_tiles("grad_values", grad_output, problem)
-    shape = choose_tile_shape(grid_2d(problem), reach_2d(problem), tiles.positions, tiles.step)
+    shape = choose_tile_shape(grid_2d(problem), radius_2d(problem), tiles.positions, tiles.step)
     channels = grad_output.shape[3]
-    output = _empty_aligned(grad_output, problem.batch, problem.positions, channels, dtype=dtype)
-    grad_output, queries, unit = _align_rows(grad_output), _align_rows(queries), _elements_per_unit(grad_output)
+    output = _empty_aligned(grad_output, problem.batch, problem.num_positions, channels, dtype=dtype)
+    grad_output, queries, vec_size = _align_rows(grad_output), _align_rows(queries), _vector_size(grad_output)
     constants = kernel_constants("grad_values", tiles, problem.heads, grad_output.dtype)
     constants |= {"SCALED": scales is not None}
     kernel[(_count_programs(problem, shape, tiles) * -(-channels // tiles.values),)](
@@ -128,10 +128,10 @@ def grad_values(
         _pad_table(table, shape),
         output,
         grad_output if scales is None else scales,
-        *strides_in_units(grad_output, unit),
-        *strides_in_units(queries, unit),
-        *strides_in_units(output, unit),
-        *_size_arguments(problem, channels, queries.shape[3], unit),
+        *strides_in_vectors(grad_output, vec_size),
+        *strides_in_vectors(queries, vec_size),
+        *strides_in_vectors(output, vec_size),
+        *_size_arguments(problem, channels, queries.shape[3], vec_size),
         *shape,
         **constants,
     )
@@ -144,11 +144,11 @@ def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Pr
 
     tiles = _choose_tiles("grad_table_partial", values, problem)
     depth = queries.shape[3]
-    grad_output, queries, values, unit = (
+    grad_output, queries, values, vec_size = (
         _align_rows(grad_output),
         _align_rows(queries),
         _align_rows(values),
-        _elements_per_unit(values),
+        _vector_size(values),
     )
     launch_grid = choose_table_grid(problem, tiles)
     partial = values.new_empty(launch_grid.programs, tiles.positions, tiles.step, K, dtype=torch.float32)
@@ -157,10 +157,10 @@ def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Pr
         queries,
         values,
         partial,
-        *strides_in_units(grad_output, unit),
-        *strides_in_units(queries, unit),
-        *strides_in_units(values, unit),
-        *_size_arguments(problem, values.shape[2], depth, unit),
+        *strides_in_vectors(grad_output, vec_size),
+        *strides_in_vectors(queries, vec_size),
+        *strides_in_vectors(values, vec_size),
+        *_size_arguments(problem, values.shape[2], depth, vec_size),
         *launch_grid.step,
         launch_grid.row_groups,
         launch_grid.chunks,
@@ -174,7 +174,7 @@ def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Pr
         partial if scales is None else scales,
         depth,
         grid_2d(problem)[1],
-        *reach_2d(problem),
+        *radius_2d(problem),
         *launch_grid.step,
         launch_grid.row_groups,
         launch_grid.chunks,
@@ -212,22 +212,22 @@ def choose_table_grid(problem: Problem, tiles: Tiles) -> TableGrid:
 
     The batch is split only as far as the programs fill at most one wave on the GPU.
     """
-    grid, reach = grid_2d(problem), reach_2d(problem)
-    step = choose_table_step(grid, reach, tiles.positions, tiles.step)
-    row_groups = -(-(2 * reach[0] + 1) // step[0])
-    chunks = count_chunks(grid, reach, tiles.positions, step[1])
+    grid, radius = grid_2d(problem), radius_2d(problem)
+    step = choose_table_step(grid, radius, tiles.positions, tiles.step)
+    row_groups = -(-(2 * radius[0] + 1) // step[0])
+    chunks = count_chunks(grid, radius, tiles.positions, step[1])
     programs = row_groups * chunks * -(-grid[1] // tiles.positions)
     groups = max(1, -(-problem.batch // tiles.examples))
     split_groups = -(-groups // min(groups, max(1, PROGRAMS_TO_FILL_GPU // programs)))
     splits = -(-groups // split_groups)
-    rows = count_row_pairs(grid[0], reach[0], step[0])
+    rows = count_row_pairs(grid[0], radius[0], step[0])
     return TableGrid(step, row_groups, chunks, split_groups, splits, splits * programs, rows)
 
 
 def grad_table_partial_bytes(problem: Problem, device: KernelDevice) -> int:
     """Return the size of the partial sums of one launch of `grad_table`."""
     itemsize = problem.dtype.itemsize
-    sizes = problem.batch, problem.heads, problem.positions, min(problem.value_depth, max_value_channels(itemsize))
+    sizes = problem.batch, problem.heads, problem.num_positions, min(problem.value_depth, max_value_channels(itemsize))
     tiles = choose_tiles("grad_table_partial", device.capability, itemsize, *sizes)
     return 4 * choose_table_grid(problem, tiles).programs * tiles.positions * tiles.step * K
 
@@ -237,8 +237,8 @@ def grid_2d(problem: Problem) -> tuple[int, int]:
     return (1, problem.grid[0]) if len(problem.grid) == 1 else (problem.grid[0], problem.grid[1])
 
 
-def reach_2d(problem: Problem) -> tuple[int, int]:
-    """Return the reach of the table in each direction, in rows and columns."""
+def radius_2d(problem: Problem) -> tuple[int, int]:
+    """Return the radius of the table, in rows and columns."""
     return (0, problem.scope[0] // 2) if len(problem.scope) == 1 else (problem.scope[0] // 2, problem.scope[1] // 2)
 
 
@@ -246,7 +246,7 @@ def _choose_tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
     """Choose tile sizes; rows: values or grad_output (.., channels)."""
     device = kernel_device(str(rows.device))
     assert device is not None
-    sizes = problem.batch, problem.heads, problem.positions, rows.shape[-1]
+    sizes = problem.batch, problem.heads, problem.num_positions, rows.shape[-1]
     return choose_tiles(kernel, device.capability, rows.dtype.itemsize, *sizes)
 
 
@@ -259,7 +259,7 @@ def kernel_constants(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) 
         "STEP": tiles.step,
         "K": K,
         "V": tiles.values,
-        "UNIT": UNIT_BYTES // dtype.itemsize,
+        "VEC": VECTOR_BYTES // dtype.itemsize,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
         "enable_fp_fusion": True,
@@ -272,43 +272,43 @@ def _count_programs(problem: Problem, shape: tuple[int, int, int, int], tiles: T
     return -(-rows // shape[0]) * -(-columns // shape[1]) * -(-problem.batch // tiles.examples)
 
 
-def _elements_per_unit(x: Tensor) -> int:
-    """Return the number of elements of x in a unit of 16 bytes."""
-    return UNIT_BYTES // x.dtype.itemsize
+def _vector_size(x: Tensor) -> int:
+    """Return the number of elements of x per vectorized load."""
+    return VECTOR_BYTES // x.dtype.itemsize
 
 
-def strides_in_units(x: Tensor, unit: int) -> list[int]:
-    """Return the strides of all axes except the last, in units."""
-    return [stride // unit for stride in x.stride()[:-1]]
+def strides_in_vectors(x: Tensor, vec_size: int) -> list[int]:
+    """Return the strides of all axes except the last, in vectors of `vec_size` elements."""
+    return [stride // vec_size for stride in x.stride()[:-1]]
 
 
 def _align_rows(x: Tensor) -> Tensor:
-    """Return x if its rows are contiguous, aligned and multiples of a unit, or else a zero-padded copy."""
-    unit = _elements_per_unit(x)
-    if x.shape[-1] % unit:
-        return F.pad(x, (0, -x.shape[-1] % unit)).contiguous()
-    aligned = all(stride % unit == 0 or size == 1 for stride, size in zip(x.stride()[:-1], x.shape, strict=False))
-    if x.stride(-1) == 1 and aligned and x.data_ptr() % UNIT_BYTES == 0:
+    """Return x if its rows are contiguous, aligned and multiples of the vector size, or else a zero-padded copy."""
+    vec_size = _vector_size(x)
+    if x.shape[-1] % vec_size:
+        return F.pad(x, (0, -x.shape[-1] % vec_size)).contiguous()
+    aligned = all(stride % vec_size == 0 or size == 1 for stride, size in zip(x.stride()[:-1], x.shape, strict=False))
+    if x.stride(-1) == 1 and aligned and x.data_ptr() % VECTOR_BYTES == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def _align_content(content: Tensor) -> Tensor:
-    """Align the rows of the content lambda (b, k, v), and pad k to units because kernels load queries in units."""
-    missing = -content.shape[1] % _elements_per_unit(content)
+    """Align the rows of the content lambda (b, k, v), and pad k to the vector size, in which kernels load queries."""
+    missing = -content.shape[1] % _vector_size(content)
     return _align_rows(F.pad(content, (0, 0, 0, missing)) if missing else content)
 
 
-def _size_arguments(problem: Problem, value_depth: int, query_depth: int, unit: int) -> list[int]:
-    """Return the size arguments of all kernels, with depths in units."""
-    depths = [-(-value_depth // unit), -(-query_depth // unit)]
-    return [*depths, problem.batch, problem.heads, *grid_2d(problem), *reach_2d(problem)]
+def _size_arguments(problem: Problem, value_depth: int, query_depth: int, vec_size: int) -> list[int]:
+    """Return the size arguments of all kernels, with depths in vectors."""
+    depths = [-(-value_depth // vec_size), -(-query_depth // vec_size)]
+    return [*depths, problem.batch, problem.heads, *grid_2d(problem), *radius_2d(problem)]
 
 
 def _empty_aligned(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
-    """Return a new tensor of this shape whose rows are padded to units of `like`."""
+    """Return a new tensor of this shape whose rows are padded to whole vectors of `like`."""
     depth = shape[-1]
-    return like.new_empty(*shape[:-1], depth + -depth % _elements_per_unit(like), dtype=dtype)[..., :depth]
+    return like.new_empty(*shape[:-1], depth + -depth % _vector_size(like), dtype=dtype)[..., :depth]
 
 
 def _pad_table(table: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lambdanets.ops.position.fused.tiles import K, max_value_channels
 
-# Indices of the scales. Those read by other kernels are aligned to 16 bytes.
+# Indices of the scales. The scales that other kernels read are aligned to 16 bytes, so each has a slot of 4 floats.
 SLOT = 4
 FORWARD, GRAD_QUERIES, GRAD_TABLE, GRAD_VALUES = (SLOT * i for i in range(4))
 TABLE_FOR_LOGITS, CONTENT, TABLE_FOR_GRAD_QUERIES, GRAD_OUTPUT = (SLOT * 4 + i for i in range(4))

@@ -7,7 +7,7 @@ import triton.language as tl
 from lambdanets.ops.position.fused import scaling
 
 _SLOT = tl.constexpr(scaling.SLOT)
-_MULTIPLIERS = tl.constexpr(scaling.TABLE_FOR_LOGITS)
+_OPERAND_SCALES = tl.constexpr(scaling.TABLE_FOR_LOGITS)
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def exponent(bound):
 
 
 @triton.jit
-def power(exponent):
+def power_of_2(exponent):
     """Compute 2^exponent from its bits, because pow and division may be inexact on a GPU."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
@@ -41,16 +41,16 @@ def compute_scales(
     content = exponent(tl.load(maxima_ptr + 2))
     grad_output = exponent(tl.load(maxima_ptr + 3) * tl.maximum(value_terms * tl.load(maxima_ptr + 4), 1.0))
     # forward
-    tl.store(scales_ptr, power(-table_for_logits))
-    tl.store(scales_ptr + 1, power(table_for_logits - content))
+    tl.store(scales_ptr, power_of_2(-table_for_logits))
+    tl.store(scales_ptr + 1, power_of_2(table_for_logits - content))
     # grad_queries
-    tl.store(scales_ptr + _SLOT, power(-grad_output - table_for_grad_queries))
-    tl.store(scales_ptr + _SLOT + 1, power(table_for_grad_queries - content))
+    tl.store(scales_ptr + _SLOT, power_of_2(-grad_output - table_for_grad_queries))
+    tl.store(scales_ptr + _SLOT + 1, power_of_2(table_for_grad_queries - content))
     # grad_table, grad_values
-    tl.store(scales_ptr + 2 * _SLOT, power(-grad_output))
-    tl.store(scales_ptr + 3 * _SLOT, power(-grad_output - table_for_logits))
-    # factors for the operands
-    tl.store(scales_ptr + _MULTIPLIERS, power(table_for_logits))
-    tl.store(scales_ptr + _MULTIPLIERS + 1, power(content))
-    tl.store(scales_ptr + _MULTIPLIERS + 2, power(table_for_grad_queries))
-    tl.store(scales_ptr + _MULTIPLIERS + 3, power(grad_output))
+    tl.store(scales_ptr + 2 * _SLOT, power_of_2(-grad_output))
+    tl.store(scales_ptr + 3 * _SLOT, power_of_2(-grad_output - table_for_logits))
+    # scales of the operands
+    tl.store(scales_ptr + _OPERAND_SCALES, power_of_2(table_for_logits))
+    tl.store(scales_ptr + _OPERAND_SCALES + 1, power_of_2(content))
+    tl.store(scales_ptr + _OPERAND_SCALES + 2, power_of_2(table_for_grad_queries))
+    tl.store(scales_ptr + _OPERAND_SCALES + 3, power_of_2(grad_output))

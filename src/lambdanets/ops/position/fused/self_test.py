@@ -59,8 +59,8 @@ CASES = (
 # Large enough for full tiles; too slow for the interpreter.
 FULL_TILE_CASE = Case(2112, 4, (3, 5), (3, 3), 16, 16, inside_nan=False)
 
-# Index among the gradients of queries, table and values.
-_GRADIENTS = {"grad_queries": 0, "grad_table": 1, "grad_values": 2}
+# Index of each gradient kernel in the result of `fused.gradients`.
+_GRADIENT_INDICES = {"grad_queries": 0, "grad_table": 1, "grad_values": 2}
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
         content = None if content is None else surround_with_nan(content)
     queries, table, values, grad_output = inputs
     table = crop_to_grid(table, case.grid)
-    pairs = min(n, math.prod(case.sides))
+    context_size = min(n, math.prod(case.sides))
     return Example(
         (queries, table, values, grad_output),
         make_problem(queries, table, values, case.grid, False),
         (output.detach(), dq, crop_to_grid(dr, case.grid), dv),
-        (pairs * k * u, pairs * v * u, b * h * n * v, pairs * h * k),
+        (context_size * k * u, context_size * v * u, b * h * n * v, context_size * h * k),
         content,
     )
 
@@ -122,8 +122,8 @@ def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
 def run_kernel(kernel: str, example: Example) -> tuple[Tensor, Tensor, int]:
     """Return the result of a kernel for an example, the float64 result, and the number of terms per element."""
     queries, table, values, grad_output = example.inputs
-    if kernel in _GRADIENTS:
-        index = _GRADIENTS[kernel]
+    if kernel in _GRADIENT_INDICES:
+        index = _GRADIENT_INDICES[kernel]
         needs_grad = NeedsGrad(*(index == i for i in range(3)))
         gradients = fused.gradients(grad_output, queries, table, values, example.problem, needs_grad, example.content)
         gradient = gradients[index]

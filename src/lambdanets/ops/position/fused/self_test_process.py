@@ -65,31 +65,32 @@ def run_self_test(
     """
     tested: dict[str, SelfTestResult] = {}
     while remaining := [name for name in kernels if name not in tested]:
-        process = _Process(device, dtype, remaining)
+        process = _SelfTestProcess(device, dtype, remaining)
         tested |= process.results
-        if process.current:
-            tested[process.current] = SelfTestResult(process.ending)
+        if process.current_kernel:
+            tested[process.current_kernel] = SelfTestResult(process.exit_reason)
         missing = [name for name in remaining if name not in tested]
-        if missing and (process.timed_out or not (process.results or process.current)):
-            current = f"{process.current} " if process.current else ""
-            reason = f"could not be tested: {current}{process.ending}"
+        if missing and (process.timed_out or not (process.results or process.current_kernel)):
+            current = f"{process.current_kernel} " if process.current_kernel else ""
+            reason = f"could not be tested: {current}{process.exit_reason}"
             return tested, {name: SelfTestResult(process.untested.get(name, reason)) for name in missing}
         if process.untested:
             return tested, {name: SelfTestResult(process.untested.get(name, "was not tested")) for name in missing}
     return tested, {}
 
 
-class _Process:
+class _SelfTestProcess:
     """Runs a subprocess of the self-test and waits until it ends.
 
-    results: by kernel. current: the kernel under test when the process ended early, or "". ending: how the process
-    ended. untested: kernels that it could not test, with reasons. timed_out: whether it was killed at a time limit.
+    results: by kernel. current_kernel: the kernel under test when the process ended early, or "". exit_reason: why the
+    process ended. untested: kernels that it could not test, with reasons. timed_out: whether it was killed at a time
+    limit.
     """
 
     def __init__(self, device: KernelDevice, dtype: torch.dtype, kernels: Sequence[str]) -> None:
         self.results: dict[str, SelfTestResult] = {}
         self.untested: dict[str, str] = {}
-        self.current = self.ending = ""
+        self.current_kernel = self.exit_reason = ""
         self.timed_out = False
         limit = time_limit()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -105,7 +106,7 @@ class _Process:
                     start_new_session=True,  # to kill its compiler processes, too
                 )
             except OSError as error:
-                self.ending = f"{command[0]} does not start: {error}"
+                self.exit_reason = f"{command[0]} does not start: {error}"
                 return
             try:
                 self._read_events(process, limit)
@@ -114,9 +115,9 @@ class _Process:
             errors.seek(0)
             lines = errors.read().decode(errors="replace").strip().splitlines()
         if not self.timed_out:
-            self.ending = f"ended the self-test's process, exit code {process.returncode}"
+            self.exit_reason = f"ended the self-test's process, exit code {process.returncode}"
             if lines and process.returncode:
-                self.ending += f": {lines[-1][:300]}"
+                self.exit_reason += f": {lines[-1][:300]}"
 
     def _read_events(self, process: subprocess.Popen[bytes], limit: float) -> None:
         """Process events until the subprocess ends or a time limit passes."""
@@ -130,7 +131,8 @@ class _Process:
                 line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 self.timed_out = True
-                self.ending = f"took longer than {allowed:g} s to {'compile and test' if self.current else 'start'}"
+                activity = "compile and test" if self.current_kernel else "start"
+                self.exit_reason = f"took longer than {allowed:g} s to {activity}"
                 return
             if line is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,9 +143,9 @@ class _Process:
                 continue
             name, kernel = event["event"], event.get("kernel", "")
             if name == "start":
-                self.current, allowed = kernel, limit
+                self.current_kernel, allowed = kernel, limit
             else:
-                self.current, allowed = "", SECONDS_TO_START
+                self.current_kernel, allowed = "", SECONDS_TO_START
             if name == "result":
                 fields = ("reason", "error", "allowed", "seconds")
                 self.results[kernel] = SelfTestResult(*(event[field] for field in fields))

@@ -28,8 +28,8 @@ def grad_table_partial(
     heads,
     height,
     width,
-    row_reach,
-    column_reach,
+    row_radius,
+    column_radius,
     step_rows,
     step_columns,
     row_groups,
@@ -41,7 +41,7 @@ def grad_table_partial(
     STEP: tl.constexpr,  # pairs (row offset, context column) of a program
     K: tl.constexpr,
     V: tl.constexpr,
-    UNIT: tl.constexpr,
+    VEC: tl.constexpr,
 ):
     """Compute partial[x,(dy m),k] = sum over y, b, h of T[x,(dy m),(b h)] q[x,(b h),k].
 
@@ -51,8 +51,8 @@ def grad_table_partial(
     step_rows times, for consecutive y; a cache hint keeps it in L1.
     """
     ROWS: tl.constexpr = EXAMPLES * HEADS
-    value_depth *= UNIT
-    query_depth *= UNIT
+    value_depth *= VEC
+    query_depth *= VEC
     tiles_x = tl.cdiv(width, TILE)
     program = tl.program_id(0)
     tile = program % tiles_x
@@ -60,8 +60,8 @@ def grad_table_partial(
     row_group = program // tiles_x // chunks % row_groups
     split = program // tiles_x // chunks // row_groups
     x0 = tile * TILE
-    x_first, x_last = window_bounds(x0, TILE, column_reach, width)
-    first_offset = row_group * step_rows - row_reach
+    x_first, x_last = window_bounds(x0, TILE, column_radius, width)
+    first_offset = row_group * step_rows - row_radius
     # Query rows with a context row at one of the offsets.
     y_first = tl.maximum(0, 1 - first_offset - step_rows)
     y_last = tl.minimum(height - 1, height - 1 - first_offset)
@@ -73,21 +73,21 @@ def grad_table_partial(
     step = tl.arange(0, STEP)
     y_offset = first_offset + step // step_columns
     x_m = x_first + chunk * step_columns + step % step_columns
-    m_mask = (x_m <= x_last) & (y_offset <= row_reach)
+    m_mask = (x_m <= x_last) & (y_offset <= row_radius)
     k = tl.arange(0, K)
     v = tl.arange(0, V)
     examples = tl.arange(0, EXAMPLES)
     x_n = x0 + tl.arange(0, TILE)
     rows = tl.arange(0, ROWS)
     head = rows % HEADS
-    q_offset = offset64(x_n, q_n_stride, UNIT)[:, None, None] + offset64(head, q_h_stride, UNIT)[None, :, None]
+    q_offset = offset64(x_n, q_n_stride, VEC)[:, None, None] + offset64(head, q_h_stride, VEC)[None, :, None]
     q_mask = (x_n < width)[:, None, None] & (head < heads)[None, :, None] & (k < query_depth)[None, None, :]
     g_rows = tl.arange(0, TILE * HEADS)
     g_x = x0 + g_rows // HEADS
     g_head = g_rows % HEADS
-    g_offset = (offset64(g_x, g_n_stride, UNIT) + offset64(g_head, g_h_stride, UNIT))[None, :, None]
+    g_offset = (offset64(g_x, g_n_stride, VEC) + offset64(g_head, g_h_stride, VEC))[None, :, None]
     g_mask = ((g_x < width) & (g_head < heads))[None, :, None]
-    v_offset = offset64(y_offset * width + x_m, v_n_stride, UNIT)[None, :, None]
+    v_offset = offset64(y_offset * width + x_m, v_n_stride, VEC)[None, :, None]
 
     total = tl.zeros((TILE, STEP, K), tl.float32)
     for i in range(groups * blocks):
@@ -97,19 +97,19 @@ def grad_table_partial(
         in_both = in_split[:, None, None] & (first_value + v < value_depth)[None, None, :]
         example = first_example + rows // HEADS
         g_group_ptr = g_ptr + (
-            offset64(first_example + examples, g_b_stride, UNIT)[:, None, None]
+            offset64(first_example + examples, g_b_stride, VEC)[:, None, None]
             + g_offset
             + (first_value + v)[None, None, :]
         )
         v_group_ptr = v_ptr + (
-            offset64(first_example + examples, v_b_stride, UNIT)[:, None, None]
+            offset64(first_example + examples, v_b_stride, VEC)[:, None, None]
             + v_offset
             + (first_value + v)[None, None, :]
         )
-        q_group_ptr = q_ptr + (offset64(example, q_b_stride, UNIT)[None, :, None] + q_offset + k[None, None, :])
+        q_group_ptr = q_ptr + (offset64(example, q_b_stride, VEC)[None, :, None] + q_offset + k[None, None, :])
         q_group_mask = q_mask & (example < split_end)[None, :, None]
         for y in range(y_first, y_last + 1):
-            start = (y * width).to(tl.int64) * UNIT
+            start = (y * width).to(tl.int64) * VEC
             g = tl.load(g_group_ptr + start * g_n_stride, mask=g_mask & in_both, other=0.0)
             inside = m_mask & (y + y_offset >= 0) & (y + y_offset < height)
             values = tl.load(
@@ -132,12 +132,12 @@ def grad_table_partial(
 @triton.jit(do_not_specialize=[*SIZES, "row_groups", "chunks", "splits"])
 def reduce_grad_table(
     partial_ptr,  # output of `grad_table_partial`
-    o_ptr,  # (2 row_reach + 1, 2 column_reach + 1, k), contiguous
+    o_ptr,  # (2 row_radius + 1, 2 column_radius + 1, k), contiguous
     scale_ptr,
     query_depth,
     width,
-    row_reach,
-    column_reach,
+    row_radius,
+    column_radius,
     step_rows,
     step_columns,
     row_groups,
@@ -150,9 +150,9 @@ def reduce_grad_table(
     SCALED: tl.constexpr,
 ):
     """Compute dR[dy,dx,k] as the sum of partial sums over splits, column tiles and pairs of columns at offset dx."""
-    columns = 2 * column_reach + 1
+    columns = 2 * column_radius + 1
     row = tl.program_id(0) // columns
-    column_offset = tl.program_id(0) % columns - column_reach
+    column_offset = tl.program_id(0) % columns - column_radius
     tiles_x = tl.cdiv(width, TILE)
     j = tl.arange(0, PARTIALS_PER_LOAD * TILE) % TILE
     partial_index = tl.arange(0, PARTIALS_PER_LOAD * TILE) // TILE
@@ -162,7 +162,7 @@ def reduce_grad_table(
         i = first + partial_index
         tile = i % tiles_x
         group = i // tiles_x * row_groups + row // step_rows
-        x_first, x_last = window_bounds(tile * TILE, TILE, column_reach, width)
+        x_first, x_last = window_bounds(tile * TILE, TILE, column_radius, width)
         column = tile * TILE + j + column_offset - x_first
         # Queries outside the map need no mask, because their gradients were loaded as zero.
         mask = (i < splits * tiles_x) & (column >= 0) & (column <= x_last - x_first)

@@ -68,7 +68,7 @@ def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, h
     v = max(16, next_power_of_2(min(value_depth, max_value_channels(itemsize))))
     if itemsize > 2:
         return _for_float32(kernel, h, v)
-    large = max_shared_memory(capability) > _LARGE_MEMORY
+    large_memory = max_shared_memory(capability) > _LARGE_MEMORY
     if kernel == LAMBDA_ORDER:
         # one 2-d product, (examples v) x m times m x (positions k); 128 rows
         return Tiles(16 if capability[0] == 9 else 8, 128 // v, 32, v, 8, 3)
@@ -80,30 +80,30 @@ def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, h
         examples = max(4, (128 if v == 64 else 256) // (h * positions))
         return Tiles(positions, examples, 16, v, 8 if h == 2 and v == 32 else 4, 3)
     if kernel == "grad_queries":
-        stages = 3 if v < 128 or large else 2
+        stages = 3 if v < 128 or large_memory else 2
         if h == 1:
             return Tiles(16, 16 if v < 64 else 8, 16, v, 4 if v == 16 else 8, stages)
-        deep = v == 128 or (v == 64 and not (large and h > 2))
+        deep = v == 128 or (v == 64 and not (large_memory and h > 2))
         positions = (2 if deep else 4) if h == 16 else 4 if h == 8 else 16 if v == 64 and not deep else 8
         examples = max(4, (128 if deep else 256) // (h * positions))
-        if v == 128 and not large and h > 2:
+        if v == 128 and not large_memory and h > 2:
             positions //= 2
         return Tiles(positions, examples, 16, v, 8 if h == 2 and v > 16 else 4, stages)
     if kernel == "grad_values":
         v = min(v, 32)
         if h == 1:
             return Tiles(32, 8, 16, v, 8, 3)
-        step = 2 if h == 16 and not large else max(4, 16 // h)
+        step = 2 if h == 16 and not large_memory else max(4, 16 // h)
         return Tiles({2: 32, 4: 64, 8: 32, 16: 16}[h], 4, step, v, 4, 3)
-    v = min(v, 16 if h == 16 and not large else 32)
-    wide = large or v == 16
+    v = min(v, 16 if h == 16 and not large_memory else 32)
+    wide = large_memory or v == 16
     if h == 1:
         return Tiles(16, 16, 32 if wide else 16, v, 8, 3)
     if h == 2:
         return Tiles(8, 8, 64 if wide else 32, v, 8, 3)
     if h == 4:
         return Tiles(8, 4, 64 if wide else 32, v, 4, 3)
-    return Tiles(8 if large and h == 8 else 4, 4, 32 if large or h == 8 else 16, v, 4, 3)
+    return Tiles(8 if large_memory and h == 8 else 4, 4, 32 if large_memory or h == 8 else 16, v, 4, 3)
 
 
 def _for_float32(kernel: str, h: int, v: int) -> Tiles:
@@ -134,7 +134,7 @@ def next_power_of_2(minimum: int) -> int:
 
 @lru_cache(maxsize=1024)
 def choose_tile_shape(
-    grid: tuple[int, int], reach: tuple[int, int], positions: int, step: int
+    grid: tuple[int, int], radius: tuple[int, int], positions: int, step: int
 ) -> tuple[int, int, int, int]:
     """Choose rows and columns of tiles with `positions` positions, and of steps with `step`, for the fewest steps.
 
@@ -145,43 +145,43 @@ def choose_tile_shape(
     for tile_rows in _powers_of_two(positions, grid[0]):
         for step_rows in _powers_of_two(step, grid[0]):
             tile_columns, step_columns = positions // tile_rows, step // step_rows
-            steps = count_steps(grid, reach, (tile_rows, tile_columns, step_rows, step_columns))
+            steps = count_steps(grid, radius, (tile_rows, tile_columns, step_rows, step_columns))
             if fewest is None or steps < fewest:
                 best, fewest = (tile_rows, tile_columns, step_rows, step_columns), steps
     return best
 
 
 @lru_cache(maxsize=1024)
-def choose_table_step(grid: tuple[int, int], reach: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
+def choose_table_step(grid: tuple[int, int], radius: tuple[int, int], columns: int, step: int) -> tuple[int, int]:
     """Choose row offsets and context columns per program of `grad_table_partial` for the fewest steps.
 
     Accepts up to 5% more steps for more rows, because consecutive steps then use more of the same values.
     """
     best, fewest = (1, step), None
-    for step_rows in _powers_of_two(step, 2 * reach[0] + 1):
-        steps = count_chunks(grid, reach, columns, step // step_rows)
-        pairs = count_row_pairs(grid[0], reach[0], step_rows)
+    for step_rows in _powers_of_two(step, 2 * radius[0] + 1):
+        steps = count_chunks(grid, radius, columns, step // step_rows)
+        pairs = count_row_pairs(grid[0], radius[0], step_rows)
         if fewest is None or steps * pairs <= 1.05 * fewest:
             best, fewest = (step_rows, step // step_rows), min(steps * pairs, fewest or math.inf)
     return best
 
 
-def count_chunks(grid: tuple[int, int], reach: tuple[int, int], columns: int, step_columns: int) -> int:
-    """Return the number of chunks of step_columns that cover the columns in reach of a tile of `columns` queries."""
-    return -(-min(grid[1], columns + 2 * reach[1]) // step_columns)
+def count_chunks(grid: tuple[int, int], radius: tuple[int, int], columns: int, step_columns: int) -> int:
+    """Return the number of chunks of step_columns that cover the window of a tile of `columns` query columns."""
+    return -(-min(grid[1], columns + 2 * radius[1]) // step_columns)
 
 
-def count_row_pairs(rows: int, reach: int, step_rows: int) -> int:
+def count_row_pairs(rows: int, radius: int, step_rows: int) -> int:
     """Return the number of query rows with a context row at one of step_rows offsets, summed over groups of offsets."""
-    firsts = range(-reach, reach + 1, step_rows)
+    firsts = range(-radius, radius + 1, step_rows)
     return sum(min(rows - 1, rows - 1 - first) - max(0, 1 - first - step_rows) + 1 for first in firsts)
 
 
-def count_steps(grid: tuple[int, int], reach: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
+def count_steps(grid: tuple[int, int], radius: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
     """Return the total number of steps of all tiles; shape: rows and columns of a tile and of a step."""
     rows, columns, step_rows, step_columns = shape
-    return _count_axis_steps(grid[0], reach[0], rows, step_rows) * _count_axis_steps(
-        grid[1], reach[1], columns, step_columns
+    return _count_axis_steps(grid[0], radius[0], rows, step_rows) * _count_axis_steps(
+        grid[1], radius[1], columns, step_columns
     )
 
 
@@ -190,10 +190,10 @@ def _powers_of_two(maximum: int, side: int) -> list[int]:
     return [1 << i for i in range(maximum.bit_length()) if i == 0 or 1 << (i - 1) < side]
 
 
-def _count_axis_steps(side: int, reach: int, tile: int, step: int) -> int:
+def _count_axis_steps(side: int, radius: int, tile: int, step: int) -> int:
     """Return the number of steps of all tiles along one axis."""
     total = 0
     for start in range(0, side, tile):
-        first, last = max(start - reach, 0), min(start + tile - 1 + reach, side - 1)
+        first, last = max(start - radius, 0), min(start + tile - 1 + radius, side - 1)
         total += -(-(last - first + 1) // step)
     return total

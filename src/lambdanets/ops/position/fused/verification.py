@@ -43,7 +43,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 SelfTestResults = Mapping[str, SelfTestResult]
 
-_KNOWN: dict[tuple[KernelDevice, torch.dtype], SelfTestResults] = {}
+_RESULTS: dict[tuple[KernelDevice, torch.dtype], SelfTestResults] = {}
 _LOCK = threading.RLock()
 
 
@@ -58,38 +58,38 @@ def get_results(device: KernelDevice, dtype: torch.dtype) -> SelfTestResults:
     Other threads wait for the self-test. If kernels fail, issues one KernelWarning that says what to report. Raises
     ValueError for an invalid time limit.
     """
-    known = _KNOWN.get((device, dtype))
-    if known is not None:
-        return known
+    results = _RESULTS.get((device, dtype))
+    if results is not None:
+        return results
     with _LOCK:
-        known = _KNOWN.get((device, dtype))
-        if known is not None:
-            return known
+        results = _RESULTS.get((device, dtype))
+        if results is not None:
+            return results
         cached, tested, untested = _read_or_test(device, dtype)
-        _KNOWN[device, dtype] = known = {**cached, **tested, **untested}
+        _RESULTS[device, dtype] = results = {**cached, **tested, **untested}
     _warn(device, dtype, {name: result for name, result in tested.items() if result.reason}, untested)
-    return known
+    return results
 
 
 def retest(device: KernelDevice, dtype: torch.dtype) -> SelfTestResults:
     """Run the self-test of all kernels for a dtype again and replace the cached results, without warnings."""
-    with _LOCK, _one_process_at_a_time():
+    with _LOCK, _results_file_lock():
         tested, untested = run_self_test(device, dtype, kernels_for_dtype(dtype))
         _store(device, dtype, tested)
-        _KNOWN[device, dtype] = known = {**tested, **untested}
-    return known
+        _RESULTS[device, dtype] = results = {**tested, **untested}
+    return results
 
 
 def store(device: KernelDevice, dtype: torch.dtype, results: SelfTestResults) -> None:
     """Replace results, in this process and in the cache folder."""
-    with _LOCK, _one_process_at_a_time():
+    with _LOCK, _results_file_lock():
         _store(device, dtype, results)
-        _KNOWN[device, dtype] = {**_KNOWN.get((device, dtype), {}), **results}
+        _RESULTS[device, dtype] = {**_RESULTS.get((device, dtype), {}), **results}
 
 
 def clear() -> None:
     """Clear the results in this process, but not in the cache folder."""
-    _KNOWN.clear()
+    _RESULTS.clear()
 
 
 def results_file() -> Path:
@@ -159,7 +159,7 @@ def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[SelfTestRes
     cached = read_results(device, dtype)
     if cached.keys() >= set(names):
         return cached, {}, {}
-    with _one_process_at_a_time():  # other processes of the node then read the results of the first
+    with _results_file_lock():  # other processes of the node then read the results of the first
         cached = read_results(device, dtype)
         tested, untested = run_self_test(device, dtype, [name for name in names if name not in cached])
         _store(device, dtype, tested)
@@ -167,8 +167,8 @@ def _read_or_test(device: KernelDevice, dtype: torch.dtype) -> tuple[SelfTestRes
 
 
 @contextlib.contextmanager
-def _one_process_at_a_time() -> Iterator[None]:
-    """Lock the file of results if locks are supported; wait at most for the duration of a test."""
+def _results_file_lock() -> Iterator[None]:
+    """Lock the results file if the file system supports locks; wait at most for the duration of a test."""
     from filelock import FileLock, Timeout
 
     with contextlib.ExitStack() as stack:

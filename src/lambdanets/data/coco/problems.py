@@ -23,7 +23,7 @@ _DESCRIPTIONS = {
 
 
 class AnnotationError(Exception):
-    """An annotation is invalid. problem: the key of the problem in `Findings.ids`."""
+    """An annotation is invalid. problem: the key of the problem in `AnnotationProblems.ids`."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(_DESCRIPTIONS[problem])
@@ -31,7 +31,7 @@ class AnnotationError(Exception):
 
 
 @dataclass(frozen=True)
-class Findings:
+class AnnotationProblems:
     """The ids of the annotations with each problem, or of the images for "missing_file"."""
 
     ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -52,9 +52,9 @@ class Findings:
         """The ids per problem, for JSON."""
         return {problem: list(self.ids[problem]) for problem in _DESCRIPTIONS if self.ids.get(problem)}
 
-    def __or__(self, ids: Mapping[str, Sequence[int]]) -> "Findings":
-        """Return new findings that also have these ids."""
-        return Findings({**self.ids, **{problem: tuple(values) for problem, values in ids.items()}})
+    def __or__(self, ids: Mapping[str, Sequence[int]]) -> "AnnotationProblems":
+        """Return problems that also have these ids."""
+        return AnnotationProblems({**self.ids, **{problem: tuple(values) for problem, values in ids.items()}})
 
 
 def first_few(values: Sequence[object]) -> str:

@@ -1,0 +1,173 @@
+"""The claims of the paper beside what was measured here: writes the table of docs/results.md from results.
+
+    python experiments/claims.py [--page docs/results.md]
+
+A claim about accuracy is confirmed if the 95% confidence interval of the paired difference over seeds (Student's t)
+is above 0, refuted if it is below 0, and undecided otherwise. The intervals are not corrected for multiple comparisons.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from frontier import OURS, PAPER_SPEEDUPS, frontier, speedups
+
+from lambdanets.evidence.studies.summary import confidence_interval
+from lambdanets.text_tables import markdown_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results"
+BEGIN, END = "<!-- written by experiments/claims.py -->\n", "<!-- end of claims -->\n"
+
+
+class Finding(NamedTuple):
+    """A claim with its reference, what was measured, and whether that confirms it."""
+
+    claim: str
+    measured: str
+    verdict: str
+
+
+def read(path: str) -> Any:
+    """Read a results file; None if it does not exist."""
+    file = RESULTS / path
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% confidence interval of the mean of paired differences; infinite for a single one."""
+    if len(differences) < 2:
+        return -math.inf, math.inf
+    return confidence_interval(statistics.fmean(differences), statistics.stdev(differences), len(differences))
+
+
+def verdict(differences: Sequence[float]) -> str:
+    """Return whether the interval is above, below or around 0."""
+    low, high = interval(differences)
+    return "confirmed" if low > 0 else "refuted" if high < 0 else "undecided"
+
+
+def describe(differences: Sequence[float]) -> str:
+    """Format the mean difference in points, its interval and the number of seeds."""
+    mean = f"{statistics.fmean(differences):+.2f}"
+    if len(differences) < 2:
+        return f"{mean} points, one seed"
+    low, high = interval(differences)
+    return f"{mean} points, interval {low:+.2f} to {high:+.2f}, {len(differences)} seeds"
+
+
+def paired(runs: list[dict[str, Any]], variant: str, baseline: str) -> list[float]:
+    """Return the differences in top-1, in points, of the seeds that both variants were trained with."""
+    by_variant = {name: {r["seed"]: r["top1"] for r in runs if r["variant"] == name} for name in (variant, baseline)}
+    ours, base = by_variant[variant], by_variant[baseline]
+    return [100 * (ours[seed] - base[seed]) for seed in sorted(ours.keys() & base.keys())]
+
+
+# claim, variant, baseline: names of variants in the results of `lambdanets compare`
+ACCURACY = (
+    ("Lambda layers are more accurate than 3x3 convolutions: 78.4 and 76.9 (Table 3)", "lambda", "convolution"),
+    ("Lambda layers are more accurate than squeeze-and-excitation: 77.6 (Table 3)", "lambda", "channel_attention"),
+    ("Lambda layers are more accurate than axial attention: 77.5 (Table 4)", "lambda", "axial_attention"),
+    ("Content and position are better than content alone: 78.4 and 68.8 (Table 9)", "lambda", "lambda position=False"),
+    ("Content and position are better than position alone: 78.1 (Table 9)", "lambda", "lambda content=False"),
+    ("A scope of 15 is better than 3: 78.5 and 77.6 (Table 10)", "lambda scope=15", "lambda scope=3"),
+    ("A scope of 15 is better than 7: 78.2 (Table 10)", "lambda scope=15", "lambda scope=7"),
+)
+DATASETS = {
+    "Fashion-MNIST, 188 steps": "xeon-2-cores/fashion_mnist.json",
+    "CIFAR-10, 10 epochs": "epyc-2-cores/cifar10_comparison.json",
+}
+
+
+def accuracy() -> list[Finding]:
+    """Compare the accuracy of mixers."""
+    findings = []
+    for claim, variant, baseline in ACCURACY:
+        for name, path in DATASETS.items():
+            differences = paired((read(path) or {"runs": []})["runs"], variant, baseline)
+            if differences:
+                findings.append(Finding(claim, f"{name}: {describe(differences)}", verdict(differences)))
+    return findings
+
+
+def detection() -> Finding:
+    """Compare mask AP of lambda layers and convolutions in the backbone."""
+    runs = read("epyc-2-cores/nuclei.json")["runs"]
+    by_recipe = {name: {r["seed"]: r["segm"] for r in runs if r["recipe"] == name} for name in NUCLEI}
+    ours, base = (by_recipe[name] for name in NUCLEI)
+    cells = []
+    for column in ("AP", "APs"):
+        differences = [100 * (ours[seed][column] - base[seed][column]) for seed in sorted(ours)]
+        cells.append(f"mask {column} {describe(differences)}")
+    claim = "Lambda layers in the backbone improve detection, small objects most (Table 14)"
+    return Finding(claim, f"cell nuclei: {'; '.join(cells)}", verdict(differences))
+
+
+def segmentation() -> list[Finding]:
+    """Compare Dice of U-Nets with lambda layers and with convolutions."""
+    results = read("epyc-2-cores/segmentation.json")
+    if results is None:
+        return []
+    by_recipe = {name: {r["seed"]: r["test"] for r in results["runs"] if r["recipe"] == name} for name in NUCLEI}
+    ours, base = (by_recipe[name] for name in NUCLEI)
+    differences = [100 * (ours[seed]["dice"] - base[seed]["dice"]) for seed in sorted(ours)]
+    claim = "Not in the paper: lambda layers in a U-Net improve segmentation"
+    return [Finding(claim, f"cell nuclei: Dice {describe(differences)}", verdict(differences))]
+
+
+NUCLEI = ("nuclei", "nuclei_convolution")
+
+
+def costs() -> list[Finding]:
+    """Compare time and memory of a layer with attention and with the 3x3 convolution."""
+    findings = []
+    for kind, column, file in (
+        ("memory", "peak_bytes", "table-4_layers_memory.json"),
+        ("time", "median_seconds", "table-4_layers_time.json"),
+    ):
+        rows = [row for row in read(f"xeon-2-cores/tables/{file}")["rows"] if row["skip_reason"] is None]
+        values = {(*row["sizes"].values(), row["candidate"]): row[column] for row in rows}
+        for candidate, name, claim in (
+            ("sdpa", "attention", f"A lambda layer needs less {kind} than attention over the same context (Table 4)"),
+            ("convolution", "a convolution", f"Not in the paper: it needs less {kind} than a 3x3 convolution"),
+        ):
+            ratios = [values[*key, candidate] / values[*key, "lambdanets"] for *key, c in values if c == candidate]
+            wins = sum(ratio > 1 for ratio in ratios)
+            cost = f"{name} needs {min(ratios):.1f} to {max(ratios):.1f} times as much"
+            text = f"{cost}; more in {wins} of {len(ratios)} cases"
+            result = "confirmed" if wins == len(ratios) else "refuted" if not wins else "only for some shapes"
+            findings.append(Finding(claim, text, result))
+    return findings
+
+
+def speed() -> list[Finding]:
+    """Compare the speed of LambdaResNets with other families at equal published accuracy."""
+    results = read("epyc-2-cores/frontier.json")
+    if results is None:
+        return []
+    findings = []
+    for family, (low, high) in PAPER_SPEEDUPS.items():
+        ratios = speedups(frontier(results, "training", OURS), frontier(results, "training", family)).values()
+        result = "confirmed, smaller on this CPU" if min(ratios) > 1 else "not for all accuracies on this CPU"
+        result = "confirmed" if min(ratios) >= low else result
+        claim = f"LambdaResNets train {low} to {high} times as fast as {family} at equal accuracy (Figure 4)"
+        findings.append(Finding(claim, f"{min(ratios):.2f} to {max(ratios):.2f} times as fast", result))
+    return findings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
+    page = parser.parse_args().page
+    findings = [*accuracy(), *costs(), *speed(), detection(), *segmentation()]
+    table = markdown_table(Finding._fields, *findings)
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text(before + BEGIN + table + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
