@@ -39,14 +39,14 @@ def read(path: str) -> Any:
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% confidence interval of the mean of paired differences; infinite for a single one."""
+    """Return the 95% confidence interval of the mean of paired differences; infinite for a single difference."""
     if len(differences) < 2:
         return -math.inf, math.inf
     return confidence_interval(statistics.fmean(differences), statistics.stdev(differences), len(differences))
 
 
 def verdict(differences: Sequence[float]) -> str:
-    """Return whether the interval is above, below or around 0."""
+    """Return "confirmed" if the interval is above 0, "refuted" if it is below 0, and otherwise "undecided"."""
     low, high = interval(differences)
     return "confirmed" if low > 0 else "refuted" if high < 0 else "undecided"
 

@@ -44,7 +44,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-def fails(capsys, *arguments):
+def run_failing(capsys, *arguments):
     """Run a command that must exit with code 2, and return the last line of stderr."""
     assert main([str(argument) for argument in arguments]) == 2
     output = capsys.readouterr().err.strip().splitlines()
@@ -133,8 +133,10 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(signum, trained, tmp_
     message = f"stopped after 7 of 20 images, saved in {out}.partial; run the same command to resume"
     assert capsys.readouterr().err.strip() == message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.partial", "uninterrupted.jsonl"]
-    assert "was started with options [3, None], not [1, None]; remove it" in fails(capsys, *command, out, "--top", 1)
-    assert "was started with other images" in fails(capsys, *command[:2], trained / "images/dark", "--out", out)
+    assert "was started with options [3, None], not [1, None]; remove it" in run_failing(
+        capsys, *command, out, "--top", 1
+    )
+    assert "was started with other images" in run_failing(capsys, *command[:2], trained / "images/dark", "--out", out)
     assert main([*command, str(out)]) == 0
     assert "resuming: 7 of 20 images are done" in capsys.readouterr().err
     assert out.read_bytes() == (tmp_path / "uninterrupted.jsonl").read_bytes()
@@ -144,14 +146,14 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(signum, trained, tmp_
 def test_predict_rejects_an_output_locked_by_another_process(trained, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     with locked(tmp_path / ".out.jsonl.lock", out):
-        error = fails(capsys, "predict", trained / "run", trained / "images", "--out", out)
+        error = run_failing(capsys, "predict", trained / "run", trained / "images", "--out", out)
     assert "out.jsonl is in use by process" in error
 
 
 def test_predict_rejects_input_without_a_readable_image(trained, tmp_path, capsys):
     (tmp_path / "text.png").write_text("no image")
     out = tmp_path / "o.jsonl"
-    assert "none of the 1 images could be read" in fails(
+    assert "none of the 1 images could be read" in run_failing(
         capsys, "predict", trained / "run", tmp_path / "text.png", "--out", out
     )
     assert not out.exists()
@@ -160,7 +162,7 @@ def test_predict_rejects_input_without_a_readable_image(trained, tmp_path, capsy
 def test_predict_does_not_overwrite_its_output(trained, tmp_path, capsys):
     out = tmp_path / "precious.jsonl"
     out.write_text("kept")
-    assert "exists; choose another file" in fails(
+    assert "exists; choose another file" in run_failing(
         capsys, "predict", trained / "run", trained / "images/dark", "--out", out
     )
     assert out.read_text() == "kept"
@@ -173,38 +175,38 @@ def test_predict_does_not_overwrite_a_file_written_while_it_loads(trained, tmp_p
 
     monkeypatch.setattr("lambdanets.inference.classifier.load_classifier", slow)
     command = ("predict", trained / "run", trained / "images/dark", "--out", tmp_path / "out.jsonl")
-    assert "exists; choose another file" in fails(capsys, *command)
+    assert "exists; choose another file" in run_failing(capsys, *command)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.jsonl", "from another process")]
 
 
 def test_predict_requires_images(trained, capsys):
-    assert "IMAGES must be at least one file" in fails(capsys, "predict", trained / "run")
+    assert "IMAGES must be at least one file" in run_failing(capsys, "predict", trained / "run")
 
 
 def test_predict_error_names_a_missing_image(trained, capsys):
-    assert "nowhere.png" in fails(capsys, "predict", trained / "run", "nowhere.png")
+    assert "nowhere.png" in run_failing(capsys, "predict", trained / "run", "nowhere.png")
 
 
 def test_train_rejects_a_folder_without_images(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    assert "empty" in fails(capsys, "train", "--data", tmp_path / "empty", "--run", tmp_path / "run")
+    assert "empty" in run_failing(capsys, "train", "--data", tmp_path / "empty", "--run", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_train_rejects_a_single_class(trained, tmp_path, capsys):
     (tmp_path / "one").mkdir()
     (tmp_path / "one/dark").symlink_to(trained / "images/dark")
-    assert "only 'dark'" in fails(capsys, "train", "--data", tmp_path / "one", "--run", tmp_path / "run")
+    assert "only 'dark'" in run_failing(capsys, "train", "--data", tmp_path / "one", "--run", tmp_path / "run")
 
 
 def test_unknown_model_error_suggests_the_nearest_names(tmp_path, capsys):
-    error = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
+    error = run_failing(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
     assert "no model named 'lamda_resnet50'; the nearest are lambda_resnet50" in error
     assert not (tmp_path / "run").exists()
 
 
 def test_unknown_model_option_is_named(tmp_path, capsys):
-    error = fails(capsys, "train", "--model-options", "scopes", "7", "--run", tmp_path / "run")
+    error = run_failing(capsys, "train", "--model-options", "scopes", "7", "--run", tmp_path / "run")
     assert "takes no argument 'scopes'" in error
 
 
@@ -212,7 +214,7 @@ def test_unknown_model_option_is_named(tmp_path, capsys):
     ("name", "value"), [("scope", 4), ("heads", 7), ("output_stride", 7), ("num_classes", 5), ("content", 5)]
 )
 def test_rejects_model_options_out_of_range_by_name(name, value, tmp_path, capsys):
-    error = fails(capsys, "train", "--model-options", name, value, "--run", tmp_path / "run")
+    error = run_failing(capsys, "train", "--model-options", name, value, "--run", tmp_path / "run")
     assert name in error
     assert not (tmp_path / "run").exists()
 
@@ -239,20 +241,24 @@ def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path
 
 
 def test_recipe_without_data_requires_data(tmp_path, capsys):
-    assert "data must be given" in fails(capsys, "train", "image_folder", "--run", tmp_path / "run")
+    assert "data must be given" in run_failing(capsys, "train", "image_folder", "--run", tmp_path / "run")
 
 
 def test_predict_error_names_an_output_in_a_missing_folder(trained, capsys):
-    error = fails(capsys, "predict", trained / "run", trained / "images/dark", "--out", trained / "nowhere/x.jsonl")
+    error = run_failing(
+        capsys, "predict", trained / "run", trained / "images/dark", "--out", trained / "nowhere/x.jsonl"
+    )
     assert "nowhere/x.jsonl: No such file or directory" in error
 
 
 def test_rejects_a_run_name_that_is_too_long(capsys):
-    assert "name too long" in fails(capsys, "train", "--run", "x" * 300)
+    assert "name too long" in run_failing(capsys, "train", "--run", "x" * 300)
 
 
 def test_unknown_option_error_suggests_the_nearest(capsys):
-    assert "no option --lerning-rate; the nearest is --learning-rate" in fails(capsys, "train", "--lerning-rate", "1")
+    assert "no option --lerning-rate; the nearest is --learning-rate" in run_failing(
+        capsys, "train", "--lerning-rate", "1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +294,7 @@ def test_unknown_option_error_suggests_the_nearest(capsys):
 )
 def test_rejects_invalid_option_values_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert message in fails(capsys, "train", *arguments)
+    assert message in run_failing(capsys, "train", *arguments)
     assert not list(tmp_path.iterdir())
 
 
@@ -312,10 +318,10 @@ def test_devices_passes_the_run_folder_to_its_processes(monkeypatch):
 def test_recipe_of_the_other_task_is_rejected_with_its_command(tmp_path, capsys):
     file = tmp_path / "det.py"
     file.write_text("from lambdanets.training.detection.recipe import DetectionRecipe\nrecipe = DetectionRecipe()\n")
-    error = fails(capsys, "train", file)
+    error = run_failing(capsys, "train", file)
     assert error.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
     file.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
-    error = fails(capsys, "detect", "train", file)
+    error = run_failing(capsys, "detect", "train", file)
     assert error.endswith(f"got a classification recipe; train with: lambdanets train {file}")
 
 
@@ -333,12 +339,12 @@ def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, cap
 
 
 def test_predict_rejects_empty_paths(trained, capsys):
-    assert "--out must be a path, got ''" in fails(capsys, "predict", trained / "run", "a.png", "--out", "")
-    assert "CHECKPOINT must be a path, got ''" in fails(capsys, "predict", "", "a.png")
+    assert "--out must be a path, got ''" in run_failing(capsys, "predict", trained / "run", "a.png", "--out", "")
+    assert "CHECKPOINT must be a path, got ''" in run_failing(capsys, "predict", "", "a.png")
 
 
 def test_predict_rejects_a_null_byte_in_its_output(trained, capsys):
-    error = fails(capsys, "predict", trained / "run", "a.png", "--out", "a\0b")
+    error = run_failing(capsys, "predict", trained / "run", "a.png", "--out", "a\0b")
     assert "must not contain a null byte, got 'a\\x00b'" in error
 
 
@@ -350,20 +356,20 @@ def test_tyro_without_our_hook_prints_its_own_error(monkeypatch, capsys):
 
 
 def test_unknown_recipe_and_command_are_named(capsys):
-    assert "recipe must be one of cifar10, " in fails(capsys, "train", "digit")
-    assert "got 'trian'; the nearest is train" in fails(capsys, "trian")
+    assert "recipe must be one of cifar10, " in run_failing(capsys, "train", "digit")
+    assert "got 'trian'; the nearest is train" in run_failing(capsys, "trian")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "pseudo-label"])
 def test_unknown_device_is_rejected(command, trained, tmp_path, capsys):
     arguments = {"evaluate": [], "predict": [trained / "images"], "pseudo-label": ["shards", tmp_path / "labels"]}
-    error = fails(capsys, command, trained / "run", *arguments[command], "--device", "tpu")
+    error = run_failing(capsys, command, trained / "run", *arguments[command], "--device", "tpu")
     assert "device must be cpu" in error
     assert "got 'tpu'" in error
 
 
 def test_evaluate_rejects_weights_of_another_architecture(trained, capsys):
-    error = fails(capsys, "evaluate", trained / "run", "--model", "resnet18")
+    error = run_failing(capsys, "evaluate", trained / "run", "--model", "resnet18")
     assert "another architecture" in error
     assert "only in the file" in error
     assert "only in the model" in error
@@ -371,31 +377,31 @@ def test_evaluate_rejects_weights_of_another_architecture(trained, capsys):
 
 def test_evaluate_rejects_a_pickle_that_is_not_a_checkpoint(tmp_path, capsys):
     (tmp_path / "x.ckpt").write_bytes(pickle.dumps(print))
-    assert "is not a checkpoint" in fails(capsys, "evaluate", tmp_path / "x.ckpt")
+    assert "is not a checkpoint" in run_failing(capsys, "evaluate", tmp_path / "x.ckpt")
 
 
 def test_evaluate_rejects_weights_without_a_model_card(trained, tmp_path, capsys):
     from safetensors.torch import load_file, save_file
 
     save_file(load_file(trained / "run/weights.safetensors"), tmp_path / "bare.safetensors")
-    assert "has no valid model card" in fails(capsys, "evaluate", tmp_path / "bare.safetensors")
+    assert "has no valid model card" in run_failing(capsys, "evaluate", tmp_path / "bare.safetensors")
 
 
 def test_train_rejects_a_model_that_exceeds_memory(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(micro_batches, "free_memory", lambda device: 2**20)
-    error = fails(capsys, "train", "--run", tmp_path / "run")
+    error = run_failing(capsys, "train", "--run", tmp_path / "run")
     assert "GiB" in error
     assert not (tmp_path / "run").exists()
 
 
 def test_train_error_names_a_folder_that_cannot_be_created(tmp_path, capsys):
     (tmp_path / "file").write_text("a file")
-    assert "file" in fails(capsys, "train", "--run", tmp_path / "file" / "run")
+    assert "file" in run_failing(capsys, "train", "--run", tmp_path / "file" / "run")
 
 
 def test_resume_rejects_recipe_fields_and_folders_that_are_not_runs(trained, capsys):
-    assert "remove the recipe" in fails(capsys, "train", "--resume", trained / "run", "--epochs", "9")
-    assert "must be a run folder" in fails(capsys, "train", "--resume", trained / "images")
+    assert "remove the recipe" in run_failing(capsys, "train", "--resume", trained / "run", "--epochs", "9")
+    assert "must be a run folder" in run_failing(capsys, "train", "--resume", trained / "images")
 
 
 def test_resuming_a_finished_run_prints_its_result(trained, capsys):

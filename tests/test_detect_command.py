@@ -27,7 +27,7 @@ def succeeds(*arguments):
     assert main(["detect", *map(str, arguments)]) == 0
 
 
-def fails(capsys, *arguments):
+def run_failing(capsys, *arguments):
     """Run a command that must exit with code 2, and return the last line of stderr."""
     assert main(["detect", *map(str, arguments)]) == 2
     output = capsys.readouterr().err.strip().splitlines()
@@ -142,7 +142,9 @@ def test_evaluate_writes_scores_per_category(trained_detector, tmp_path):
 def test_evaluate_creates_its_folder_before_it_predicts(trained_detector, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("a file")
     monkeypatch.setattr("lambdanets.inference.detection.evaluate_detector", lambda *_, **__: pytest.fail("predicted"))
-    assert "Not a directory" in fails(capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out")
+    assert "Not a directory" in run_failing(
+        capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out"
+    )
 
 
 def test_evaluate_keeps_its_scores_if_drawing_fails(trained_detector, tmp_path, monkeypatch, capsys):
@@ -161,12 +163,12 @@ def test_evaluate_keeps_its_scores_if_drawing_fails(trained_detector, tmp_path, 
 def test_evaluate_rejects_other_categories_and_nonempty_folders(trained_detector, tmp_path, capsys):
     run, digits = trained_detector / "run", trained_detector / "digits"
     other = ["--data", digits / "val.json", "--images", digits / "val"]
-    assert "must have the 2 categories" in fails(capsys, "evaluate", run, *other)
-    assert "data and images must be given together" in fails(capsys, "evaluate", run, *other[:2])
+    assert "must have the 2 categories" in run_failing(capsys, "evaluate", run, *other)
+    assert "data and images must be given together" in run_failing(capsys, "evaluate", run, *other[:2])
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert "is not empty" in fails(capsys, "evaluate", run, "--out", tmp_path)
-    assert "must be a run folder" in fails(capsys, "evaluate", digits)
-    assert "nowhere" in fails(capsys, "evaluate", tmp_path / "nowhere")
+    assert "is not empty" in run_failing(capsys, "evaluate", run, "--out", tmp_path)
+    assert "must be a run folder" in run_failing(capsys, "evaluate", digits)
+    assert "nowhere" in run_failing(capsys, "evaluate", tmp_path / "nowhere")
 
 
 def test_classification_evaluate_rejects_a_detector(trained_detector, capsys):
@@ -257,7 +259,7 @@ def test_predict_divides_large_images_of_several_channels_into_tiles(trained_det
     mosaic = np.tile(pixels, (2, 3)).astype(np.uint16) * 16
     tifffile.imwrite(tmp_path / "large.tif", np.stack([np.zeros_like(mosaic), mosaic]), metadata={"axes": "CYX"})
     command = ("predict", trained_detector / "run", tmp_path / "large.tif", "--no-figures", "--stretch", "on")
-    assert "none of the 1 images could be read" in fails(capsys, *command, "--out", tmp_path / "none")
+    assert "none of the 1 images could be read" in run_failing(capsys, *command, "--out", tmp_path / "none")
     tiles = ("--channel", "1", "--tile-size", "96", "--batch-size", "2", "--score", "0.3")
     succeeds(*command, *tiles, "--out", tmp_path / "out")
     (path,) = (tmp_path / "out/labels").iterdir()
@@ -275,9 +277,9 @@ def test_predict_keeps_nonempty_folders_and_creates_none_without_images(trained_
     run = trained_detector / "run"
     (tmp_path / "full").mkdir()
     (tmp_path / "full/results.json").write_text("kept")
-    assert "is not empty" in fails(capsys, "predict", run, photos, "--out", tmp_path / "full")
+    assert "is not empty" in run_failing(capsys, "predict", run, photos, "--out", tmp_path / "full")
     assert (tmp_path / "full/results.json").read_text() == "kept"
-    assert "none of the 1 images" in fails(capsys, "predict", run, photos / "text.png", "--out", tmp_path / "new")
+    assert "none of the 1 images" in run_failing(capsys, "predict", run, photos / "text.png", "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -335,52 +337,54 @@ def test_predict_interrupted_in_its_first_drawing_resumes(trained_detector, phot
 
 def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
-    assert "IMAGES must be at least one file" in fails(capsys, "predict", run)
-    assert "score must be between 0 and 1, got 2" in fails(capsys, "predict", run, photos, "--score", "2")
-    assert "nowhere.png" in fails(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
+    assert "IMAGES must be at least one file" in run_failing(capsys, "predict", run)
+    assert "score must be between 0 and 1, got 2" in run_failing(capsys, "predict", run, photos, "--score", "2")
+    assert "nowhere.png" in run_failing(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
 
 
 def test_out_of_memory_is_reported_in_one_line(trained_detector, photos, monkeypatch, capsys):
     monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
     for command in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
-        error = fails(capsys, *command)
+        error = run_failing(capsys, *command)
         assert error == "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"
 
 
 def test_report_compares_finished_runs(trained_detector, capsys):
     succeeds("report", trained_detector / "run", "--format", "markdown")
     assert "| lambda_resnet20_small" in capsys.readouterr().out
-    assert "RUNS must be at least one folder" in fails(capsys, "report")
-    assert "result.json" in fails(capsys, "report", trained_detector / "digits")
+    assert "RUNS must be at least one folder" in run_failing(capsys, "report")
+    assert "result.json" in run_failing(capsys, "report", trained_detector / "digits")
 
 
 def test_detect_typo_errors_suggest_the_nearest(tmp_path, capsys):
-    assert "action must be one of train, evaluate, predict, report, got 'trian'; the nearest is train" in fails(
+    assert "action must be one of train, evaluate, predict, report, got 'trian'; the nearest is train" in run_failing(
         capsys, "trian"
     )
-    assert "no option --proposal; the nearest is --proposals" in fails(capsys, "train", "--proposal", "7")
-    error = fails(capsys, "train", "digit")
+    assert "no option --proposal; the nearest is --proposals" in run_failing(capsys, "train", "--proposal", "7")
+    error = run_failing(capsys, "train", "digit")
     assert "recipe must be one of coco, digits" in error
     assert error.endswith("; the nearest is digits")
-    error = fails(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
+    error = run_failing(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
     assert "no model named 'lamda_resnet50'" in error
-    assert "max_detections must be an integer, at least 1, got 0" in fails(capsys, "train", "--max-detections", "0")
+    assert "max_detections must be an integer, at least 1, got 0" in run_failing(
+        capsys, "train", "--max-detections", "0"
+    )
 
 
 def test_detection_recipe_without_data_requires_data(tmp_path, capsys):
-    assert "data must be given" in fails(capsys, "train", "coco", "--run", tmp_path / "run")
+    assert "data must be given" in run_failing(capsys, "train", "coco", "--run", tmp_path / "run")
 
 
 def test_rejects_a_network_whose_padding_cannot_be_hidden(tmp_path, capsys):
     command = ["train", "--model", "vit_tiny_patch16_224", "--levels", "1", "2", "--run", tmp_path / "run"]
-    assert "padding cannot be hidden in network.model.blocks" in fails(capsys, *command)
+    assert "padding cannot be hidden in network.model.blocks" in run_failing(capsys, *command)
     assert not (tmp_path / "run").exists()
 
 
 def test_detect_train_rejects_a_classification_recipe(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
-    assert "must be a detection recipe, got a classification recipe" in fails(capsys, "train", path)
+    assert "must be a detection recipe, got a classification recipe" in run_failing(capsys, "train", path)
 
 
 def test_resume_prints_the_result_of_a_run_trained_by_options(tmp_path, capsys):
@@ -394,7 +398,7 @@ def test_resume_prints_the_result_of_a_run_trained_by_options(tmp_path, capsys):
     first = capsys.readouterr().out
     succeeds("train", "--resume", tmp_path / "run")
     assert capsys.readouterr().out.splitlines()[-2:] == first.splitlines()[-2:]
-    assert "remove the recipe" in fails(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
+    assert "remove the recipe" in run_failing(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
 
 
 def test_resume_of_the_other_task_names_the_right_command(trained_detector, tmp_path, capsys):
@@ -403,7 +407,7 @@ def test_resume_of_the_other_task_names_the_right_command(trained_detector, tmp_
     error = capsys.readouterr().err
     assert f"has a detection run; resume it with: lambdanets detect train --resume {run}" in error
     (tmp_path / "recipe.json").write_text(Recipe(model="resnet18").to_json())
-    error = fails(capsys, "train", "--resume", tmp_path)
+    error = run_failing(capsys, "train", "--resume", tmp_path)
     assert error.endswith(f"has a classification run; resume it with: lambdanets train --resume {tmp_path}")
 
 

@@ -64,7 +64,7 @@ def test_measurements_are_those_of_the_pixels():
     assert set(first) == set(COLUMNS) - {"image"}
 
 
-def test_label_images_are_png_files_of_16_bits(tmp_path):
+def test_label_images_are_16_bit_pngs(tmp_path):
     labels = np.arange(65_536, dtype=np.uint16).reshape(256, 256)
     save_label_image(labels, tmp_path / "labels/a.png")
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "labels/a.png")), labels)

@@ -21,7 +21,7 @@ def succeeds(*arguments):
     assert main(["segment", *map(str, arguments)]) == 0
 
 
-def fails(capsys, *arguments):
+def run_failing(capsys, *arguments):
     """Run a command that must exit with code 2, and return the last line of stderr."""
     assert main(["segment", *map(str, arguments)]) == 2
     output = capsys.readouterr().err.strip().splitlines()
@@ -66,7 +66,7 @@ def test_segment_train_prints_the_result_and_resumes(tmp_path, capsys):
     assert first[-1].split()[-3:] == [f"{result[name]:.4f}" for name in ("dice", "iou", "boundary_f1")]
     succeeds("train", "--resume", tmp_path / "run")
     assert capsys.readouterr().out.splitlines()[-13:] == first[-13:]
-    assert "remove the recipe" in fails(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
+    assert "remove the recipe" in run_failing(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
     assert main(["detect", "train", "--resume", str(tmp_path / "run")]) == 2
     assert "resume it with: lambdanets segment train --resume" in capsys.readouterr().err
 
@@ -87,7 +87,7 @@ def test_segment_evaluate_reproduces_the_scores_and_writes_files(trained_segment
     assert scores == {name: result[name] for name in ("dice", "iou", "boundary_f1", "classes", "images")}
 
 
-def test_segment_predict_writes_class_maps_figures_and_a_table(trained_segmenter, photos, tmp_path, capsys):
+def test_segment_predict_writes_semantic_masks_figures_and_a_table(trained_segmenter, photos, tmp_path, capsys):
     out = tmp_path / "out"
     succeeds("predict", trained_segmenter / "run", photos, "--out", out, "--batch-size", "2", "--device", "cpu")
     output = capsys.readouterr()
@@ -168,7 +168,7 @@ def test_segment_reports_user_errors_in_one_line(
     paths = {"RUN": trained_segmenter / "run", "PHOTOS": photos, "NEW": tmp_path / "new"}
     for name, path in paths.items():
         arguments = [argument.replace(name, str(path)) for argument in arguments]
-    assert message in fails(capsys, *arguments)
+    assert message in run_failing(capsys, *arguments)
     assert contents(tmp_path) == before
 
 
@@ -181,5 +181,5 @@ def test_other_commands_reject_a_segmentation_run(trained_segmenter, photos, tmp
 
 def test_segment_reports_out_of_memory_in_one_line(trained_segmenter, photos, monkeypatch, capsys):
     monkeypatch.setattr("lambdanets.inference.segmenter.load_segmenter", lambda *_: torch.empty(1 << 50))
-    error = fails(capsys, "evaluate", trained_segmenter / "run")
+    error = run_failing(capsys, "evaluate", trained_segmenter / "run")
     assert error == "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ class StoppedError(Exception):
 
 
 @pytest.fixture
-def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Any]:
+def make_load_hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Semaphore]:
     """A function that makes `load` of a class hang in each worker after 3 images.
 
     It returns a semaphore, which each hanging worker releases once.
     """
 
-    def hang(image_type: type[Any]) -> Any:
+    def patch(image_type: type[Any]) -> Semaphore:
         hanging, load, calls = multiprocessing.Semaphore(0), image_type.load, [0]
 
         def load_or_hang(self: Any, index: int) -> Any:
@@ -53,7 +54,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Any]:
         monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5)
         return hanging
 
-    return hang
+    return patch
 
 
 def new_children(before: list[psutil.Process]) -> list[psutil.Process]:
@@ -81,8 +82,10 @@ def kills_two_hanging_workers(hanging: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_close_shuts_workers_down_and_kills_hanging_ones(hang: Callable[[type[Any]], Any], hangs: bool) -> None:
-    hanging = hang(ImageArray) if hangs else None
+def test_close_shuts_workers_down_and_kills_hanging_ones(
+    make_load_hang: Callable[[type[Any]], Semaphore], hangs: bool
+) -> None:
+    hanging = make_load_hang(ImageArray) if hangs else None
     other_processes = multiprocessing.active_children()
     batches = loader(images(12), workers=2)
     next(iter(batches))
@@ -96,44 +99,44 @@ def test_close_shuts_workers_down_and_kills_hanging_ones(hang: Callable[[type[An
 
 
 def test_failed_evaluation_of_a_classifier_kills_hanging_workers(
-    hang: Callable[[type[Any]], Any], two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_load_hang: Callable[[type[Any]], Semaphore], two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = sorted(two_classes.rglob("*.png"))
     classifier = load_classifier(write_teacher(tmp_path / "teacher"))
-    with kills_two_hanging_workers(hang(ImageFiles)) as stop:
+    with kills_two_hanging_workers(make_load_hang(ImageFiles)) as stop:
         monkeypatch.setattr(Classifier, "probabilities", stop)
         classification.predict_set(classifier, ImageFiles(paths, [0] * len(paths)), batch_size=2, workers=2)
 
 
 def test_failed_pseudo_labeling_kills_hanging_workers(
-    hang: Callable[[type[Any]], Any], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_load_hang: Callable[[type[Any]], Semaphore], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     select_shards = ShardedImages.select_shards
     monkeypatch.setattr(
         ShardedImages, "select_shards", lambda self, _: select_shards(self, range(8))
     )  # one large shard
     teacher = write_teacher(tmp_path / "teacher")
-    with kills_two_hanging_workers(hang(ShardedImages)) as stop:
+    with kills_two_hanging_workers(make_load_hang(ShardedImages)) as stop:
         monkeypatch.setattr(Classifier, "probabilities", stop)
         labeling.label_shards(teacher, str(shards), tmp_path / "out", batch_size=2, workers=2)
 
 
 def test_failed_evaluation_of_a_detector_kills_hanging_workers(
-    hang: Callable[[type[Any]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_load_hang: Callable[[type[Any]], Semaphore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny_recipe(tmp_path / "digits")
     subset = open_datasets(recipe)[0].select([0, 1, 2, 3] * 4)
     categories = subset.annotations.categories
     card = make_model_card(recipe, [category.name for category in categories], [category.id for category in categories])
     detector = Detector(Oracle(subset), card)
-    with kills_two_hanging_workers(hang(AnnotatedImages)) as stop:
+    with kills_two_hanging_workers(make_load_hang(AnnotatedImages)) as stop:
         monkeypatch.setattr(Detector, "detect", stop)
         detection.evaluate_detector(detector, subset, batch_size=2, workers=2)
 
 
 @pytest.mark.forks
-def test_hanging_workers_exit_after_their_parent_is_killed(hang: Callable[[type[Any]], Any]) -> None:
-    hanging = hang(ImageArray)
+def test_hanging_workers_exit_after_their_parent_is_killed(make_load_hang: Callable[[type[Any]], Semaphore]) -> None:
+    hanging = make_load_hang(ImageArray)
 
     def iterate() -> None:
         list(loader(images(12), workers=2))

@@ -372,10 +372,10 @@ def test_vmap_gives_per_sample_gradients(variant):
 def test_forward_mode_agrees_with_reverse_mode(variant):
     function, tensors = make_function(*make_problem(variant))
     tangents = [torch.randn_like(x) for x in tensors]
-    _, forward = torch.func.jvp(function, tuple(tensors), tuple(tangents))
+    _, output_tangent = torch.func.jvp(function, tuple(tensors), tuple(tangents))
     _, vjp = torch.func.vjp(function, *tensors)
-    backward = sum((g * t).sum() for g, t in zip(vjp(forward), tangents, strict=True))
-    torch.testing.assert_close(forward.square().sum(), backward)
+    inner_product = sum((g * t).sum() for g, t in zip(vjp(output_tangent), tangents, strict=True))
+    torch.testing.assert_close(output_tangent.square().sum(), inner_product)
 
 
 def test_content_lambda_is_the_weighted_sum_of_values():

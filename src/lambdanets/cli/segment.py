@@ -50,7 +50,7 @@ class Evaluate:
     out: Path | None = None
     """New folder for scores.json and predictions.png; no files by default."""
     batch_size: int = 1
-    """Images per forward pass; images of different sizes have their own pass."""
+    """Images per forward pass; only images of equal size share a batch."""
     workers: int = 0
     """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None
@@ -72,11 +72,11 @@ class Predict:
     ] = ()
     """Image files, folders and globs."""
     out: Path = Path("segmentations")
-    """New folder for classes.csv, and a class map and a figure per image. The same command resumes."""
+    """New folder for classes.csv, and a semantic mask and a figure per image. The same command resumes."""
     figures: bool = True
     """Draw the classes over each image."""
     batch_size: int = 1
-    """Images per forward pass; images of different sizes have their own pass."""
+    """Images per forward pass; only images of equal size share a batch."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
@@ -151,7 +151,7 @@ def _predict(arguments: list[str]) -> int:
         arguments,
         prog="lambdanets segment predict",
         description="Segment image files; write a table with the pixels of each class, and per image a figure and a "
-        "class map, an 8-bit image in which pixels of class i have the value i, and the background has 0.",
+        "semantic mask, an 8-bit image in which pixels of class i have the value i, and the background has 0.",
     )
     from lambdanets.data.images import find_images
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict, TypeVar
 
 from lambdanets.bounds import Range, convert
-from lambdanets.data.coco.class_maps import MAX_CATEGORIES
+from lambdanets.data.coco.semantic_masks import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.records import parse_json, reraise_as_input_error

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from lambdanets.data.coco.class_maps import CLASS_MAP, load_with_class_map
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
+from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK, load_with_semantic_mask
 from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import readable_batches
@@ -39,18 +39,18 @@ def evaluate_segmenter(
 ) -> SegmentationEvaluation:
     """Segment a dataset and score it. Raises InputError if all images are unreadable.
 
-    batch_size: images per forward pass; images of different sizes have their own pass.
+    batch_size: images per forward pass; only images of equal size share a batch.
     workers: number of data loading processes.
     """
     counts: list[ImageCounts] = []
     unreadable: list[str] = []
-    with evaluation_batches(images, batch_size, workers, load=load_with_class_map) as batches:
+    with evaluation_batches(images, batch_size, workers, load=load_with_semantic_mask) as batches:
         for batch in track(batches, "evaluating", len(batches), "batches"):
             unreadable += batch.unreadable
             segmentations = segmenter.segment(batch.images)
             for index, segmentation, target in zip(batch.indices.tolist(), segmentations, batch.targets, strict=True):
                 labels = segmentation.labels.numpy()
-                counts.append(count_image(index, labels, target[CLASS_MAP].numpy(), len(segmenter.classes)))
+                counts.append(count_image(index, labels, target[SEMANTIC_MASK].numpy(), len(segmenter.classes)))
     if not counts:
         raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
     readable = [image_counts.image_index for image_counts in counts]

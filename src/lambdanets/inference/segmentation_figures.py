@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.coco.class_maps import BACKGROUND, IGNORED, make_class_map
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.coco.semantic_masks import BACKGROUND, IGNORED, make_semantic_mask
 from lambdanets.data.images import UnreadableImage
 from lambdanets.files import atomic_open
 from lambdanets.inference.colors import Color, distinct_color
@@ -53,7 +53,7 @@ def draw_segmentations(segmenter: Segmenter, images: AnnotatedImages, readable: 
         except UnreadableImage:  # it was removed or damaged after the evaluation
             continue
         (predicted,) = segmenter.segment([image_to_tensor(image)])
-        target = make_class_map(annotated)
+        target = make_semantic_mask(annotated)
         rows.append((overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())))
     with atomic_open(folder / SHEET) as file:
         contact_sheet(rows).save(file, "PNG")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lambdanets.data.coco.class_maps import IGNORED
+from lambdanets.data.coco.semantic_masks import IGNORED
 from lambdanets.errors import explain_missing_extras
 
 TOLERANCE = 2.0  # pixels
@@ -56,7 +56,7 @@ class SegmentationScores:
 
 
 def count_image(image_index: int, predicted: np.ndarray, target: np.ndarray, num_classes: int) -> ImageCounts:
-    """Compare a predicted class map with a target, both uint8 (H, W)."""
+    """Compare a predicted semantic mask with a target, both uint8 (H, W)."""
     predicted = np.where(target == IGNORED, IGNORED, predicted).astype(np.uint8)
     pairs = np.bincount(target[target != IGNORED].astype(np.int64) * num_classes + predicted[target != IGNORED])
     confusion = np.pad(pairs, (0, num_classes**2 - len(pairs))).reshape(num_classes, num_classes)  # rows: target
@@ -89,7 +89,7 @@ def summarize(counts: Iterable[ImageCounts], classes: Sequence[str]) -> Segmenta
 
 
 def find_boundaries(labels: np.ndarray) -> np.ndarray:
-    """Return the boundary pixels of a class map, bool (H, W): those with a neighbor of another class.
+    """Return the boundary pixels of a semantic mask, bool (H, W): those with a neighbor of another class.
 
     Neighbors are above, below, left and right. Ignored pixels and the edge of the image make no boundary.
     """

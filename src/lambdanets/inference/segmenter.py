@@ -1,4 +1,4 @@
-"""Trained segmenters and the class maps that they predict."""
+"""Trained segmenters and the semantic masks that they predict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class Segmenter:
         """Segment images of any size, at their own resolution. Returns one segmentation per image, in the same order.
 
         images, device: as in `Classifier.predict`.
-        batch_size: images per forward pass; images of different sizes have their own pass.
+        batch_size: images per forward pass; only images of equal size share a batch.
         """
         if device is not None:
             self.to(device)

@@ -76,9 +76,9 @@ class LambdaMobileNetV2(EfficientNet):
 
     Args:
         lambda_blocks: inverted residuals to replace, from 1 to 17; default (10, 16), as in the paper. They must have
-            stride 1 and as many output as input channels.
-        query_depth, heads, scope: arguments of each `LambdaLayer2d`; default 8, 4 and 5. The paper has "k = 32", which
-            agrees with its parameter counts only as 32 query channels in total, 8 for each of 4 heads.
+            stride 1 and equal numbers of input and output channels.
+        query_depth, heads, scope: arguments of each `LambdaLayer2d`; default 8, 4 and 5. The paper states "k = 32",
+            which agrees with its parameter counts only as 32 query channels in total, 8 for each of 4 heads.
         efficientnet: arguments of timm's EfficientNet.
     """
 
@@ -106,8 +106,8 @@ class LambdaMobileNetV2(EfficientNet):
             block = stage[i]
             if not block.has_skip:
                 raise InputError(
-                    "lambda_blocks must be blocks with stride 1 and as many output as input channels, got block "
-                    f"{number} in {tuple(lambda_blocks)}"
+                    "lambda_blocks must be blocks with stride 1 and equal numbers of input and output channels, "
+                    f"got block {number} in {tuple(lambda_blocks)}"
                 )
             stage[i] = LightweightLambdaBlock(
                 block.conv_pwl.out_channels,

@@ -1,7 +1,7 @@
 """Other attention mechanisms written as lambdas (Appendix D.3, D.4).
 
-For study and for tests. Diagonal lambdas are stored as full matrices, which costs k times as much as an elementwise
-product.
+For illustration and tests, not optimized. Diagonal lambdas are stored as full matrices, which costs k times as much as
+an elementwise product.
 """
 
 from collections.abc import Callable

@@ -130,7 +130,7 @@ def test_runs_on_the_meta_device(name):
 
 
 @pytest.mark.parametrize("name", [name for name in MIXERS if name not in {"convolution", "channel_attention"}])
-def test_rejects_inputs_with_other_channels(name):
+def test_rejects_inputs_with_a_wrong_number_of_channels(name):
     with pytest.raises(ValueError, match=r"x must be \(b, dim = 16, height, width\), got shape \(2, 8, 4, 4\)"):
         build(name)(random_maps(2, 8, 4, 4))
 

@@ -1,4 +1,4 @@
-"""Training crops: image and class map agree, padding is ignored, and the result depends only on seed and epoch."""
+"""Training crops: image and semantic mask agree, padding is ignored, and the result depends only on seed and epoch."""
 
 import random
 from dataclasses import replace
@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
-from lambdanets.data.coco.class_maps import IGNORED
 from lambdanets.data.coco.segmentations import encode_rle
+from lambdanets.data.coco.semantic_masks import IGNORED
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.segmentation.loaders import augment, training_batches
@@ -30,12 +30,12 @@ def white_object_on_black(height, width, seed=0):
 
 
 @pytest.mark.parametrize("size", [(70, 50), (20, 45), (9, 7), (32, 32)])
-def test_image_and_class_map_are_augmented_alike(size):
+def test_image_and_semantic_mask_are_augmented_alike(size):
     random.seed(0)
     for jitter in ((1.0, 1.0), (0.5, 2.0)):
         for _ in range(8):
             crop, target = augment(*white_object_on_black(*size), replace(RECIPE, jitter=jitter))
-            classes = target["class_map"]
+            classes = target["semantic_mask"]
             assert crop.shape == (3, 32, 32)
             assert classes.shape == (32, 32)
             assert set(classes.unique().tolist()) <= {0, 3, IGNORED}
@@ -44,12 +44,12 @@ def test_image_and_class_map_are_augmented_alike(size):
             assert mismatch[valid].float().mean() < (0.15 if jitter[0] < 1 else 1e-9)  # scaling blurs the edges
 
 
-def test_padding_is_0_in_the_image_and_ignored_in_the_class_map():
+def test_padding_is_0_in_the_image_and_ignored_in_the_semantic_mask():
     random.seed(1)
     image, annotated = white_object_on_black(20, 45)
     recipe = replace(RECIPE, jitter=(1.0, 1.0), rotate=False, mean=(0.5, 0.5, 0.5))
     crop, target = augment(image, annotated, recipe)
-    padding = target["class_map"] == IGNORED
+    padding = target["semantic_mask"] == IGNORED
     assert padding.sum() == 12 * 32
     assert not crop[:, padding].any()
     assert (crop[:, ~padding].abs() == 0.5).all()
@@ -59,10 +59,10 @@ def test_flips_and_rotations_give_all_eight_orientations():
     random.seed(0)
     image, annotated = white_object_on_black(32, 32, seed=3)
     recipe = replace(RECIPE, jitter=(1.0, 1.0))
-    class_maps = {augment(image, annotated, recipe)[1]["class_map"].numpy().tobytes() for _ in range(80)}
-    assert len(class_maps) == 8
+    semantic_masks = {augment(image, annotated, recipe)[1]["semantic_mask"].numpy().tobytes() for _ in range(80)}
+    assert len(semantic_masks) == 8
     fixed = replace(recipe, rotate=False, flip=0.0)
-    assert len({augment(image, annotated, fixed)[1]["class_map"].numpy().tobytes() for _ in range(9)}) == 1
+    assert len({augment(image, annotated, fixed)[1]["semantic_mask"].numpy().tobytes() for _ in range(9)}) == 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lambdanets.data.coco.class_maps import IGNORED
+from lambdanets.data.coco.semantic_masks import IGNORED
 from lambdanets.training.segmentation.loss import cross_entropy_and_dice
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from convergence import train_until
-from lambdanets.data.coco.class_maps import IGNORED, load_with_class_map
 from lambdanets.data.coco.loader import evaluation_batches
+from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation import evaluate_segmenter
@@ -125,7 +125,7 @@ def make_module(recipe, batch_slice=None):
 def validate(recipe, batch_slice):
     module, images = make_module(recipe, batch_slice)
     module.on_validation_epoch_start()
-    batches = evaluation_batches(images, recipe.batch_size, 0, batch_slice, load_with_class_map)
+    batches = evaluation_batches(images, recipe.batch_size, 0, batch_slice, load_with_semantic_mask)
     for batch_idx, batch in enumerate(batches):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
@@ -144,9 +144,9 @@ def test_segmentation_metrics_do_not_depend_on_the_world_size(tmp_path):
 def test_gradients_do_not_depend_on_gradient_accumulation(tmp_path):
     recipe = tiny_segmentation(tmp_path / "digits")
     (images, _, _) = open_datasets(recipe)
-    samples = [load_with_class_map(images, index) for index in range(2)]
+    samples = [load_with_semantic_mask(images, index) for index in range(2)]
     crops = [image[:, :40, :40] for image, _ in samples]
-    targets = [{"class_map": target["class_map"][:40, :40]} for _, target in samples]
+    targets = [{"semantic_mask": target["semantic_mask"][:40, :40]} for _, target in samples]
     module, _ = make_module(recipe)
     module.double()
     (batch,) = evaluation_batches(images.select([0, 1]), 2)
@@ -167,7 +167,7 @@ class Oracle(nn.Module):
     def __init__(self, images):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self._maps = iter([load_with_class_map(images, index)[1]["class_map"] for index in range(len(images))])
+        self._maps = iter([load_with_semantic_mask(images, index)[1]["semantic_mask"] for index in range(len(images))])
 
     def forward(self, x):
         classes = next(self._maps)

@@ -19,8 +19,8 @@ class AnnotatedBatch(NamedTuple):
 
     images: float32 (3, H, W) in [0, 1], of different sizes.
     targets: one dict per image. For detection, in training, it has boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64
-        from 1, and masks (n, H, W) uint8, and otherwise it is empty. For segmentation, it has the class map (H, W)
-        uint8 (see `class_maps.py`).
+        from 1, and masks (n, H, W) uint8, and otherwise it is empty. For segmentation, it has the semantic mask (H, W)
+        uint8 (see `semantic_masks.py`).
     indices: (b,) int64, of the images in the set.
     unreadable: "name: reason" of each image that could not be read. These images are not in the batch.
     step_images: number of images in the whole step, over all ranks and micro-batches.

@@ -13,7 +13,7 @@ from lambdanets.data.shards.listing import SHARD_LIST, ShardList
 from lambdanets.files import encode_utf8
 from lambdanets.records import read_json, write_json
 
-WRITING = "unfinished"  # sub-folder of the plan and of one JSON file per shard, until all shards are written
+WORK_FOLDER = "unfinished"  # sub-folder of the plan and of one JSON file per shard, until all shards are written
 _PLAN = "plan.json"
 
 
@@ -61,7 +61,7 @@ def hash_samples(classes: Sequence[str], splits: Mapping[str, tuple[Sequence[str
 
 def read_identity(out: Path) -> dict[str, Any] | None:
     """Return the options with which the shards in a folder were written; None if it has no shards of this package."""
-    plan, shard_list = out / WRITING / _PLAN, out / SHARD_LIST
+    plan, shard_list = out / WORK_FOLDER / _PLAN, out / SHARD_LIST
     if shard_list.is_file():
         options = ShardList.from_json(shard_list.read_bytes(), str(shard_list)).metadata
     else:
@@ -76,6 +76,6 @@ def identity(options: dict[str, Any]) -> dict[str, Any]:
 
 def write_plan(out: Path, options: dict[str, Any]) -> None:
     """Store the options of the shards in their folder."""
-    plan = out / WRITING / _PLAN
+    plan = out / WORK_FOLDER / _PLAN
     plan.parent.mkdir(exist_ok=True)
     write_json(plan, options, None)

@@ -22,7 +22,7 @@ from lambdanets.data.readable import check_readable, check_unreadable
 from lambdanets.data.shards.images import UNLABELED
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList
 from lambdanets.data.shards.plan import (
-    WRITING,
+    WORK_FOLDER,
     hash_samples,
     identity,
     read_identity,
@@ -123,7 +123,7 @@ def write_shards(
         for name, split in splits.items():
             load = partial(_read_image_file, split, check=check_images)
             check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)
-    if folder.is_started() and shard_list.is_file() and not (out / WRITING).is_dir():
+    if folder.is_started() and shard_list.is_file() and not (out / WORK_FOLDER).is_dir():
         return _read_written(out, time.monotonic() - started)
     with folder.open():
         if not shard_list.is_file():
@@ -140,9 +140,9 @@ def write_shards(
                     shard_list, ShardList(classes, shards, stored_options | {"unreadable": unreadable}).to_json()
                 )
             finally:
-                for path in (out, out / WRITING):
+                for path in (out, out / WORK_FOLDER):
                     remove_unfinished(path)  # temporary files of killed processes
-        shutil.rmtree(out / WRITING)
+        shutil.rmtree(out / WORK_FOLDER)
     return _read_written(out, time.monotonic() - started)
 
 
@@ -168,7 +168,7 @@ def _plan_splits(
 
 def _write(job: _Job, processes: int, max_unreadable: int) -> dict[str, _Entry]:
     """Write the missing shards; returns the entries of all shards by name."""
-    remove_unfinished(job.out / WRITING)
+    remove_unfinished(job.out / WORK_FOLDER)
     entries: dict[str, _Entry] = {}
     tasks = []
     for split in job.splits:
@@ -266,7 +266,7 @@ def _shard_name(split: str, number: int) -> str:
 
 
 def _entry_path(out: Path, name: str) -> Path:
-    return out / WRITING / f"{name}.json"
+    return out / WORK_FOLDER / f"{name}.json"
 
 
 def _read_entry(out: Path, name: str) -> _Entry | None:

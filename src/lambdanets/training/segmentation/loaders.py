@@ -1,4 +1,4 @@
-"""Builds the training batches of segmentation, with augmentation of images and class maps."""
+"""Builds the training batches of segmentation, with augmentation of images and semantic masks."""
 
 import random
 
@@ -11,9 +11,9 @@ from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.class_maps import CLASS_MAP, IGNORED, make_class_map
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import AnnotatedBatch, Target, image_to_tensor
+from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK, make_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.segmenter import normalize
 from lambdanets.training.coco.loaders import augmented_batches
@@ -28,29 +28,31 @@ def training_batches(
 
 
 def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe) -> tuple[Tensor, Target]:
-    """Return a random crop of a scaled image, normalized, (3, S, S) with S = image_size, and its class map (S, S).
+    """Return a random crop of a scaled image, normalized, (3, S, S) with S = image_size, and its semantic mask (S, S).
 
     The scale is a random factor from `jitter`. The crop has a random position; if the scaled image is smaller than S,
-    the rest of the crop is 0 in the image and IGNORED in the class map. Then the crop is flipped and rotated. Uses
+    the rest of the crop is 0 in the image and IGNORED in the semantic mask. Then the crop is flipped and rotated. Uses
     Python's global random generator.
     """
     scale, size = random.uniform(*recipe.jitter), recipe.image_size
     (top, height, new_height), (left, width, new_width) = (_random_crop(side, scale, size) for side in image.size[::-1])
     crop = image_to_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
-    class_map = torch.from_numpy(make_class_map(annotated)[None, top : top + height, left : left + width])
+    semantic_mask = torch.from_numpy(make_semantic_mask(annotated)[None, top : top + height, left : left + width])
     if (new_height, new_width) != (height, width):
         crop = transforms.resize(crop, [new_height, new_width], antialias=True)
-        class_map = transforms.resize(class_map, [new_height, new_width], interpolation=InterpolationMode.NEAREST_EXACT)
+        semantic_mask = transforms.resize(
+            semantic_mask, [new_height, new_width], interpolation=InterpolationMode.NEAREST_EXACT
+        )
     crop = normalize(crop, recipe.mean, recipe.std)
     pad_top, pad_left = random.randint(0, size - new_height), random.randint(0, size - new_width)
     padding = (pad_left, size - new_width - pad_left, pad_top, size - new_height - pad_top)
-    crop, class_map = F.pad(crop, padding), F.pad(class_map, padding, value=IGNORED)
+    crop, semantic_mask = F.pad(crop, padding), F.pad(semantic_mask, padding, value=IGNORED)
     if random.random() < recipe.flip:
-        crop, class_map = crop.flip(-1), class_map.flip(-1)
+        crop, semantic_mask = crop.flip(-1), semantic_mask.flip(-1)
     if recipe.rotate:
         turns = random.randrange(4)
-        crop, class_map = (torch.rot90(tensor, turns, (-2, -1)) for tensor in (crop, class_map))
-    return crop.contiguous(), {CLASS_MAP: class_map[0].contiguous()}
+        crop, semantic_mask = (torch.rot90(tensor, turns, (-2, -1)) for tensor in (crop, semantic_mask))
+    return crop.contiguous(), {SEMANTIC_MASK: semantic_mask[0].contiguous()}
 
 
 def _random_crop(side: int, scale: float, size: int) -> tuple[int, int, int]:

@@ -4,15 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.data.coco.class_maps import IGNORED
+from lambdanets.data.coco.semantic_masks import IGNORED
 
 _SMOOTHING = 1.0  # pixels
 
 
-def cross_entropy_and_dice(logits: Tensor, class_maps: Tensor) -> tuple[Tensor, Tensor]:
+def cross_entropy_and_dice(logits: Tensor, semantic_masks: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross entropy and the soft Dice loss of each image, both (b,) float32.
 
-    logits: (b, c, H, W). class_maps: (b, H, W) uint8; IGNORED pixels are left out.
+    logits: (b, c, H, W). semantic_masks: (b, H, W) uint8; IGNORED pixels are left out.
 
     With p_ic the probability of class c at pixel i, y_ic = 1 if c is the pixel's class and else 0, and N pixels:
 
@@ -24,13 +24,13 @@ def cross_entropy_and_dice(logits: Tensor, class_maps: Tensor) -> tuple[Tensor, 
     for classes that are not in the image. Both losses are per image, so they do not depend on the micro-batches.
     """
     logits = logits.float()
-    valid = class_maps != IGNORED
+    valid = semantic_masks != IGNORED
     num_pixels = valid.flatten(1).sum(1).clamp(min=1)
-    losses = F.cross_entropy(logits, class_maps.long(), ignore_index=IGNORED, reduction="none")
+    losses = F.cross_entropy(logits, semantic_masks.long(), ignore_index=IGNORED, reduction="none")
     cross_entropy = losses.flatten(1).sum(1) / num_pixels
     probabilities = (logits.softmax(1) * valid.unsqueeze(1)).flatten(2)
     class_indices = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1)
-    targets = (class_maps.flatten(1).unsqueeze(1) == class_indices).float()
+    targets = (semantic_masks.flatten(1).unsqueeze(1) == class_indices).float()
     intersection, cardinality = (probabilities * targets).sum(2), probabilities.sum(2) + targets.sum(2)
     dice = (2 * intersection + _SMOOTHING) / (cardinality + _SMOOTHING)
     return cross_entropy, 1 - dice[:, 1:].mean(1)

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lambdanets.data.coco.class_maps import CLASS_MAP
 from lambdanets.data.coco.loader import AnnotatedBatch
+from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.segmentation_scores import ImageCounts, count_image, summarize
@@ -45,7 +45,7 @@ class Segmentation(TrainingModule):
 
     def sums(self, batch: AnnotatedBatch) -> dict[str, Tensor]:
         logits = self.model(*self.inputs(batch))
-        targets = torch.stack([target[CLASS_MAP] for target in batch.targets])
+        targets = torch.stack([target[SEMANTIC_MASK] for target in batch.targets])
         cross_entropy, dice_loss = (losses.sum() for losses in cross_entropy_and_dice(logits, targets))
         loss = cross_entropy + self.recipe.dice_weight * dice_loss
         return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
@@ -58,7 +58,7 @@ class Segmentation(TrainingModule):
         # one image at a time, so that rounding does not depend on the world size
         for index, image, target in zip(batch.indices.tolist(), batch.images, batch.targets, strict=True):
             labels = segmenter.segment([image])[0].labels.numpy()
-            self._counts.append(count_image(index, labels, target[CLASS_MAP].cpu().numpy(), len(segmenter.classes)))
+            self._counts.append(count_image(index, labels, target[SEMANTIC_MASK].cpu().numpy(), len(segmenter.classes)))
 
     def on_validation_epoch_end(self) -> None:
         counts = all_gather_lists(self._counts)

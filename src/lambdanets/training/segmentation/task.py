@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.class_maps import load_with_class_map
 from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
+from lambdanets.data.coco.semantic_masks import load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device
 from lambdanets.inference.segmentation import evaluate_segmenter
@@ -59,7 +59,7 @@ class SegmentationTask(CocoTask):
     ) -> tuple[Batches[AnnotatedBatch], Batches[AnnotatedBatch]]:
         training = training_batches(recipe, self.training, batch_slice)
         validation = evaluation_batches(
-            self.validation, recipe.batch_size, recipe.workers, batch_slice, load_with_class_map
+            self.validation, recipe.batch_size, recipe.workers, batch_slice, load_with_semantic_mask
         )
         return training, validation
 

@@ -154,7 +154,7 @@ class BoundFused(BoundAlgorithm):
 
 
 def _failure_reason(results: verification.SelfTestResults, kernels: Sequence[str], problem: Problem) -> str:
-    failed = [f"{name} {results[name].reason}" for name in kernels if results[name].reason]
+    failed = [f"{name} {results[name].reason}" for name in kernels if not results[name].passed]
     return f"{dtype_name(problem.dtype)} self-test: {'; '.join(failed)}" if failed else ""
 
 

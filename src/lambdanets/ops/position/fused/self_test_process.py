@@ -37,6 +37,10 @@ class SelfTestResult:
     allowed: float | None = None
     seconds: float | None = None
 
+    @property
+    def passed(self) -> bool:
+        return not self.reason
+
 
 def time_limit() -> float:
     """Return the time limit per kernel, including compilation: LAMBDANETS_KERNEL_TEST_SECONDS, default 120."""

@@ -67,7 +67,7 @@ def get_results(device: KernelDevice, dtype: torch.dtype) -> SelfTestResults:
             return results
         cached, tested, untested = _read_or_test(device, dtype)
         _RESULTS[device, dtype] = results = {**cached, **tested, **untested}
-    _warn(device, dtype, {name: result for name, result in tested.items() if result.reason}, untested)
+    _warn(device, dtype, {name: result for name, result in tested.items() if not result.passed}, untested)
     return results
 
 

@@ -1,4 +1,4 @@
-"""Class maps of annotated images: the class of each pixel, as targets of semantic segmentation."""
+"""Semantic masks of annotated images: the class of each pixel, as targets of semantic segmentation."""
 
 import numpy as np
 import torch
@@ -11,10 +11,10 @@ from lambdanets.data.coco.loader import Target, image_to_tensor
 BACKGROUND = 0
 IGNORED = 255  # ignore_index of the loss; scores do not count these pixels either
 MAX_CATEGORIES = IGNORED - 1
-CLASS_MAP = "class_map"  # key in the targets of a batch
+SEMANTIC_MASK = "semantic_mask"  # key in the targets of a batch
 
 
-def make_class_map(annotated: AnnotatedImage) -> np.ndarray:
+def make_semantic_mask(annotated: AnnotatedImage) -> np.ndarray:
     """Return the class of each pixel, uint8 (H, W): 0 for background, i + 1 for category i, or IGNORED.
 
     Where objects overlap, a pixel belongs to the object with the smallest annotated area or, if areas are equal, to the
@@ -28,7 +28,7 @@ def make_class_map(annotated: AnnotatedImage) -> np.ndarray:
     return classes
 
 
-def load_with_class_map(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
-    """Load an image, float32 (3, H, W) in [0, 1], and its class map."""
+def load_with_semantic_mask(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+    """Load an image, float32 (3, H, W) in [0, 1], and its semantic mask."""
     image, annotated = images.load(index)
-    return image_to_tensor(image), {CLASS_MAP: torch.from_numpy(make_class_map(annotated))}
+    return image_to_tensor(image), {SEMANTIC_MASK: torch.from_numpy(make_semantic_mask(annotated))}

@@ -1,13 +1,13 @@
-"""Class maps: overlapping objects, crowd regions, and the scattered digits."""
+"""Semantic masks: overlapping objects, crowd regions, and the scattered digits."""
 
 import numpy as np
 import pytest
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Object, decode_mask
-from lambdanets.data.coco.class_maps import IGNORED, load_with_class_map, make_class_map
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.coco.segmentations import encode_rle
+from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask, make_semantic_mask
 
 HEIGHT, WIDTH = 6, 8
 
@@ -19,8 +19,8 @@ def rectangle(top, bottom, left, right, category=0, crowd=False, area=None):
     return Object(1, category, (left, top, right, bottom), float(area), crowd, encode_rle(mask))
 
 
-def class_map(*objects):
-    return make_class_map(AnnotatedImage(1, "a.png", HEIGHT, WIDTH, objects))
+def semantic_mask(*objects):
+    return make_semantic_mask(AnnotatedImage(1, "a.png", HEIGHT, WIDTH, objects))
 
 
 SMALL, LARGE = rectangle(1, 3, 1, 3, category=0), rectangle(0, 4, 0, 4, category=4)
@@ -28,7 +28,7 @@ SMALL, LARGE = rectangle(1, 3, 1, 3, category=0), rectangle(0, 4, 0, 4, category
 
 @pytest.mark.parametrize("objects", [(SMALL, LARGE), (LARGE, SMALL)], ids=["small first", "large first"])
 def test_overlapping_pixels_belong_to_the_smaller_object(objects):
-    classes = class_map(*objects)
+    classes = semantic_mask(*objects)
     assert classes.dtype == np.uint8
     assert classes.shape == (HEIGHT, WIDTH)
     assert (classes[1:3, 1:3] == 1).all()
@@ -38,34 +38,34 @@ def test_overlapping_pixels_belong_to_the_smaller_object(objects):
 
 def test_overlapping_pixels_belong_to_the_last_of_equally_large_objects():
     first, second = rectangle(0, 2, 0, 2, category=0), rectangle(1, 3, 1, 3, category=1)
-    assert (class_map(first, second)[1, 1], class_map(second, first)[1, 1]) == (2, 1)
+    assert (semantic_mask(first, second)[1, 1], semantic_mask(second, first)[1, 1]) == (2, 1)
 
 
 def test_crowd_pixels_are_ignored_unless_an_object_covers_them():
     crowd = rectangle(0, 4, 0, 6, category=2, crowd=True, area=1)  # the smallest by the area in the file
     for objects in ((crowd, SMALL), (SMALL, crowd)):
-        classes = class_map(*objects)
+        classes = semantic_mask(*objects)
         assert (classes[1:3, 1:3] == 1).all()
         assert np.count_nonzero(classes == IGNORED) == 24 - 4
         assert np.count_nonzero(classes == 0) == HEIGHT * WIDTH - 24
 
 
 def test_an_image_without_objects_is_background():
-    assert not class_map().any()
+    assert not semantic_mask().any()
 
 
-def test_class_maps_of_scattered_digits_have_the_classes_of_their_masks(tmp_path):
+def test_semantic_masks_of_scattered_digits_have_the_classes_of_their_masks(tmp_path):
     write_scattered_digits(tmp_path, 1, 30, 0)
     images = open_annotated(tmp_path / "val.json", tmp_path / "val")
     num_crowds = 0
     for index in range(len(images)):
-        image, target = load_with_class_map(images, index)
+        image, target = load_with_semantic_mask(images, index)
         annotated = images.annotations.images[index]
         expected = np.zeros((annotated.height, annotated.width), np.uint8)
         for obj in annotated.objects:  # they do not overlap
             mask = decode_mask(obj, annotated.height, annotated.width).astype(bool)
             expected[mask] = IGNORED if obj.crowd else obj.category + 1
             num_crowds += obj.crowd
-        assert np.array_equal(target["class_map"].numpy(), expected)
+        assert np.array_equal(target["semantic_mask"].numpy(), expected)
         assert image.shape == (3, annotated.height, annotated.width)
     assert num_crowds > 0
