@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from comparison import read_cifar10
 from frontier import OURS, PAPER_SPEEDUPS, frontier, speedups
 
-from lambdanets.evidence.studies.summary import confidence_interval
+from lambdanets.evidence.studies.summary import confidence_interval, read_summary
 from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -77,18 +78,17 @@ ACCURACY = (
     ("A scope of 15 is better than 3: 78.5 and 77.6 (Table 10)", "lambda scope=15", "lambda scope=3"),
     ("A scope of 15 is better than 7: 78.2 (Table 10)", "lambda scope=15", "lambda scope=7"),
 )
-DATASETS = {
-    "Fashion-MNIST, 188 steps": "xeon-2-cores/fashion_mnist.json",
-    "CIFAR-10, 10 epochs": "epyc-2-cores/cifar10_comparison.json",
-}
 
 
 def accuracy() -> list[Finding]:
     """Compare the accuracy of mixers."""
+    datasets = {"Fashion-MNIST, 188 steps": read_summary(RESULTS / "xeon-2-cores/fashion_mnist.json")}
+    if cifar10 := read_cifar10():
+        datasets["CIFAR-10, 10 epochs"] = cifar10
     findings = []
     for claim, variant, baseline in ACCURACY:
-        for name, path in DATASETS.items():
-            differences = paired((read(path) or {"runs": []})["runs"], variant, baseline)
+        for name, summary in datasets.items():
+            differences = paired(summary["runs"], variant, baseline)
             if differences:
                 findings.append(Finding(claim, f"{name}: {describe(differences)}", verdict(differences)))
     return findings

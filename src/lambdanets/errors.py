@@ -17,8 +17,8 @@ _MACHINE_ERRORS = {
 
 # The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
-    **dict.fromkeys(("lightning", "sklearn", "matplotlib", "pyarrow", "duckdb"), "train"),
-    **dict.fromkeys(("faster_coco_eval", "pycocotools", "scipy", "skimage", "tifffile"), "detection"),
+    **dict.fromkeys(("lightning", "sklearn", "matplotlib", "scipy", "pyarrow", "duckdb"), "train"),
+    **dict.fromkeys(("faster_coco_eval", "pycocotools", "skimage", "tifffile"), "detection"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
     "gradio": "demo",
 }

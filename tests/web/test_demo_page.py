@@ -191,7 +191,7 @@ def test_other_host_names_are_refused(tab):
 def test_another_model_shows_its_result_and_downloads(tab):
     tab.page.get_by_label("Model").click()
     tab.page.get_by_role("option", name="objects").click()
-    tab.page.get_by_text(re.compile(r"^\d+ objects? found")).wait_for()
+    tab.page.get_by_text(re.compile(r"^\d+ objects?.* found")).wait_for()
     with tab.page.expect_download() as download:
         tab.page.get_by_role("link", name="labels.png").click()
     assert Image.open(download.value.path()).mode == "I;16"

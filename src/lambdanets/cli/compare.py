@@ -31,11 +31,11 @@ class ResumeOrReport:
 
     resume: Path | None = None
     """Folder of a comparison to resume; several processes may train in it."""
-    report: Path | None = None
-    """File results.json of a comparison, to print its tables."""
+    report: tuple[Path, ...] = ()
+    """Files results.json of comparisons to merge, such as of other seeds, and to print as tables."""
 
     def __post_init__(self) -> None:
-        if (self.resume is None) == (self.report is None):
+        if (self.resume is None) == (not self.report):
             got = "neither" if self.resume is None else "both"
             raise InputError(f"lambdanets compare must have one of --resume and --report, got {got}")
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         usage = [
             "usage: lambdanets compare STUDIES [RECIPE] ...   train; STUDIES: such as mixers, or mixers,scope, or all",
             "       lambdanets compare --resume DIR           resume; several processes may train in DIR",
-            "       lambdanets compare --report RESULTS.json  print the tables",
+            "       lambdanets compare --report RESULTS.json  print the tables; merges several files",
         ]
         echo(*usage, "", *lines, "", "lambdanets compare STUDIES --help lists the options.")
         return 0
@@ -88,8 +88,9 @@ def main(arguments: list[str]) -> int:
 def _resume_or_report(options: ResumeOrReport) -> int:
     from lambdanets.evidence.studies import execution, summary
 
-    if options.report is not None:
-        echo(*summary.markdown(summary.read_summary(options.report)).rstrip("\n").split("\n"))
+    if options.report:
+        merged = summary.merge([summary.read_summary(path) for path in options.report])
+        echo(*summary.markdown(merged).rstrip("\n").split("\n"))
     elif options.resume is not None:
         with report_errors(f"lambdanets compare --resume {options.resume}", options.resume / execution.PLAN):
             _train(options.resume)

@@ -14,6 +14,7 @@ from lambdanets.evidence.studies.execution import make_plan
 from lambdanets.evidence.studies.summary import (
     confidence_interval,
     markdown,
+    merge,
     read_summary,
     summarize,
     write_summary,
@@ -98,6 +99,33 @@ def test_confidence_interval_is_that_of_scipy():
     mean, std = statistics.fmean(differences), statistics.stdev(differences)
     expected = ttest_1samp(differences, 0).confidence_interval(0.95)
     assert confidence_interval(mean, std, 4) == pytest.approx((expected.low, expected.high))
+
+
+def test_merged_results_of_two_seeds_are_those_of_one_comparison(plan, results):
+    results[2] |= {"hardware": {"processor": "q", "gpu": None}}
+    parts = [
+        summarize(replace(plan, seeds=(seed,)), [run for run in results if run["seed"] == seed]) for seed in plan.seeds
+    ]
+    merged, whole = merge(parts), summarize(plan, results)
+    assert merged["finished"]
+    assert {**merged, "runs": None, "machines": None} == {**whole, "runs": None, "machines": None}
+    assert len(merged["machines"]) == 2
+    by_key = {(run["variant"], run["seed"]): run for run in merged["runs"]}
+    for run in whole["runs"]:
+        expected = run | {"machine": whole["machines"][run["machine"]]}
+        actual = by_key[run["variant"], run["seed"]]
+        assert actual | {"machine": merged["machines"][actual["machine"]]} == expected
+
+
+def test_rejects_merging_different_recipes_data_or_the_same_runs(plan, results):
+    summary = summarize(plan, results)
+    with pytest.raises(InputError, match="must have different runs, got lambda position=False, seed 3, twice"):
+        merge([summary, summary])
+    other = replace(plan, recipe=replace(plan.recipe, learning_rate=0.5, workers=3))
+    with pytest.raises(InputError, match=r"recipes with the same learning_rate, got 0\.1, 0\.5"):
+        merge([summary, summarize(other, results)])
+    with pytest.raises(InputError, match="must have the same epochs, got 2, 3"):
+        merge([summary, summary | {"epochs": 3}])
 
 
 def test_summary_names_every_machine(plan, results):

@@ -14,7 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.evidence.plot_style import GRID, OURS, REFERENCE
-from lambdanets.evidence.studies.catalog import STUDIES
+from lambdanets.evidence.studies.catalog import STUDIES, Variant
 from lambdanets.evidence.studies.execution import Plan
 from lambdanets.files import atomic_write, encode_utf8, open_regular
 from lambdanets.records import write_json
@@ -24,6 +24,8 @@ RESULTS, TABLE = "results.json", "comparison.md"
 # Fields of a run's result, by how often results.json has them: once per run, once per machine, once in total.
 _RUN_FIELDS = ("variant", "seed", "top1", "top1_by_epoch", "parameters", "commit")
 _MACHINE_FIELDS = ("versions", "hardware")
+# Fields of the recipe that do not change the accuracy systematically.
+_EXECUTION_FIELDS = ("seed", "workers", "max_unreadable", "checkpoint_every")
 _COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", "epochs")
 
 
@@ -59,25 +61,52 @@ def summarize(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "finished": len(results) == len(plan.runs()),
         **common,
         "seeds": list(plan.seeds),
-        "studies": {
-            name: {
-                "question": STUDIES[name].question,
-                "baseline": STUDIES[name].baseline,
-                "variants": _rows(plan, name, results),
-            }
-            for name in plan.studies
-        },
+        "studies": {name: _summarize_study(name, plan.study_variants(name), results) for name in plan.studies},
         "recipe": recipe,
         "machines": machines,
         "runs": runs,
     }
 
 
-def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the results of comparisons with the same recipe and data, such as of other seeds or variants.
+
+    Raises InputError if they differ otherwise, or if a variant and seed occurs twice.
+    """
+    first = summaries[0]
+    machines: list[dict[str, Any]] = []
+    runs: dict[tuple[str, int], dict[str, Any]] = {}
+    for summary in summaries:
+        for field in _COMMON_FIELDS:
+            if summary[field] != first[field]:
+                raise InputError(f"results to merge must have the same {field}, got {first[field]}, {summary[field]}")
+        for field, value in summary["recipe"].items():
+            if field not in _EXECUTION_FIELDS and value != first["recipe"].get(field):
+                got = f"{first['recipe'].get(field)}, {value}"
+                raise InputError(f"results to merge must have recipes with the same {field}, got {got}")
+        machines += [machine for machine in summary["machines"] if machine not in machines]
+        for run in summary["runs"]:
+            key = run["variant"], run["seed"]
+            if key in runs:
+                raise InputError(f"results to merge must have different runs, got {key[0]}, seed {key[1]}, twice")
+            runs[key] = run | {"machine": machines.index(summary["machines"][run["machine"]])}
+    results = list(runs.values())
+    studies = [name for name in STUDIES if any(name in summary["studies"] for summary in summaries)]
+    return first | {
+        "finished": all(summary["finished"] for summary in summaries),
+        "seeds": sorted({seed for _, seed in runs}),
+        "studies": {name: _summarize_study(name, STUDIES[name].variants, results) for name in studies},
+        "machines": machines,
+        "runs": results,
+    }
+
+
+def _summarize_study(study: str, variants: dict[str, Variant], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return question, baseline and one row per variant that has runs, the best mean first."""
     rows = []
     baseline = STUDIES[study].variants[STUDIES[study].baseline].name
     baseline_top1 = {result["seed"]: result["top1"] for result in results if result["variant"] == baseline}
-    for label, variant in plan.study_variants(study).items():
+    for label, variant in variants.items():
         runs = [result for result in results if result["variant"] == variant.name]
         if not runs:
             continue
@@ -100,7 +129,8 @@ def _rows(plan: Plan, study: str, results: Sequence[dict[str, Any]]) -> list[dic
                 "quoted": variant.quoted,
             }
         )
-    return sorted(rows, key=lambda row: -row["mean_top1"])
+    rows.sort(key=lambda row: -row["mean_top1"])
+    return {"question": STUDIES[study].question, "baseline": STUDIES[study].baseline, "variants": rows}
 
 
 def _std(values: Sequence[float]) -> float | None:
@@ -119,6 +149,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         with open_regular(path) as file:
             summary = with_current_keys(json.loads(file.read()))
         markdown(summary)
+        merge([summary, {**summary, "runs": []}])
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
