@@ -18,6 +18,8 @@ recipe = SegmentationRecipe(
     mean=(0.2, 0.2, 0.2),
     std=(0.2, 0.2, 0.2),
     clip_gradient=10.0,
+    batch_norm_momentum=0.01,
+    freeze_batch_norm=0.25,
     ema_decay=0.99,
 )
 

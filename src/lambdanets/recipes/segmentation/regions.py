@@ -7,5 +7,12 @@ Run: lambdanets segment train regions --data TRAIN --images FOLDER --validation-
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 recipe = SegmentationRecipe(
-    images="", validation_data="", jitter=(0.7, 1.4), clip_gradient=10.0, ema_decay=0.998, workers=2
+    images="",
+    validation_data="",
+    jitter=(0.7, 1.4),
+    clip_gradient=10.0,
+    batch_norm_momentum=0.01,
+    freeze_batch_norm=0.25,
+    ema_decay=0.998,
+    workers=2,
 )
