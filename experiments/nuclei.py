@@ -1,11 +1,11 @@
 """Mask R-CNN on cell nuclei: a small LambdaResNet and its convolution baseline, with the same recipe and seeds.
 
-    python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--at-once 2]    train two runs per seed
+    python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--jobs 2]    train two runs per seed
     python experiments/nuclei.py [--page docs/detection.md]                            write the page from results
 
 NUCLEI has instances_train.json, train.tar, instances_val.json and val.tar. Each run uses the command on the page and
 writes into FOLDER. After an interruption, run the script again to resume. The results file keeps the results of other
-seeds. With --at-once 2, set OMP_NUM_THREADS to half of the number of cores.
+seeds. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--work", type=Path, help="folder for the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--at-once", type=int, default=1, help="runs of one seed to train at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="runs of one seed to train at the same time")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
     options = parser.parse_args()
@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace) -> None:
         folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
         lambdanets = [sys.executable, "-m", "lambdanets"]
         commands = [[*lambdanets, *command(recipe, seed, options.data, run)] for recipe, run in folders.items()]
-        with ThreadPool(options.at_once) as pool:
+        with ThreadPool(options.jobs) as pool:
             pool.map(functools.partial(subprocess.run, check=True), commands)
         for recipe, run in folders.items():
             result = json.loads((run / "result.json").read_text())
@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace) -> None:
                 "runs": runs,
                 "command": " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei"))),
                 "threads": torch.get_num_threads(),
-                "at_once": options.at_once,
+                "at_once": options.jobs,
             }
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,12 +1,12 @@
 """U-Nets with lambda layers and with convolutions on cell nuclei, with the same recipe and seeds, on a test set.
 
-    python experiments/segmentation.py FOLDER --work RUNS [--seeds 0 1 2] [--at-once 2]    train two runs per seed
+    python experiments/segmentation.py FOLDER --work RUNS [--seeds 0 1 2] [--jobs 2]    train two runs per seed
     python experiments/segmentation.py [--page docs/segmentation.md]                       write the page from results
 
 FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_test_set.py split`. The last
 epoch's weights are scored on the test images, which chose nothing. Finished runs are skipped and interrupted ones
 resume, so after an interruption, run the script again. The results file keeps the results of other seeds. With
---at-once 2, set OMP_NUM_THREADS to half of the number of cores.
+--jobs 2, set OMP_NUM_THREADS to half the number of cores.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--work", type=Path, help="folder for the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--at-once", type=int, default=1, help="runs of one seed to train at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="runs of one seed to train at the same time")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/segmentation.md")
     options = parser.parse_args()
@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace) -> None:
             for recipe, folder in folders.items()
             if not (folder / "result.json").exists()
         ]
-        with ThreadPool(options.at_once) as pool:
+        with ThreadPool(options.jobs) as pool:
             pool.map(functools.partial(subprocess.run, check=True), commands)
         for recipe, folder in folders.items():
             result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> None:
         content = {
             "runs": runs,
             "threads": torch.get_num_threads(),
-            "at_once": options.at_once,
+            "at_once": options.jobs,
             "commit": commit(),
             "versions": versions(),
             "hardware": hardware(),

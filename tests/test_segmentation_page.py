@@ -66,7 +66,7 @@ def test_script_trains_both_networks_and_skips_finished_runs(script, monkeypatch
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
     monkeypatch.setattr(script, "score", score)
-    options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--at-once", 2]
+    options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--jobs", 2]
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0, 1)
     trained = sorted((command[2], command[4]) for command in commands)

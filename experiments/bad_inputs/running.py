@@ -46,7 +46,7 @@ class Outcome:
 
 
 def run_input(entry: Input, cwd: Path, fixtures: Mapping[str, Any], scratch: Path, limit: float) -> Outcome:
-    """Create the files of an input in the folder `cwd`, run its command there, and check all rules.
+    """Run a case in the folder `cwd`: create its files, run its command, and return the outcome with all violations.
 
     scratch: parent folder of the fixtures and of `cwd`; the command may change files only in `cwd`.
     limit: seconds.

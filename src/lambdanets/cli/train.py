@@ -40,8 +40,15 @@ def main(arguments: list[str]) -> int:
         return _plan(options)
     from lambdanets.training.classification.quicktest import quicktest_recipe
 
-    changed = has_recipe or options.recipe != recipe
-    outcome = train(options, ["train"], arguments, name=name, changed=changed, make_quicktest_recipe=quicktest_recipe)
+    has_recipe_arguments = has_recipe or options.recipe != recipe
+    outcome = train(
+        options,
+        ["train"],
+        arguments,
+        name=name,
+        has_recipe_arguments=has_recipe_arguments,
+        make_quicktest_recipe=quicktest_recipe,
+    )
     if isinstance(outcome, int):
         return outcome
     result, folder = outcome

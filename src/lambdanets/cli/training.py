@@ -60,9 +60,14 @@ def train_named_recipe(
         description=f"{summary}. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
     quicktest_recipe = importlib.import_module(quicktest_module).quicktest_recipe
-    changed = has_recipe or options.recipe != recipe
+    has_recipe_arguments = has_recipe or options.recipe != recipe
     return train(
-        options, command.split(), arguments, name=name, changed=changed, make_quicktest_recipe=quicktest_recipe
+        options,
+        command.split(),
+        arguments,
+        name=name,
+        has_recipe_arguments=has_recipe_arguments,
+        make_quicktest_recipe=quicktest_recipe,
     )
 
 
@@ -143,13 +148,13 @@ def train(
     arguments: list[str],
     *,
     name: str,
-    changed: bool,
+    has_recipe_arguments: bool,
     make_quicktest_recipe: Callable[[Any, Path], TrainingRecipe],
 ) -> tuple[dict[str, Any], Path] | int:
     """Train. Returns the result (empty on ranks other than 0) and the run folder, or an exit code with --devices.
 
     command: the words of the command, such as ["detect", "train"]. arguments: the arguments after them. name: name of
-    the recipe. changed: whether the arguments have a recipe or one of its fields. make_quicktest_recipe: makes the
+    the recipe. has_recipe_arguments: whether the arguments name a recipe or one of its fields. make_quicktest_recipe: makes the
     small recipe of --quicktest from a recipe and a folder for its data.
     """
     _check_devices(options.devices)
@@ -157,7 +162,7 @@ def train(
     from lambdanets.training.distributed import get_world
 
     if options.resume is not None:
-        if changed or options.run is not None:
+        if has_recipe_arguments or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe, its fields and --run")
         folder = options.resume
         _check_task(folder, options.recipe.task)

@@ -120,7 +120,7 @@ class Onnx(Int8Runtime):
 
 
 def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate torch.sort, which torch.onnx cannot, to ONNX's TopK, which keeps the order of equal values."""
+    """ONNX translation of stable torch.sort, which torch.onnx does not support. ONNX's TopK is stable."""
     from onnxscript import opset18 as op
 
     count = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
