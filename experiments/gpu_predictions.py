@@ -22,7 +22,7 @@ from lambdanets.text_tables import markdown_table
 CAPABILITIES = {"A100": (8, 0), "L40S": (8, 9), "RTX 4090": (8, 9), "H100": (9, 0), "H200": (9, 0), "B200": (10, 0)}
 BATCH, HEADS, SCOPE = 128, 4, 23
 LAYERS = ((56, 16), (28, 32), (14, 64), (7, 128))  # side of the map and value depth of the layers in c2 to c5
-CONVOLUTION_RATE = 0.7  # as a fraction of the data sheet's rate; the plan assumes it for large matrix products
+CONVOLUTION_EFFICIENCY = 0.7  # fraction of the peak FLOP/s, as the plan assumes for large matrix products
 
 
 def layer_problem(side: int, v: int, dtype: torch.dtype = torch.bfloat16) -> Problem:
@@ -34,7 +34,7 @@ def convolution_seconds(side: int, v: int, gpu: GpuSpec) -> float:
     """Predicted seconds of the forward pass of a 3x3 convolution with the same number of channels."""
     channels, positions = HEADS * v, BATCH * side * side
     return max(
-        2 * positions * 9 * channels**2 / (CONVOLUTION_RATE * gpu.bfloat16_flops),
+        2 * positions * 9 * channels**2 / (CONVOLUTION_EFFICIENCY * gpu.bfloat16_flops),
         2 * 2 * positions * channels / (0.8 * gpu.memory_bandwidth),
     )
 

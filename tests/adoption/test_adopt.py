@@ -261,7 +261,7 @@ def test_rejects_converting_back_a_network_without_adopted_layers():
 def test_rejects_converting_back_a_changed_layer():
     layer = adopted(timm_layer())
     layer.position_bias = None
-    with pytest.raises(ValueError, match=r"0 cannot be converted back: .* was adopted with: position_bias"):
+    with pytest.raises(ValueError, match=r"0 cannot be converted back: .* than when it was converted: position_bias"):
         foreign_state_dict(nn.Sequential(layer))
 
 

@@ -68,11 +68,13 @@ def convert_back(layer: GridLambdaLayer, family: Family) -> dict[str, Tensor]:
     tensors = {name: tensor.detach() for name, tensor in layer.state_dict().items()}
     if tensors.keys() != sources.keys():
         changed = ", ".join(sorted(tensors.keys() ^ sources.keys()))
-        raise CannotConvert(f"its tensors are not those it was adopted with: {changed}")
+        raise CannotConvert(f"its state dict has other keys than when it was converted: {changed}")
     for name, source in sources.items():
         adopted = tuple(source.pick(torch.empty(shapes[source.name], device="meta")).shape)
         if adopted != tensors[name].shape:
-            raise CannotConvert(f"{name} was {adopted} when it was adopted, and is {tuple(tensors[name].shape)}")
+            raise CannotConvert(
+                f"{name} had the shape {adopted} when it was converted, and now has {tuple(tensors[name].shape)}"
+            )
     biases = {name: bias.to(tensors["value_projection.weight"]) for name, bias in origin.biases.items()}
     for name, source in layout.biases(shapes).items():
         mean = f"{_NORMS.get(name)}.running_mean"

@@ -153,8 +153,8 @@ def train(
 ) -> tuple[dict[str, Any], Path] | int:
     """Train. Returns the result (empty on ranks other than 0) and the run folder, or an exit code with --devices.
 
-    command: the words of the command, such as ["detect", "train"]. arguments: the arguments after them. name: name of
-    the recipe. has_recipe_arguments: whether the arguments name a recipe or one of its fields. make_quicktest_recipe: makes the
+    command: the subcommand, such as ["detect", "train"]. arguments: the arguments after it. name: name of the recipe.
+    has_recipe_arguments: whether the arguments name a recipe or one of its fields. make_quicktest_recipe: makes the
     small recipe of --quicktest from a recipe and a folder for its data.
     """
     _check_devices(options.devices)

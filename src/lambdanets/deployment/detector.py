@@ -24,7 +24,7 @@ class DetectionGraph(nn.Module):
     Returns boxes (n, 4), x1, y1, x2, y2 in pixels; labels (n,), int64, from 1; scores (n,); and masks (n, H, W), bool.
 
     Differences from `MaskRCNN`: the image is not resized; and with several classes, the last non-maximum suppression
-    has only the max(proposals, 10 detections) boxes with the highest scores.
+    considers only the max(proposals, 10 * max_detections) boxes with the highest scores.
     """
 
     mean: Tensor

@@ -46,7 +46,7 @@ def test_training_steps_are_scaled_to_the_papers_batch(measurements_file):
     measured = read([measurements_file])
     assert measured.values["18", "depth 50, 128px", "train step latency"][0] == 512
     note = measured.values["18", "depth 50, 160px", "train step latency"][1]
-    assert note.startswith("0.50 x depth 50, 128px, the paper's 0.65 x")
+    assert note.startswith("0.50x the speed of depth 50, 128px (paper: 0.65x)")
     assert measured.machine == "P, 2 of 2 cores, PyTorch 2, float32"
 
 
@@ -104,8 +104,8 @@ def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
     ]
     values = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
     note = values["4", "axial self-attention", "throughput"][1]
-    assert note == "0.67 x lambda layer, the paper's 0.83 x; batch 2, 224 px"
-    assert values["4", "global self-attention", "throughput"][1] == "0.50 x lambda layer; batch 2, 224 px"
+    assert note == "0.67x the speed of lambda layer (paper: 0.83x); batch 2, 224 px"
+    assert values["4", "global self-attention", "throughput"][1] == "0.50x the speed of lambda layer; batch 2, 224 px"
 
 
 def test_slowdown_is_missing_without_its_baseline(tmp_path):

@@ -128,8 +128,8 @@ def test_measure_writes_samples_with_provenance_and_prints_them(few_rows, capsys
     assert main(["tables", "12", "--measured", str(out)]) == 0
     printed_again = capsys.readouterr().out
     assert printed_again.strip() in text
-    assert "1.00 x C-C-C-C, the paper's 1.00 x; batch 2, 32 px, peak" in printed_again
-    assert "x C-C-C-C, the paper's 0.99 x; batch 2, 32 px, peak" in printed_again
+    assert "1.00x the speed of C-C-C-C (paper: 1.00x); batch 2, 32 px, peak" in printed_again
+    assert "x the speed of C-C-C-C (paper: 0.99x); batch 2, 32 px, peak" in printed_again
     assert "Speeds measured on " in printed_again
 
 

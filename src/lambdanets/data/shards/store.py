@@ -24,7 +24,7 @@ _DEFAULT_CACHE_BYTES = 100 * 10**9
 _STALE_SECONDS = 3600.0  # an unfinished download is removed this long after the last write to it
 _RETRIED_STATUSES = {408, 429}  # the transient errors among 4xx: timeout, too many requests
 _PERMANENT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
-_MAX_ATTEMPTS_WITHOUT_SERVER = 3  # to read shards.json; during training a server may be restarting
+_MAX_ATTEMPTS_FAIL_FAST = 3  # to read shards.json; during training a server may be restarting
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class ShardStore:
         """Read shards.json. Raises InputError if it cannot be read."""
         path = self.path(SHARD_LIST)
         try:
-            content = self._with_retries(path, _read, path, server_must_respond=True)
+            content = self._with_retries(path, _read, path, fail_fast=True)
         except UnreadableShard as error:
             raise InputError(f"{path} cannot be read: {error.reason}") from error
         return ShardList.from_json(content, path)
@@ -119,12 +119,10 @@ class ShardStore:
                     path.unlink(missing_ok=True)
                     used -= size
 
-    def _with_retries(
-        self, path: str, function: Callable[..., T], *arguments: Any, server_must_respond: bool = False
-    ) -> T:
+    def _with_retries(self, path: str, function: Callable[..., T], *arguments: Any, fail_fast: bool = False) -> T:
         """Call function(*arguments), which reads from path, and retry after transient errors.
 
-        server_must_respond: retry only twice if there is no server.
+        fail_fast: retry only twice if the host is unreachable.
         """
         for attempt in itertools.count(1):
             try:
@@ -132,8 +130,8 @@ class ShardStore:
             except Exception as error:  # fsspec file systems raise exceptions of any type
                 is_permanent = not is_url(path) or _is_permanent(error)
                 max_attempts = self._attempts
-                if server_must_respond and _has_no_server(error):
-                    max_attempts = min(max_attempts, _MAX_ATTEMPTS_WITHOUT_SERVER)
+                if fail_fast and _is_unreachable(error):
+                    max_attempts = min(max_attempts, _MAX_ATTEMPTS_FAIL_FAST)
                 if is_permanent or attempt >= max_attempts:
                     suffix = "" if is_permanent else f" (tried {attempt} times)"
                     raise UnreadableShard(path, f"{_describe_error(error)}{suffix}") from error
@@ -215,7 +213,7 @@ def _is_permanent(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError)
 
 
-def _has_no_server(error: Exception) -> bool:
+def _is_unreachable(error: Exception) -> bool:
     """Whether the connection was refused or the host name was not found (negative errno of getaddrinfo)."""
     code = getattr(error, "errno", None)
     return code == errno.ECONNREFUSED or (isinstance(code, int) and code < 0)

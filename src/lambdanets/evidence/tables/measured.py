@@ -97,8 +97,8 @@ def values_by_cell(measurements: Sequence[Measurement]) -> CellValues:
         note = f"batch {measurement.batch_size}, {measurement.image_size} px"
         if baseline is not None:
             paper_ratio = _paper_ratio(measurement.table, measurement.row, baseline.row, column)
-            paper = f", the paper's {paper_ratio:.2f} x" if paper_ratio is not None else ""
-            note = f"{_seconds(baseline) / seconds:.2f} x {baseline.row}{paper}; {note}"
+            paper = f" (paper: {paper_ratio:.2f}x)" if paper_ratio is not None else ""
+            note = f"{_seconds(baseline) / seconds:.2f}x the speed of {baseline.row}{paper}; {note}"
         if measurement.peak_bytes is not None:
             note += f", peak {measurement.peak_bytes / 2**30:.2f} GiB"
         if is_noisy(measurement.seconds):

@@ -8,9 +8,9 @@ from lambdanets.layers.baselines.mixer import Mixer, check_divides, conv1x1
 from lambdanets.layers.baselines.neighborhoods import check_scope
 from lambdanets.layers.baselines.relative_attention import (
     attend,
-    expand_offsets,
     extend_keys,
     extend_queries,
+    relative_to_absolute,
 )
 from lambdanets.ops.geometry import windows
 
@@ -129,4 +129,6 @@ class LocalAttention(Mixer):
 
 def _expand_table(table: Tensor, tile: int) -> Tensor:
     """Expand a table (h, r, c) to (h, n, c, m), for n in a tile and m in the tile with its halo; 0 beyond the scope."""
-    return torch.stack([expand_offsets(F.pad(head_table, (0, 0, tile - 1, tile - 1)), tile) for head_table in table])
+    return torch.stack(
+        [relative_to_absolute(F.pad(head_table, (0, 0, tile - 1, tile - 1)), tile) for head_table in table]
+    )

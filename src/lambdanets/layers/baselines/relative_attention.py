@@ -40,12 +40,12 @@ class RelativeTable(nn.Module):
         missing = side - 1 - self.max_distance
         if missing > 0:
             ends = (self.table[:1].expand(missing, -1), self.table, self.table[-1:].expand(missing, -1))
-            return expand_offsets(torch.cat(ends), side)
-        return expand_offsets(self.table.narrow(0, -missing, 2 * side - 1), side)
+            return relative_to_absolute(torch.cat(ends), side)
+        return relative_to_absolute(self.table.narrow(0, -missing, 2 * side - 1), side)
 
 
-def expand_offsets(table: Tensor, num_queries: int) -> Tensor:
-    """Return (n, depth, m), for n query positions, from a table (n + m - 1, depth) of the offsets 1 - n to m - 1."""
+def relative_to_absolute(table: Tensor, num_queries: int) -> Tensor:
+    """Return R[m - n] (n, depth, m), from a table (n + m - 1, depth) of embeddings for the offsets 1 - n to m - 1."""
     return windows(table, 0, num_queries, table.shape[0] - num_queries + 1).flip(0)
 
 

@@ -120,7 +120,10 @@ class Algorithm(ABC):
         return Exclusions()
 
     def exclude_after_error(self, problem: Problem, direction: str, error: Exception) -> bool:
-        """Return whether "auto" may use another algorithm after an error in the "forward" or "backward" pass."""
+        """Handle an error in the "forward" or "backward" pass: exclude the algorithm from "auto" for this problem.
+
+        Returns whether to retry with another algorithm; by default nothing is excluded and the error is re-raised.
+        """
         return False
 
 
