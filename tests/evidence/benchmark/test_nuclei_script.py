@@ -68,7 +68,7 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
         (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "test processor"}}))
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
-    options = ["--work", tmp_path / "runs", "--at-once", 2, "--out", out, "--page", page]
+    options = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page]
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
     trained = sorted((command[5], command[7]) for command in commands)
