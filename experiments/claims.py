@@ -151,9 +151,10 @@ def speed() -> list[Finding]:
         return []
     findings = []
     for family, (low, high) in PAPER_SPEEDUPS.items():
-        ratios = speedups(frontier(results, "training", OURS), frontier(results, "training", family)).values()
-        result = "confirmed, smaller on this CPU" if min(ratios) > 1 else "not for all accuracies on this CPU"
-        result = "confirmed" if min(ratios) >= low else result
+        by_top1 = speedups(frontier(results, "training", OURS), frontier(results, "training", family))
+        ratios, slower = by_top1.values(), [top1 for top1, ratio in by_top1.items() if ratio < 1]
+        result = "confirmed, less on this CPU" if min(ratios) < low else "confirmed"
+        result = f"on this CPU only above {max(slower):.1f}% top-1" if slower else result
         claim = f"LambdaResNets train {low} to {high} times as fast as {family} at equal accuracy (Figure 4)"
         findings.append(Finding(claim, f"{min(ratios):.2f} to {max(ratios):.2f} times as fast", result))
     return findings

@@ -5,8 +5,8 @@
     python experiments/frontier.py [--page docs/results.md]          write the table and the figure from results
 
 Accuracies are published ones, of networks trained on ImageNet without extra data: LambdaResNets from Table 18 of the
-paper, the others from `PUBLISHED`. Times and peak memory are measured here with random weights in float32, all networks
-in turn in one process. `measure` writes the results after each phase and skips finished ones.
+paper, the others from `PUBLISHED`. Times and peak memory are measured here with random weights in float32, networks of
+similar accuracy in turn in one process. `measure` writes the results after each phase and skips finished ones.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from torch import Tensor, nn
 
 from lambdanets import create_model, export
@@ -40,6 +41,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/frontier.json"
 FIGURE = ROOT / "docs/results/frontier.png"
 BEGIN, END = "<!-- written by experiments/frontier.py -->\n", "<!-- end of frontier -->\n"
+GROUP = 9  # number of networks in memory
 BATCH_SIZE = {"inference": 4, "openvino": 4, "training": 2}
 PHASES = {
     "inference": "inference, PyTorch",
@@ -143,8 +145,23 @@ def measure(rows: list[Row], work: Path, out: Path, *, repeats: int, seconds: fl
             atomic_write(out, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def measure_phase(phase: str, rows: list[Row], work: Path, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """Return, for each row, quartiles of the seconds per batch, peak memory and number of parameters."""
+def measure_phase(phase: str, rows: list[Row], work: Path, **options: Any) -> list[dict[str, Any]]:
+    """Return, for each row, quartiles of the seconds per batch, peak memory and number of parameters.
+
+    Networks of similar accuracy are in memory together and timed in turn.
+    """
+    by_accuracy = sorted(rows, key=lambda row: row.top1)
+    results = [
+        result
+        for first in range(0, len(rows), GROUP)
+        for result in measure_group(phase, by_accuracy[first : first + GROUP], work, **options)
+    ]
+    families = [OURS, *PUBLISHED]
+    return sorted(results, key=lambda result: families.index(result["family"]))
+
+
+def measure_group(phase: str, rows: list[Row], work: Path, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """Measure rows, all timed in turn."""
     runs: dict[str, Callable[[], Any]] = {}
     results = {row.name: {**row._asdict(), "peak_bytes": None} for row in rows}
     for row in rows:
@@ -229,7 +246,7 @@ def write_section(results: dict[str, Any]) -> str:
     header += [f"{title} (images/s)" for title in PHASES.values()]
     full = markdown_table([*header, "training memory (MiB per image)"], *table)
     machine = f"{results['hardware']['processor']}, {results['threads']} threads, float32"
-    return f"{summary}\n\nAll networks, on {machine}:\n\n{full}\n"
+    return f"{summary}\n\n<details><summary>All networks, on {machine}</summary>\n\n{full}\n\n</details>\n"
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
@@ -242,6 +259,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
             points = frontier(results, phase, family)
             axis.plot([p[1] for p in points], [p[0] for p in points], marker=marker, color=color, label=family)
         axis.set(xscale="log", ylabel="ImageNet top-1, published (%)", title=title, ylim=(76.5, 85.5))
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda speed, _: f"{speed:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(**plot_style.GRID)
     axes[0].legend(fontsize=10, loc="lower left")
     axes[-1].set_xlabel(f"images per second, {results['hardware']['processor']}, {results['threads']} threads")

@@ -10,10 +10,11 @@ from scripts import load_script
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("script", ["claims"])
+@pytest.mark.parametrize("script", ["claims", "frontier"])
 def test_tables_are_those_of_the_committed_results(script, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     module = load_script(f"experiments/{script}.py")
+    monkeypatch.setattr(module, "FIGURE", tmp_path / "figure.png", raising=False)
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     before, _, rest = text.partition(module.BEGIN)
     page = tmp_path / "results.md"
