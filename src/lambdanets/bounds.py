@@ -79,7 +79,7 @@ def convert(value: Any, annotation: Any, name: str = "", bounds: Range | None = 
         has_fixed_length = origin is tuple and arguments[-1] is not Ellipsis
         item_types = arguments if has_fixed_length else arguments[:1] * len(value)
         if arguments[0] not in _PLURAL:
-            return origin(convert(item, arguments[0], f"{name}[{index}]") for index, item in enumerate(value))
+            return origin(convert(item, arguments[0], f"{name or 'it'}[{index}]") for index, item in enumerate(value))
         if len(item_types) == len(value) and all(
             _is_instance(item, item_type, bounds) for item, item_type in zip(value, item_types, strict=True)
         ):

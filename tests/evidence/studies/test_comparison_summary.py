@@ -124,6 +124,12 @@ def test_rejects_merging_different_recipes_data_or_the_same_runs(plan, results):
     other = replace(plan, recipe=replace(plan.recipe, learning_rate=0.5, workers=3))
     with pytest.raises(InputError, match=r"recipes with the same learning_rate, got 0\.1, 0\.5"):
         merge([summary, summarize(other, results)])
+    without = summary | {"recipe": {k: v for k, v in summary["recipe"].items() if k != "learning_rate"}}
+    for pair in ([summary, without], [without, summary]):
+        with pytest.raises(InputError, match="recipes with the same learning_rate"):
+            merge(pair)
+    with pytest.raises(InputError, match=r"studies to merge must be among mixers, .*, got 'other'"):
+        merge([summary | {"studies": {"other": {"variants": []}}}, summary | {"runs": []}])
     with pytest.raises(InputError, match="must have the same epochs, got 2, 3"):
         merge([summary, summary | {"epochs": 3}])
 
@@ -161,8 +167,16 @@ def test_draws_one_figure_per_study(plan, results, tmp_path):
             assert figure.width > 500
 
 
-def test_results_of_one_epoch_have_no_curves(plan, results, tmp_path):
-    write_summary(plan, [run | {"top1_by_epoch": [run["top1"]]} for run in results], tmp_path)
+@pytest.mark.parametrize("lengths", [(1, 1), (0, 2), (2, 3)])
+def test_curves_of_other_lengths_than_the_number_of_epochs_are_not_drawn(lengths, plan, results, tmp_path):
+    curves = [run | {"top1_by_epoch": [0.5] * lengths[i % 2]} for i, run in enumerate(results)]
+    write_summary(plan, curves, tmp_path)
+    assert (tmp_path / "content_position.png").exists()
+    assert not (tmp_path / "content_position_curves.png").exists()
+
+
+def test_curves_on_held_out_images_are_not_drawn(plan, results, tmp_path):
+    write_summary(replace(plan, recipe=replace(plan.recipe, hold_out=0.1)), results, tmp_path)
     assert not (tmp_path / "content_position_curves.png").exists()
 
 

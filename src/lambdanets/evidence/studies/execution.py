@@ -75,7 +75,7 @@ def _read_top1(folder: Path) -> list[float]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return [float(row["top1"]) for row in csv.DictReader(file) if row["split"] == "val"]
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise InputError(
             f"{path} must have the columns split and top1; remove it to continue without curves"
         ) from error

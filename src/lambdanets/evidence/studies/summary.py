@@ -74,16 +74,18 @@ def merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Raises InputError if they differ otherwise, or if a variant and seed occurs twice.
     """
     first = summaries[0]
+    if len(summaries) == 1:
+        return first
     machines: list[dict[str, Any]] = []
     runs: dict[tuple[str, int], dict[str, Any]] = {}
     for summary in summaries:
         for field in _COMMON_FIELDS:
             if summary[field] != first[field]:
                 raise InputError(f"results to merge must have the same {field}, got {first[field]}, {summary[field]}")
-        for field, value in summary["recipe"].items():
-            if field not in _EXECUTION_FIELDS and value != first["recipe"].get(field):
-                got = f"{first['recipe'].get(field)}, {value}"
-                raise InputError(f"results to merge must have recipes with the same {field}, got {got}")
+        for field in sorted({*first["recipe"], *summary["recipe"]} - {*_EXECUTION_FIELDS}):
+            expected, value = first["recipe"].get(field), summary["recipe"].get(field)
+            if value != expected:
+                raise InputError(f"results to merge must have recipes with the same {field}, got {expected}, {value}")
         machines += [machine for machine in summary["machines"] if machine not in machines]
         for run in summary["runs"]:
             key = run["variant"], run["seed"]
@@ -91,11 +93,21 @@ def merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 raise InputError(f"results to merge must have different runs, got {key[0]}, seed {key[1]}, twice")
             runs[key] = run | {"machine": machines.index(summary["machines"][run["machine"]])}
     results = list(runs.values())
-    studies = [name for name in STUDIES if any(name in summary["studies"] for summary in summaries)]
+    labels: dict[str, set[str]] = {}
+    for name, study in ((name, study) for summary in summaries for name, study in summary["studies"].items()):
+        if name not in STUDIES:
+            raise InputError(f"studies to merge must be among {', '.join(STUDIES)}, got {name!r}")
+        labels.setdefault(name, set()).update(row["label"] for row in study["variants"])
     return first | {
         "finished": all(summary["finished"] for summary in summaries),
         "seeds": sorted({seed for _, seed in runs}),
-        "studies": {name: _summarize_study(name, STUDIES[name].variants, results) for name in studies},
+        "studies": {
+            name: _summarize_study(
+                name, {label: v for label, v in study.variants.items() if label in labels[name]}, results
+            )
+            for name, study in STUDIES.items()
+            if name in labels
+        },
         "machines": machines,
         "runs": results,
     }
@@ -149,12 +161,19 @@ def read_summary(path: Path) -> dict[str, Any]:
         with open_regular(path) as file:
             summary = with_current_keys(json.loads(file.read()))
         markdown(summary)
-        merge([summary, {**summary, "runs": []}])
+        _check_runs(summary)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise InputError(f"{path} must be the results.json of a comparison") from error
     return dict(summary)
+
+
+def _check_runs(summary: dict[str, Any]) -> None:
+    """Raise KeyError, TypeError or IndexError if `merge` could not read the recipe and the runs."""
+    set(summary["recipe"])
+    for run in summary["runs"]:
+        _ = run["variant"], run["seed"], run["top1"], run["parameters"], summary["machines"][run["machine"]]
 
 
 def markdown(summary: dict[str, Any]) -> str:
@@ -217,13 +236,20 @@ def draw_all(summary: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _mean_curves(study: dict[str, Any], summary: dict[str, Any]) -> dict[str, list[float]]:
-    """Return the mean over seeds of the top-1 after each epoch, by label; empty for one epoch or too many variants."""
+    """Return the mean over seeds of the top-1 after each epoch, by label.
+
+    Empty for too many variants, if a run has another number of epochs, such as without its curve, or a single one, and
+    if epochs were validated on held-out images, which are not the test images.
+    """
+    if summary["recipe"].get("hold_out"):
+        return {}
     curves = {}
     for row in study["variants"]:
         runs = [run.get("top1_by_epoch", []) for run in summary["runs"] if run["variant"] == row["variant"]]
+        if {len(run) for run in runs} != {summary["epochs"]} or summary["epochs"] < 2:
+            return {}
         curves[row["label"]] = [statistics.fmean(values) for values in zip(*runs, strict=True)]
-    drawable = len(curves) <= 1 + len(plot_style.BASELINES) and min(map(len, curves.values())) > 1
-    return curves if drawable else {}
+    return curves if len(curves) <= 1 + len(plot_style.BASELINES) else {}
 
 
 def _draw_curves(curves: dict[str, list[float]]) -> Figure:
