@@ -317,10 +317,12 @@ def test_reading_time_is_linear_in_the_objects_of_an_image(tmp_path: Path) -> No
     segmentations = ([SQUARE], runs)
     seconds = []
     for count in (2_000, 20_000):
-        started = time.process_time()
-        parsed = read(
-            tmp_path, *(annotation(number, segmentation=segmentations[number % 2]) for number in range(count))
-        )
-        seconds.append(time.process_time() - started)
+        annotations = [annotation(number, segmentation=segmentations[number % 2]) for number in range(count)]
+        durations = []
+        for _ in range(3):  # the minimum does not depend on other load
+            started = time.process_time()
+            parsed = read(tmp_path, *annotations)
+            durations.append(time.process_time() - started)
+        seconds.append(min(durations))
         assert len(parsed.images[0].objects) == count
     assert seconds[1] < 40 * seconds[0]  # 10 times if linear, 100 times if quadratic
