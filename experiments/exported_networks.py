@@ -29,8 +29,7 @@ from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
-TIMES = ROOT / "experiments/results/xeon-2-cores/exported_networks.json"
-ERRORS = ROOT / "experiments/results/epyc-2-cores/exported_networks.json"
+RESULTS = ROOT / "experiments/results/epyc-2-cores/exported_networks.json"
 BEGIN, END = "<!-- written by experiments/exported_networks.py -->\n", "<!-- end of exported_networks -->\n"
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side of the images
     "ResNet-50": ("resnet50", {}, 224),
@@ -43,21 +42,21 @@ FORMATS = ("onnx", "openvino")
 TITLES = {**{name: RUNTIMES[name].title for name in FORMATS}, "PyTorch": "PyTorch"}
 
 
-def make_network(name: str) -> tuple[torch.nn.Module, int]:
-    model, options, side = NETWORKS[name]
+def make_network(model: str, options: dict[str, Any], image_size: int) -> torch.nn.Module:
+    """Create a network with random weights whose outputs depend on all layers, in evaluation mode."""
     torch.manual_seed(0)
-    network = create_model(model, **options).eval()
-    for weight in zero_norm_weights(network):  # so that the outputs depend on all layers
+    network = create_model(model, **options)
+    for weight in zero_norm_weights(network):
         torch.nn.init.constant_(weight, INITIAL_NORM_WEIGHT)
-    set_batch_norm_statistics(network, torch.randn(4, 3, side, side))
-    return network, side
+    set_batch_norm_statistics(network, torch.randn(4, 3, image_size, image_size))
+    return network.eval()
 
 
 def compare(names: list[str], folder: Path) -> list[dict[str, Any]]:
     """Export each network with dynamic shapes; return the errors by shape."""
     rows = []
     for name in names:
-        network, side = make_network(name)
+        network, side = make_network(*NETWORKS[name]), NETWORKS[name][2]
         for to in FORMATS:
             path = folder / f"{name} dynamic{RUNTIMES[to].suffix}"
             errors = export(network, path, to=to, image_size=side, dynamic=True).errors
@@ -71,7 +70,7 @@ def measure(names: list[str], folder: Path, threads: int, batch: int, seconds: f
     torch.set_num_threads(threads)
     runs, errors, sizes = {}, {}, {}
     for name in names:
-        network, side = make_network(name)
+        network, side = make_network(*NETWORKS[name]), NETWORKS[name][2]
         images = torch.randn(batch, 3, side, side)
         for to in FORMATS:
             path = folder / f"{name} {threads} {batch}{RUNTIMES[to].suffix}"
@@ -137,7 +136,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each candidate, roughly")
     arguments = parser.parse_args()
     if arguments.out is None:
-        write_page(arguments.page, *(json.loads(file.read_text(encoding="utf-8")) for file in (TIMES, ERRORS)))
+        write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
         return
     runtimes = {name: importlib.metadata.version(name) for name in ("onnxruntime", "openvino", "onnxscript")}
     result: dict[str, Any] = {"commit": commit(), "versions": versions() | runtimes, "hardware": hardware()}

@@ -20,15 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import exported_networks
 import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from torch import Tensor, nn
 
-from lambdanets import create_model, export
-from lambdanets.deployment.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
+from lambdanets import export
 from lambdanets.deployment.runtimes import RUNTIMES
 from lambdanets.evidence import plot_style
-from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.evidence.tables.paper import select_numbers
@@ -107,13 +106,7 @@ def all_rows() -> list[Row]:
 
 @functools.cache
 def make_network(model: str, image_size: int) -> nn.Module:
-    """Create a network with random weights whose output depends on all layers."""
-    torch.manual_seed(0)
-    network = create_model(model).eval()
-    for weight in zero_norm_weights(network):
-        nn.init.constant_(weight, INITIAL_NORM_WEIGHT)
-    set_batch_norm_statistics(network, torch.randn(2, 3, image_size, image_size))
-    return network.eval()
+    return exported_networks.make_network(model, {}, image_size)
 
 
 def exported_path(row: Row, work: Path) -> Path:

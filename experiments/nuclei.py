@@ -11,7 +11,6 @@ seeds. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
 import argparse
 import functools
 import json
-import statistics
 import subprocess
 import sys
 from multiprocessing.pool import ThreadPool
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lambdanets.text_tables import markdown_table
+from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei.json"
@@ -114,13 +113,6 @@ def section(results: dict[str, Any]) -> str:
             parameters = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
             rows.append([f"{label}, {layers}, {parameters}", *cells])
     return "\n".join([*lines, markdown_table(["", *COLUMNS], *rows)]) + "\n"
-
-
-def format_mean(values: list[float]) -> str:
-    """Mean ± std, the mean of a single value, or a dash."""
-    if not values:
-        return "-"
-    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

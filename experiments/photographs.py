@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from lambdanets import create_model
 from lambdanets.evidence.studies.summary import confidence_interval
-from lambdanets.text_tables import markdown_table
+from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/photographs.json"
@@ -46,6 +46,7 @@ RECIPE = {
     "workers": 1,
 }
 RUN_FIELDS = ("top1", "parameters", "epochs", "training_images", "validation_images", "seconds", "commit")
+KEY = ("mixer", "image_size", "seed")
 MACHINE_FIELDS = ("versions", "hardware")
 
 
@@ -96,11 +97,8 @@ def measure(options: argparse.Namespace) -> None:
             for mixer, folder in folders.items():
                 result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
                 run = {"mixer": mixer, "image_size": size, "seed": seed, **{name: result[name] for name in RUN_FIELDS}}
-                same = [
-                    (each["mixer"], each["image_size"], each["seed"]) == (mixer, size, seed) for each in content["runs"]
-                ]
-                content["runs"] = [each for each, replaced in zip(content["runs"], same, strict=True) if not replaced]
-                content["runs"].append(run)
+                others = [each for each in content["runs"] if any(each[key] != run[key] for key in KEY)]
+                content["runs"] = [*others, run]
                 content |= {name: result[name] for name in MACHINE_FIELDS} | {"recipe": RECIPE, "jobs": options.jobs}
                 print(run, flush=True)
             options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -134,11 +132,6 @@ def write_section(results: dict[str, Any]) -> str:
         f"{first['epochs']} epochs, seeds {', '.join(map(str, seeds))}; mean ± std, and 95% intervals of the "
         f"differences:\n\n{table}\n"
     )
-
-
-def format_mean(values: list[float]) -> str:
-    """Format mean ± std, without std for a single value."""
-    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def format_interval(differences: list[float]) -> str:

@@ -12,7 +12,6 @@ resume, so after an interruption, run the script again. The results file keeps t
 import argparse
 import functools
 import json
-import statistics
 import subprocess
 import sys
 from multiprocessing.pool import ThreadPool
@@ -23,7 +22,7 @@ import torch
 
 import lambdanets as ln
 from lambdanets.provenance import commit, hardware, versions
-from lambdanets.text_tables import markdown_table
+from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/segmentation.json"
@@ -127,11 +126,6 @@ def write_section(results: dict[str, Any]) -> str:
     ]
     rows.append(["paired difference to 3x3 convolutions", *differences])
     return "\n".join([*lines, markdown_table(["", *SCORES.values()], *rows)]) + "\n"
-
-
-def format_mean(values: list[float], sign: str = "") -> str:
-    """Mean ± std, or the mean of a single value. sign: "+" to show the sign of positive means."""
-    return f"{statistics.mean(values):{sign}.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,25 @@
 """The tables of docs/results.md are those of the committed results."""
 
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 
 from scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(autouse=True)
+def experiments_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))  # scripts import each other
+
+
 @pytest.mark.parametrize("script", ["claims", "frontier"])
 def test_tables_are_those_of_the_committed_results(script, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     module = load_script(f"experiments/{script}.py")
     monkeypatch.setattr(module, "FIGURE", tmp_path / "figure.png", raising=False)
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
@@ -24,8 +31,7 @@ def test_tables_are_those_of_the_committed_results(script, tmp_path, monkeypatch
     assert page.read_text(encoding="utf-8") == text
 
 
-def test_verdict_follows_from_the_confidence_interval(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+def test_verdict_follows_from_the_confidence_interval():
     claims = load_script("experiments/claims.py")
     assert claims.verdict([1.0, 1.1, 0.9]) == "confirmed"
     assert claims.verdict([-1.0, -1.1, -0.9]) == "refuted"
@@ -33,7 +39,37 @@ def test_verdict_follows_from_the_confidence_interval(monkeypatch):
     assert claims.verdict([5.0]) == "undecided"
 
 
-def test_speedup_is_interpolated_at_equal_accuracy(monkeypatch):
+def test_speedup_is_interpolated_at_equal_accuracy():
     frontier = load_script("experiments/frontier.py")
     ratios = frontier.speedups([(80.0, 8.0), (81.0, 5.0), (90.0, 1.0)], [(80.0, 4.0), (82.0, 1.0)])
     assert ratios == pytest.approx({80.0: 2.0, 81.0: 2.5})
+
+
+def test_photographs_are_trained_from_equal_initial_weights_and_finished_runs_are_skipped(tmp_path, monkeypatch):
+    script = load_script("experiments/photographs.py")
+    commands = []
+    for name in ("ant", "bee"):
+        (tmp_path / "data/train" / name).mkdir(parents=True)
+    page, out = tmp_path / "results.md", tmp_path / "photographs.json"
+    page.write_text(script.BEGIN + script.END, encoding="utf-8")
+
+    def train(command, check):
+        commands.append(command)
+        run = Path(command[command.index("--run") + 1])
+        run.mkdir(parents=True)
+        top1 = 0.5 + 0.01 * int(command[command.index("--seed") + 1]) + 0.1 * ("lambda" in run.name)
+        fields = dict.fromkeys((*script.RUN_FIELDS, *script.MACHINE_FIELDS), 7) | {"top1": top1}
+        (run / "result.json").write_text(json.dumps(fields), encoding="utf-8")
+
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
+    options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--sizes", 64, "--seeds"]
+    for seeds in ((0,), (0, 1)):
+        monkeypatch.setattr(sys, "argv", list(map(str, ["photographs.py", tmp_path / "data", *options, *seeds])))
+        script.main()
+    assert len(commands) == 4
+    weights = [load_file(command[command.index("--weights") + 1]) for command in commands[:2]]
+    shared = [name for name in weights[0] if name in weights[1] and weights[0][name].shape == weights[1][name].shape]
+    assert len(shared) > 100
+    assert all(weights[0][name].equal(weights[1][name]) for name in shared)
+    assert "| paired difference | +10.0 (+10.0 to +10.0) |" in page.read_text(encoding="utf-8")
+    assert "| 50.5 ± 0.7 |" in page.read_text(encoding="utf-8")

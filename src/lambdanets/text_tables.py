@@ -2,6 +2,7 @@
 
 import csv
 import io
+import statistics
 from collections.abc import Iterable, Sequence
 
 from lambdanets.terminal import printable
@@ -30,6 +31,14 @@ def markdown_table(header: Sequence[str], *rows: Sequence[str]) -> str:
     """Format a table in Markdown, without a line break at the end."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def format_mean(values: Sequence[float], sign: str = "") -> str:
+    """Format mean ± std with one decimal; "-" without values, and no std for one. sign: "+" to show that of a mean."""
+    if not values:
+        return "-"
+    std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{sign}.1f}{std}"
 
 
 def csv_table(rows: Iterable[Iterable[object]]) -> str:

@@ -120,7 +120,7 @@ def evaluate(
 def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
     """Estimate the maximum batch size that fits into memory, from 2 to MAX_BATCH_SIZE.
 
-    processes: number of processes that share the main memory, if the model is on the CPU.
+    processes: number of ranks on this host, which share its memory if the model is on the CPU.
 
     The estimate is based on the total size of the outputs of all layers, an upper bound of the memory of a forward
     pass.

@@ -153,11 +153,9 @@ class _Float32AnchorGenerator(AnchorGenerator):
     """torchvision's AnchorGenerator, but with anchors in float32 or float64 instead of the dtype of the maps."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        # the maps only give shapes, device and dtype
-        placeholders = [
-            torch.empty((), dtype=_at_least_float32(x.dtype), device=x.device).expand(x.shape) for x in maps
-        ]
-        return super().forward(images, placeholders)
+        # only shape, device and dtype of the maps are used, so one element is enough
+        expanded = [torch.empty((), dtype=_at_least_float32(x.dtype), device=x.device).expand(x.shape) for x in maps]
+        return super().forward(images, expanded)
 
 
 class _MaskedRPN(RegionProposalNetwork):

@@ -48,7 +48,7 @@ def forward(
     output = output.transpose(1, 2)
     queries, values, vec_size = _align_rows(queries), _align_rows(values), _vector_size(values)
     has_content = content is not None
-    content = values[:, 0, None] if content is None else _align_content(content)  # placeholder, not read by the kernel
+    content = _align_content(content, values)
     kernel = forward_kernels.forward_lambda_order if order == "lambda" else forward_kernels.forward_query_order
     constants = kernel_constants(f"forward_{order}_order", tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
@@ -88,7 +88,7 @@ def grad_queries(
     output = output.transpose(1, 2)
     grad_output, values, vec_size = _align_rows(grad_output), _align_rows(values), _vector_size(values)
     has_content = content is not None
-    content = values[:, 0, None] if content is None else _align_content(content)  # placeholder, not read by the kernel
+    content = _align_content(content, values)
     constants = kernel_constants("grad_queries", tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_count_programs(problem, shape, tiles),)](
@@ -293,8 +293,13 @@ def _align_rows(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _align_content(content: Tensor) -> Tensor:
-    """Align the rows of the content lambda (b, k, v), and pad k to the vector size, in which kernels load queries."""
+def _align_content(content: Tensor | None, values: Tensor) -> Tensor:
+    """Align the rows of the content lambda (b, k, v), and pad k to the vector size, in which kernels load queries.
+
+    Without content, return a view of the values: kernels need a pointer, which they do not read then.
+    """
+    if content is None:
+        return values[:, 0, None]
     missing = -content.shape[1] % _vector_size(content)
     return _align_rows(F.pad(content, (0, 0, 0, missing)) if missing else content)
 
