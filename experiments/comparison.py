@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.evidence.studies.catalog import STUDIES
-from lambdanets.evidence.studies.summary import describe_setup, draw_all, merge, read_summary, table
+from lambdanets.evidence.studies.summary import describe_setup, draw_all, read_summary, table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores/fashion_mnist.json"
-CIFAR10 = ROOT / "experiments/results/epyc-2-cores/cifar10"  # one results.json per command
 
 OPENING = """\
     lambdanets compare all fashion_mnist --data FOLDER --training-images 12000 --epochs 1 --out comparisons/clothes
@@ -78,18 +77,6 @@ One epoch on a fifth of a small dataset shows how fast mixers learn from few ima
 after full training or on large images, where lambda layers are strong according to the paper. `python
 experiments/comparison.py` writes this page from the results."""
 
-CIFAR10_OPENING = """\
-## CIFAR-10 in full
-
-    lambdanets compare mixers,content_position cifar10 --data FOLDER --epochs 10 --seeds 0 1 2 --variants convolution \\
-        lambda "content and position" "position only" "Performer, softmax features"
-
-All 50,000 training images for 10 epochs, with the recipe of the [model in the package](pretrained.md): crops from the
-image padded by 4 pixels, flips, one cosine cycle, label smoothing 0.1, EMA. The learning rate was chosen for the
-convolution on 5,000 held-out training images. Top-1 is that of the 10,000 test images after the last epoch."""
-
-CIFAR10_RESULTS = ""
-
 CLOSING = """\
 ## Mixers
 
@@ -114,42 +101,24 @@ The docstrings in `lambdanets.layers.baselines` have the equations, the costs, a
 Tests compare each mixer with a reference implementation that loops over positions."""
 
 
-def page(summary: dict[str, Any], cifar10: dict[str, Any] | None) -> str:
+def page(summary: dict[str, Any]) -> str:
     """The text of docs/comparison.md: one section per study, with a figure, a table and a paragraph."""
     sections = ["# Mixers compared", OPENING]
     for name, study in summary["studies"].items():
         question = STUDIES[name].question
         sections += [f"## {question}", f"![{question}](comparison/{name}.png)"]
         sections += [table(study), PARAGRAPHS[name]]
-    sections.append(SETUP.format(setup=describe_setup(summary)))
-    if cifar10 is not None:
-        sections += [CIFAR10_OPENING, describe_setup(cifar10)]
-        for name, study in cifar10["studies"].items():
-            if len(study["variants"]) > 1:
-                question = STUDIES[name].question
-                sections += [f"### {question}", table(study)]
-                sections += [f"![{question} Top-1 by epoch](comparison/cifar10/{name}_curves.png)"]
-        sections.append(CIFAR10_RESULTS)
-    return "\n\n".join([*sections, CLOSING]) + "\n"
-
-
-def read_cifar10() -> dict[str, Any] | None:
-    """Read and merge the results on CIFAR-10; None if there are none."""
-    paths = sorted(CIFAR10.glob("*.json"))
-    return merge([read_summary(path) for path in paths]) if paths else None
+    return "\n\n".join([*sections, SETUP.format(setup=describe_setup(summary)), CLOSING]) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder for comparison.md and comparison/*.png")
     out = parser.parse_args().out
-    summary, cifar10 = read_summary(RESULTS), read_cifar10()
+    summary = read_summary(RESULTS)
     (out / "comparison").mkdir(parents=True, exist_ok=True)
-    (out / "comparison.md").write_text(page(summary, cifar10), encoding="utf-8")
+    (out / "comparison.md").write_text(page(summary), encoding="utf-8")
     draw_all(summary, out / "comparison")
-    if cifar10 is not None:
-        (out / "comparison/cifar10").mkdir(exist_ok=True)
-        draw_all(cifar10, out / "comparison/cifar10")
 
 
 if __name__ == "__main__":
