@@ -100,7 +100,7 @@ def _run(network: torch.nn.Module, images: torch.Tensor) -> None:
     network(images)
 
 
-def write_page(page: Path, result: dict[str, Any], comparison: dict[str, Any]) -> None:
+def write_page(page: Path, result: dict[str, Any]) -> None:
     """Replace the table between the markers of the page. comparison: the results file with the errors."""
     medians = {
         (row["threads"], row["batch"], row["to"], row["network"]): row["milliseconds"]["median"]
@@ -116,7 +116,7 @@ def write_page(page: Path, result: dict[str, Any], comparison: dict[str, Any]) -
         ]
         rows.append([str(threads), str(batch), TITLES[to], *ratios])
     table = markdown_table(["threads", "batch", "runtime", *names], *rows)
-    max_error = max(error for row in comparison["dynamic"] for error in row["errors"].values())
+    max_error = max(error for row in result["dynamic"] for error in row["errors"].values())
     text = page.read_text(encoding="utf-8")
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     sentence = (

@@ -1,9 +1,20 @@
-"""Scanned digits scattered over 300 small images, U-Net with lambda layers; mean Dice not measured yet.
+"""Scanned digits scattered over 300 small images, U-Net with lambda layers: mean Dice 85.7% on 60 validation images.
 
-No download. 60 validation images.
+Hardware: one CPU core, 13 minutes. One seed; the number of epochs and the batch norm options were chosen on the
+validation images. The same U-Net with 3x3 convolutions (--model unet_small) reaches 93.7%. No download.
 Run: lambdanets segment train digits
 """
 
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
-recipe = SegmentationRecipe(data="digits", image_size=96, flip=0.0, mean=(0.1, 0.1, 0.1), std=(0.2, 0.2, 0.2))
+recipe = SegmentationRecipe(
+    data="digits",
+    image_size=96,
+    epochs=100,
+    flip=0.0,
+    mean=(0.1, 0.1, 0.1),
+    std=(0.2, 0.2, 0.2),
+    batch_norm_momentum=0.01,
+    freeze_batch_norm=0.25,
+    ema_decay=0.99,
+)
