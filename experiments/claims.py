@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from comparison import FASHION_MNIST, read_cifar10
 from frontier import OURS, PAPER_SPEEDUPS, frontier, speedups
 
 from lambdanets.evidence.studies.summary import confidence_interval, read_summary
@@ -82,11 +83,12 @@ ACCURACY = (
 
 def accuracy() -> list[Finding]:
     """Compare the accuracy of mixers."""
-    runs = read_summary(RESULTS / "xeon-2-cores/fashion_mnist.json")["runs"]
+    datasets = {"CIFAR-10, 10 epochs": read_cifar10(), "Fashion-MNIST, 188 steps": read_summary(FASHION_MNIST)}
     findings = []
     for claim, variant, baseline in ACCURACY:
-        differences = paired(runs, variant, baseline)
-        findings.append(Finding(claim, f"Fashion-MNIST, 188 steps: {describe(differences)}", verdict(differences)))
+        for name, summary in datasets.items():
+            if differences := paired(summary["runs"], variant, baseline):
+                findings.append(Finding(claim, f"{name}: {describe(differences)}", verdict(differences)))
     return findings
 
 

@@ -1,34 +1,78 @@
 """Writes docs/comparison.md and its figures from the results of `lambdanets compare`.
 
-python experiments/comparison.py [--out FOLDER] reads experiments/results. The text about the results is in this file
-and must be changed by hand.
+    python experiments/comparison.py measure             measure time and memory of a training step with each mixer
+    python experiments/comparison.py [--out FOLDER]      write the page and its figures from experiments/results
+
+The text about the results is in this file and must be changed by hand.
 """
 
 import argparse
+import functools
+import json
 from pathlib import Path
 from typing import Any
 
-from lambdanets.evidence.studies.catalog import STUDIES
-from lambdanets.evidence.studies.summary import describe_setup, draw_all, read_summary, table
+import torch
+from frontier import train_step
+
+from lambdanets import create_model
+from lambdanets.evidence.benchmark.peak_memory import peak_bytes
+from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
+from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
+from lambdanets.evidence.studies.summary import describe_setup, draw_all, merge, read_summary, table
+from lambdanets.files import atomic_write
+from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/xeon-2-cores/fashion_mnist.json"
+RESULTS = ROOT / "experiments/results"
+FASHION_MNIST = RESULTS / "xeon-2-cores/fashion_mnist.json"
+CIFAR10 = RESULTS / "epyc-2-cores/cifar10"  # results.json of each command
+STEPS = RESULTS / "epyc-2-cores/mixer_steps.json"
+BATCH = (128, 3, 32, 32)  # of the CIFAR-10 recipe
 
 OPENING = """\
+    lambdanets compare mixers cifar10 --data FOLDER --epochs 10 --learning-rate 0.4 --variants convolution lambda
     lambdanets compare all fashion_mnist --data FOLDER --training-images 12000 --epochs 1 --out comparisons/clothes
     lambdanets compare --resume comparisons/clothes     # after an interruption, or to use a second GPU
     lambdanets compare --report comparisons/clothes/results.json    # merges several files, such as of other seeds
     lambdanets compare scope digits --variants 3x3 7x7 --seeds 0 1 2 3 4
     lambdanets compare scope --help                     # studies and options
 
-The first command reproduces this page in about two hours on two cores. It trains one network with different mixers in
-place of its 3x3 convolutions; blocks, recipe, images and seeds are the same. In Python,
-`create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL")` builds such a network.
+`lambdanets compare` trains one network with different mixers in place of its 3x3 convolutions; blocks, recipe, images
+and seeds are the same. In Python, `create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL")` builds such
+a network. The network of this page is a ResNet of 20 layers, 16 to 128 channels wide, with the mixer in c4 and c5.
 
-Top-1 is the accuracy in percent on the 10,000 test images of Fashion-MNIST, after one epoch on 12,000 training images,
-measured in November 2026. A paired difference is the difference in top-1 to the baseline with the same seed, as mean ±
-std over seeds and with its 95% confidence interval by Student's t distribution, not corrected for multiple comparisons.
-[Setup](#setup) has the details."""
+Top-1 is the accuracy in percent on the 10,000 test images after the last epoch, measured in November 2026. A paired
+difference is the difference in top-1 to the baseline with the same seed, as mean ± std over seeds and with its 95%
+confidence interval by Student's t distribution, not corrected for multiple comparisons."""
+
+CIFAR10_OPENING = """\
+## CIFAR-10: 50,000 images, 10 epochs
+
+The recipe of the [model in the package](pretrained.md) with fewer epochs: crops from the image padded by 4 pixels,
+flips, one cosine cycle, label smoothing 0.1, EMA. The learning rate was chosen for the convolution, on 10,000 training
+images held out, after 5 epochs on 25,000 others: top-1 was 59.5 with 0.05, 66.6 with 0.1, 70.7 with 0.2, 72.1 with 0.4
+and 69.8 with 0.8 ([results](../experiments/results/epyc-2-cores/cifar10_learning_rate.json))."""
+
+CIFAR10_PARAGRAPHS = {
+    "mixers": """\
+TODO""",
+    "content_position": """\
+TODO""",
+}
+
+STEPS_OPENING = """\
+### Time and memory of a training step
+
+Forward and backward pass of the same network on 128 images of 32 x 32, {threads} threads of an {processor}, float32,
+mixers timed in turn; memory is the peak of what PyTorch allocates, without weights
+(`python experiments/comparison.py measure`)."""
+
+FASHION_MNIST_OPENING = """\
+## Fashion-MNIST: 12,000 images, one epoch
+
+All mixers, in 188 training steps. The second command above trains them in about two hours on two cores."""
 
 PARAGRAPHS = {
     "mixers": """\
@@ -63,12 +107,11 @@ without normalization cost 8.4 points on ImageNet, and 0.4 points here with one 
 }
 
 SETUP = """\
-## Setup
+### Setup
 
 {setup}
 
-- The network is a ResNet of 20 layers, 16 to 128 channels wide, with the mixer in c4 and c5: once on 14x14 maps and
-  twice on 7x7 maps.
+- The mixer runs once on 14x14 maps and twice on 7x7 maps.
 - The seed determines the initial weights, the 12,000 training images, and their order and augmentation. The 10,000 test
   images are always the same.
 - Learning rate, warm-up and weight decay are those of the recipe, and were not tuned for any mixer.
@@ -101,24 +144,78 @@ The docstrings in `lambdanets.layers.baselines` have the equations, the costs, a
 Tests compare each mixer with a reference implementation that loops over positions."""
 
 
-def page(summary: dict[str, Any]) -> str:
+def read_cifar10() -> dict[str, Any]:
+    """Read and merge the results on CIFAR-10."""
+    return merge([read_summary(path) for path in sorted(CIFAR10.glob("*.json"))])
+
+
+def measure(out: Path, *, repeats: int = 20, seconds: float = 4) -> None:
+    """Measure quartiles of the seconds and the peak memory of a training step with each variant, timed in turn."""
+    runs, results = {}, {}
+    images = torch.randn(BATCH).contiguous(memory_format=torch.channels_last)
+    for variant in {v.name: v for study in STUDIES.values() for v in study.variants.values()}.values():
+        torch.manual_seed(0)
+        options = MODEL_OPTIONS | variant.options
+        network = create_model(MODEL, num_classes=10, **options).to(memory_format=torch.channels_last)
+        run = runs[variant.name] = functools.partial(train_step, network.train(), images)
+        run()
+        results[variant.name] = {"peak_bytes": peak_bytes(run, torch.device("cpu"))}
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    time_interleaved(runs, samples, repeats=repeats, seconds=seconds, on_progress=print)
+    for name, taken in samples.items():
+        results[name]["seconds"] = {key: round(value, 5) for key, value in summarize(taken)._asdict().items()}
+    content: dict[str, Any] = {"variants": results, "batch": BATCH, "threads": torch.get_num_threads()}
+    content |= {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    atomic_write(out, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def steps_table(study: dict[str, Any], steps: dict[str, Any]) -> str:
+    """Time and memory of a training step with the variants of a study, the fastest first."""
+    measured = {row["label"]: steps["variants"][row["variant"]] for row in study["variants"]}
+    baseline = measured[study["baseline"]]["seconds"]["median"]
+    rows = []
+    for label, step in sorted(measured.items(), key=lambda item: item[1]["seconds"]["median"]):
+        low, high = (1e3 * step["seconds"][name] for name in ("lower_quartile", "upper_quartile"))
+        median = step["seconds"]["median"]
+        memory = step["peak_bytes"] / steps["batch"][0] / 2**20
+        rows.append([label, f"{1e3 * median:.0f} ({low:.0f} to {high:.0f})", f"{median / baseline:.2f}", f"{memory:.2f}"])
+    header = ["variant", "training step, ms (quartiles)", f"relative to {study['baseline']}", "memory, MiB per image"]
+    return markdown_table(header, *rows)
+
+
+def page(fashion_mnist: dict[str, Any], cifar10: dict[str, Any], steps: dict[str, Any]) -> str:
     """The text of docs/comparison.md: one section per study, with a figure, a table and a paragraph."""
-    sections = ["# Mixers compared", OPENING]
-    for name, study in summary["studies"].items():
+    sections = ["# Mixers compared", OPENING, CIFAR10_OPENING]
+    for name, study in cifar10["studies"].items():
+        if len(study["variants"]) > 1:
+            sections += [f"### CIFAR-10: {STUDIES[name].question}", table(study)]
+            sections += [f"![Top-1 after each epoch](comparison/cifar10/{name}_curves.png)", CIFAR10_PARAGRAPHS[name]]
+    sections.append(describe_setup(cifar10))
+    machine = {"threads": steps["threads"], "processor": steps["hardware"]["processor"]}
+    sections += [STEPS_OPENING.format(**machine), steps_table(fashion_mnist["studies"]["mixers"], steps)]
+    sections.append(FASHION_MNIST_OPENING)
+    for name, study in fashion_mnist["studies"].items():
         question = STUDIES[name].question
-        sections += [f"## {question}", f"![{question}](comparison/{name}.png)"]
+        sections += [f"### {question}", f"![{question}](comparison/{name}.png)"]
         sections += [table(study), PARAGRAPHS[name]]
-    return "\n\n".join([*sections, SETUP.format(setup=describe_setup(summary)), CLOSING]) + "\n"
+    return "\n\n".join([*sections, SETUP.format(setup=describe_setup(fashion_mnist)), CLOSING]) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=["measure", "write"], nargs="?", default="write")
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder for comparison.md and comparison/*.png")
-    out = parser.parse_args().out
-    summary = read_summary(RESULTS)
-    (out / "comparison").mkdir(parents=True, exist_ok=True)
-    (out / "comparison.md").write_text(page(summary), encoding="utf-8")
-    draw_all(summary, out / "comparison")
+    options = parser.parse_args()
+    if options.action == "measure":
+        measure(STEPS)
+        return
+    fashion_mnist, cifar10 = read_summary(FASHION_MNIST), read_cifar10()
+    steps = json.loads(STEPS.read_text(encoding="utf-8"))
+    (options.out / "comparison/cifar10").mkdir(parents=True, exist_ok=True)
+    text = page(fashion_mnist, cifar10, steps)
+    (options.out / "comparison.md").write_text(text, encoding="utf-8")
+    draw_all(fashion_mnist, options.out / "comparison")
+    draw_all(cifar10, options.out / "comparison/cifar10")
 
 
 if __name__ == "__main__":
