@@ -20,6 +20,7 @@ from typing import Any
 
 import timm
 import torch
+from pages import markers, replace_section
 from torch import Tensor, nn
 
 from lambdanets import adopt
@@ -33,7 +34,7 @@ from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores/adopted_networks.json"
-BEGIN, END = "<!-- written by experiments/adopted_networks.py -->\n", "<!-- end of adopted_networks -->\n"
+BEGIN, END = markers("adopted_networks")
 sys.path.append(str(ROOT / "tests"))  # the networks of d-li14 and leaderj1001, written from their formulas
 
 from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet  # noqa: E402 - after the path
@@ -154,9 +155,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
     header = ["network"]
     for phase in ("inference", "training"):
         header += [f"{phase}, original", "adopted", "adopted, channels_last", "layers alone"]
-    text = page.read_text(encoding="utf-8")
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    page.write_text(before + markdown_table(header, *rows) + "\n" + after, encoding="utf-8")
+    replace_section(page, (BEGIN, END), markdown_table(header, *rows) + "\n")
     plot_style.save(_draw(result), page.with_name("adopted_networks.png"))
 
 

@@ -16,11 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pages import markers, replace_section
+
 from lambdanets.allocator import keep_freed_memory
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
 
-BEGIN, END = "<!-- written by experiments/allocator.py -->\n", "<!-- end of allocator -->\n"
+BEGIN, END = markers("allocator")
 # Label -> model, keyword arguments, batch size, image size.
 TRAINING: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "small LambdaResNet, training, 32x32": ("lambda_resnet20_small", {"num_classes": 10}, 128, 32),
@@ -55,8 +57,7 @@ def main() -> None:
     record = {"commit": commit(), "versions": versions(), "hardware": hardware(), "results": results}
     options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.page:
-        before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
-        options.page.write_text(before + BEGIN + write_table(results) + END + rest.partition(END)[2], encoding="utf-8")
+        replace_section(options.page, (BEGIN, END), write_table(results))
 
 
 def measure(label: str, keep_freed: bool) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from comparison import FASHION_MNIST, read_cifar10
 from frontier import OURS, PAPER_SPEEDUPS, frontier, speedups
+from pages import markers, replace_section
 
 from lambdanets.evidence.studies.summary import confidence_interval, read_summary
 from lambdanets.text_tables import markdown_table
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
 NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with convolutions
 UNETS = ("lambda_unet_small", "unet_small")
-BEGIN, END = "<!-- written by experiments/claims.py -->\n", "<!-- end of claims -->\n"
+BEGIN, END = markers("claims")
 
 
 class Finding(NamedTuple):
@@ -82,7 +83,11 @@ ACCURACY = (
     ("Batch norm is better than none: 78.4 and 76.2 (Table 11)", "lambda", "lambda batch_norm=False"),
     ("Softmax on keys is better than no normalization: 70.0 (Table 11)", "lambda", "lambda normalize_keys=none"),
     ("Softmax on keys is better than L2 norms: 78.0 (Table 11)", "lambda", "lambda normalize_keys=l2"),
-    ("Softmax on keys alone is better than also on queries: 78.1 (Table 11)", "lambda", "lambda normalize_queries=softmax"),
+    (
+        "Softmax on keys alone is better than also on queries: 78.1 (Table 11)",
+        "lambda",
+        "lambda normalize_queries=softmax",
+    ),
 )
 
 
@@ -177,8 +182,7 @@ def main() -> None:
     page = parser.parse_args().page
     findings = [*accuracy(), pseudo_labels(), *costs(), *speed(), detection(), *segmentation()]
     table = markdown_table(Finding._fields, *findings)
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(before + BEGIN + table + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+    replace_section(page, (BEGIN, END), table + "\n")
 
 
 if __name__ == "__main__":

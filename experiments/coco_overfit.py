@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from faster_coco_eval import mask as rle
+from pages import markers, replace_section
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torchmetrics.detection import MeanAveragePrecision
@@ -33,7 +34,7 @@ RECIPE = (
     "--model-options small_images False --image-size 320 --jitter 1.0 1.0 --levels 1 2 3 4 --epochs 250 --batch-size 4 "
     "--learning-rate 0.02 --warmup-epochs 10 --weight-decay 0"
 )
-BEGIN, END = "<!-- written by experiments/coco_overfit.py -->\n", "<!-- end of coco_overfit -->\n"
+BEGIN, END = markers("coco_overfit")
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 
@@ -49,9 +50,7 @@ def main() -> None:
         if options.work is None:
             parser.error("--work must name a folder for the run")
         measure(options)
-    before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
-    text = before + BEGIN + section(json.loads(options.out.read_text())) + END + rest.partition(END)[2]
-    options.page.write_text(text, encoding="utf-8")
+    replace_section(options.page, (BEGIN, END), section(json.loads(options.out.read_text(encoding="utf-8"))))
 
 
 def section(result: dict[str, Any]) -> str:

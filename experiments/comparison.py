@@ -178,7 +178,9 @@ def steps_table(study: dict[str, Any], steps: dict[str, Any]) -> str:
         low, high = (1e3 * step["seconds"][name] for name in ("lower_quartile", "upper_quartile"))
         median = step["seconds"]["median"]
         memory = step["peak_bytes"] / steps["batch"][0] / 2**20
-        rows.append([label, f"{1e3 * median:.0f} ({low:.0f} to {high:.0f})", f"{median / baseline:.2f}", f"{memory:.2f}"])
+        rows.append(
+            [label, f"{1e3 * median:.0f} ({low:.0f} to {high:.0f})", f"{median / baseline:.2f}", f"{memory:.2f}"]
+        )
     header = ["variant", "training step, ms (quartiles)", f"relative to {study['baseline']}", "memory, MiB per image"]
     return markdown_table(header, *rows)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import markers, replace_section
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -52,7 +53,7 @@ from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/detection_backbone.json"
-BEGIN, END = "<!-- written by experiments/detection_backbone.py -->\n", "<!-- end -->\n"
+BEGIN, END = markers("detection_backbone")
 CPU = torch.device("cpu")
 HEADS = 8
 PASSES = ("forward", "forward and backward")
@@ -361,8 +362,7 @@ The peak is what PyTorch's allocator reports, not counting weights and images.
 
 
 def write_page(page: Path, results: dict[str, Any]) -> None:
-    before, _, after = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{tables(results)}\n{END}{after.partition(END)[2]}", encoding="utf-8")
+    replace_section(page, (BEGIN, END), f"\n{tables(results)}\n")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import markers, replace_section
 
 from lambdanets import create_model, export
 from lambdanets.deployment.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
@@ -30,7 +31,7 @@ from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/exported_networks.json"
-BEGIN, END = "<!-- written by experiments/exported_networks.py -->\n", "<!-- end of exported_networks -->\n"
+BEGIN, END = markers("exported_networks")
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side of the images
     "ResNet-50": ("resnet50", {}, 224),
     "ResNet-50 CCLL": ("resnet50_lambda", {"pattern": "CCLL"}, 224),
@@ -117,13 +118,11 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
         rows.append([str(threads), str(batch), TITLES[to], *ratios])
     table = markdown_table(["threads", "batch", "runtime", *names], *rows)
     max_error = max(error for row in result["dynamic"] for error in row["errors"].values())
-    text = page.read_text(encoding="utf-8")
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     sentence = (
         "With dynamic sizes, at three shapes, outputs differ from PyTorch's by at most "
         f"{max_error:.1e} (relative norm)."
     )
-    page.write_text(f"{text[:start]}{table}\n\n{sentence}\n{text[end:]}", encoding="utf-8")
+    replace_section(page, (BEGIN, END), f"{table}\n\n{sentence}\n")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import markers, replace_section
 
 import lambdanets as ln
 from lambdanets.data.coco.loader import image_to_tensor
@@ -30,7 +31,7 @@ from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/exported_runs.json"
-BEGIN, END = "<!-- written by experiments/exported_runs.py -->\n", "<!-- end of exported_runs -->\n"
+BEGIN, END = markers("exported_runs")
 FORMATS = ("onnx", "openvino")
 IMAGES = 20
 
@@ -118,9 +119,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
         "levels instead of one per level, the float32 nuclei detector takes 154 to 159 ms in ONNX Runtime, 208 ms in "
         "OpenVINO and 167 to 182 ms in PyTorch ([log](../dev/LOG.md))."
     )
-    text = page.read_text(encoding="utf-8")
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    page.write_text(f"{text[:start]}{table}\n\n{sentence}\n{text[end:]}", encoding="utf-8")
+    replace_section(page, (BEGIN, END), f"{table}\n\n{sentence}\n")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import exported_networks
 import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from pages import markers, replace_section
 from torch import Tensor, nn
 
 from lambdanets import export
@@ -39,7 +40,7 @@ from lambdanets.text_tables import markdown_table
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/frontier.json"
 FIGURE = ROOT / "docs/results/frontier.png"
-BEGIN, END = "<!-- written by experiments/frontier.py -->\n", "<!-- end of frontier -->\n"
+BEGIN, END = markers("frontier")
 GROUP = 9  # number of networks in memory
 BATCH_SIZE = {"inference": 4, "openvino": 4, "training": 2}
 PHASES = {
@@ -278,13 +279,9 @@ def main() -> None:
         export_all(rows, options.work)
     elif options.action == "measure":
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
-    text = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
-    if options.action == "page" and BEGIN in text:
+    else:
         results = json.loads(options.out.read_text(encoding="utf-8"))
-        before, _, rest = text.partition(BEGIN)
-        options.page.write_text(
-            before + BEGIN + write_section(results) + END + rest.partition(END)[2], encoding="utf-8"
-        )
+        replace_section(options.page, (BEGIN, END), write_section(results))
         draw(results, FIGURE)
 
 

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 import torch.utils.tensorboard
 from lightning.pytorch import Trainer
+from pages import markers, replace_section
 from PIL import Image
 
 from lambdanets import folders
@@ -58,7 +59,7 @@ PHASE_NAMES = list(PHASES)
 HALF_FILE, RENAME = "half a file", "a rename"
 UNFINISHED, ONLY_BEFORE = "left_unfinished_file", "left_only_before_ckpt"
 KILLS_PER_RUN = 5
-BEGIN, END = "<!-- written by experiments/kills.py -->\n", "<!-- end of kills -->\n"
+BEGIN, END = markers("kills")
 
 
 class PhaseRecorder:
@@ -276,10 +277,7 @@ def kill_runs(recipe: Recipe, scratch: Path, kills: int, seed: int) -> tuple[lis
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the section between its markers in a page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(before + BEGIN + section(result) + END + after, encoding="utf-8")
+    replace_section(page, (BEGIN, END), section(result))
 
 
 def section(result: dict[str, Any]) -> str:

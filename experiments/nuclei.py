@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import markers, replace_section
 
 from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei.json"
-BEGIN, END = "<!-- written by experiments/nuclei.py -->\n", "<!-- end of nuclei -->\n"
+BEGIN, END = markers("nuclei")
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 IOU_TYPES = {"bbox": "boxes", "segm": "masks"}
@@ -46,10 +47,7 @@ def main() -> None:
         if options.work is None:
             parser.error("--work must name a folder for the runs")
         measure(options)
-    page = options.page.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    options.page.write_text(before + BEGIN + section(json.loads(options.out.read_text())) + END + after, "utf-8")
+    replace_section(options.page, (BEGIN, END), section(json.loads(options.out.read_text(encoding="utf-8"))))
 
 
 def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:

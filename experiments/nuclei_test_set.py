@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages import markers, replace_section
 from PIL import Image
 from scipy.ndimage import distance_transform_edt
 from skimage.feature import peak_local_max
@@ -49,7 +50,7 @@ from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei_test_set.json"
-BEGIN, END = "<!-- written by experiments/nuclei_test_set.py -->\n", "<!-- end of nuclei_test_set -->\n"
+BEGIN, END = markers("nuclei_test_set")
 SPLITS = ("test", "test", "validation", *["train"] * 9)
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm")
 EPOCHS = 16
@@ -74,11 +75,7 @@ def main() -> None:
         evaluate_models(options.paths[0], options.paths[1:])
     elif options.action == "mosaic":
         count_mosaic(*options.paths)
-    text = options.page.read_text(encoding="utf-8")
-    if RESULTS.exists() and BEGIN in text:
-        before, _, rest = text.partition(BEGIN)
-        section = write_section(json.loads(RESULTS.read_text(encoding="utf-8")))
-        options.page.write_text(before + BEGIN + section + END + rest.partition(END)[2], encoding="utf-8")
+    replace_section(options.page, (BEGIN, END), write_section(json.loads(RESULTS.read_text(encoding="utf-8"))))
 
 
 def split(data: Path, folder: Path) -> None:

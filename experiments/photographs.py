@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import markers
 from safetensors.torch import save_file
 
 from lambdanets import create_model
@@ -28,7 +29,7 @@ from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/photographs.json"
-BEGIN, END = "<!-- written by experiments/photographs.py -->\n", "<!-- end of photographs -->\n"
+BEGIN, END = markers("photographs")
 MIXERS = {"convolution": "3x3 convolutions", "lambda": "lambda layers"}
 MODEL = "resnet20_mixer_small"
 OPTIONS: dict[str, Any] = {"pattern": "CCLL", "small_images": False}

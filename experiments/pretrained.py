@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import markers, replace_section
 from safetensors.torch import save_file
 
 from lambdanets.inference.weights import find_weights
@@ -24,7 +25,7 @@ from lambdanets.training.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/pretrained.json"
-BEGIN, END = "<!-- written by experiments/pretrained.py -->\n", "<!-- end of pretrained -->\n"
+BEGIN, END = markers("pretrained")
 
 
 def main() -> None:
@@ -75,8 +76,7 @@ def write_page(page: Path) -> None:
             [f"`{name}`", result["model"], result["data"], result["score"], result["training"], f"{size:.1f} MB"]
         )
     table = markdown_table(["name", "model", "data", "score", "training", "file"], *rows)
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(before + BEGIN + table + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+    replace_section(page, (BEGIN, END), table + "\n")
 
 
 if __name__ == "__main__":

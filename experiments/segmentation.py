@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import markers, replace_section
 
 import lambdanets as ln
 from lambdanets.provenance import commit, hardware, versions
@@ -26,7 +27,7 @@ from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/segmentation.json"
-BEGIN, END = "<!-- written by experiments/segmentation.py -->\n", "<!-- end of segmentation -->\n"
+BEGIN, END = markers("segmentation")
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
 # of result.json
@@ -46,9 +47,7 @@ def main() -> None:
         if options.work is None:
             parser.error("--work must name a folder for the runs")
         measure(options)
-    before, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
-    section = write_section(json.loads(options.out.read_text(encoding="utf-8"))) if options.out.exists() else ""
-    options.page.write_text(before + BEGIN + section + END + rest.partition(END)[2], encoding="utf-8")
+    replace_section(options.page, (BEGIN, END), write_section(json.loads(options.out.read_text(encoding="utf-8"))))
 
 
 def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:

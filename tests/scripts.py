@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[1]
 
 def load_script(path: str) -> ModuleType:
     """Import a new copy of a script, given its path relative to the repository root."""
+    if (folder := str((ROOT / path).parent)) not in sys.path:
+        sys.path.append(folder)  # scripts import each other
     name = f"script {path}"
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None

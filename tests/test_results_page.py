@@ -13,11 +13,6 @@ from scripts import load_script
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def experiments_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))  # scripts import each other
-
-
 @pytest.mark.parametrize("script", ["claims", "frontier"])
 def test_tables_are_those_of_the_committed_results(script, tmp_path, monkeypatch):
     module = load_script(f"experiments/{script}.py")

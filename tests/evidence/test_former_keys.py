@@ -6,17 +6,9 @@ from pathlib import Path
 import pytest
 
 from lambdanets.evidence.former_keys import with_current_keys
-from lambdanets.evidence.studies.summary import read_summary
 from lambdanets.evidence.tables.measured import read
 
 RESULTS = Path(__file__).parents[2] / "experiments/results/xeon-2-cores"
-COMPARISON_KEYS = {
-    "std_top1": "deviation_top1",
-    "std_gain": "deviation_gain",
-    "min_top1": "least_top1",
-    "max_top1": "greatest_top1",
-    "paper_top1": "printed_top1",
-}
 LAYER_KEYS = {"candidate": "contestant", "skip_reason": "left_out"}
 
 
@@ -36,12 +28,6 @@ def test_keys_are_renamed_at_every_depth():
         "rows": [{"skip_reason": None, "candidate": "a"}],
         "skip_reason": "left_out",
     }
-
-
-def test_comparison_with_former_keys_is_read(tmp_path):
-    committed = RESULTS / "fashion_mnist.json"
-    former = with_former_keys(committed, COMPARISON_KEYS, tmp_path / "former.json")
-    assert read_summary(former) == read_summary(committed)
 
 
 @pytest.mark.parametrize("name", ["table-4_layers_time.json", "table-4_layers_memory.json"])

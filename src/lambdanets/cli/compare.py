@@ -1,6 +1,7 @@
 """`lambdanets compare`."""
 
 import dataclasses
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets compare` and return its exit code."""
     from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, variant_labels
     from lambdanets.recipes import find_recipe
+    from lambdanets.training.distributed import get_world
 
+    if get_world().world_size > 1:
+        raise InputError("lambdanets compare must not run under torchrun; start it once per GPU, with --resume")
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<18}{study.question}" for name, study in STUDIES.items()]
         usage = [
@@ -79,7 +83,7 @@ def main(arguments: list[str]) -> int:
     recipe = dataclasses.replace(options.recipe, model_options=defaults | options.recipe.model_options)
     plan = execution.make_plan(studies, options.variants, options.seeds, recipe)
     folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with report_errors(f"lambdanets compare --resume {folder}", folder / execution.PLAN):
+    with report_errors(_resume_command(folder), folder / execution.PLAN):
         execution.begin(plan, folder)
         _train(folder)
     return 0
@@ -87,20 +91,25 @@ def main(arguments: list[str]) -> int:
 
 def _resume_or_report(options: ResumeOrReport) -> int:
     from lambdanets.evidence.studies import execution, summary
+    from lambdanets.evidence.studies.results import read_comparison
 
     if options.report:
-        merged = summary.merge([summary.read_summary(path) for path in options.report])
-        echo(*summary.markdown(merged).rstrip("\n").split("\n"))
+        echo(*summary.markdown(read_comparison(*options.report)).rstrip("\n").split("\n"))
     elif options.resume is not None:
-        with report_errors(f"lambdanets compare --resume {options.resume}", options.resume / execution.PLAN):
+        with report_errors(_resume_command(options.resume), options.resume / execution.PLAN):
             _train(options.resume)
     return 0
+
+
+def _resume_command(folder: Path) -> str:
+    return f"lambdanets compare --resume {shlex.quote(str(folder))}"
 
 
 def _train(folder: Path) -> None:
     """Train the unfinished runs of a folder's plan, update the results after each, and print them at the end."""
     from lambdanets.evidence.studies.execution import read_plan, read_results, train_all
-    from lambdanets.evidence.studies.summary import RESULTS, TABLE, markdown, summarize, write_summary
+    from lambdanets.evidence.studies.results import collect
+    from lambdanets.evidence.studies.summary import RESULTS, TABLE, is_written, markdown, write_summary
 
     plan = read_plan(folder)
     num_runs, num_resumed = len(plan.runs()), len(read_results(plan, folder))
@@ -120,11 +129,11 @@ def _train(folder: Path) -> None:
 
     train_all(plan, folder, on_result)
     results = read_results(plan, folder)
-    if num_resumed == num_runs:
-        echo("", *markdown(summarize(plan, results)).split("\n"))
-        return
     if len(results) < num_runs:
         echo(f"{num_runs - len(results)} runs are in progress in other processes; the last process writes the results")
+        return
+    if is_written(plan, results, folder):
+        echo("", *markdown(collect(plan, results)).split("\n"))
         return
     echo("", *markdown(write_summary(plan, results, folder)).split("\n"))
     echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")

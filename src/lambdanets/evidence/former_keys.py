@@ -6,11 +6,6 @@ _RENAMED = {
     "contestant": "candidate",
     "left_out": "skip_reason",
     "work": "phase",
-    "deviation_top1": "std_top1",
-    "deviation_gain": "std_gain",
-    "least_top1": "min_top1",
-    "greatest_top1": "max_top1",
-    "printed_top1": "paper_top1",
 }
 
 

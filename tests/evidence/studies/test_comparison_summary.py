@@ -1,24 +1,16 @@
 import json
 import os
 import re
-import statistics
 from dataclasses import replace
 
 import pytest
 from PIL import Image
-from scipy.stats import ttest_1samp
 
 from lambdanets.errors import InputError
 from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import make_plan
-from lambdanets.evidence.studies.summary import (
-    confidence_interval,
-    markdown,
-    merge,
-    read_summary,
-    summarize,
-    write_summary,
-)
+from lambdanets.evidence.studies.results import collect, read_comparison
+from lambdanets.evidence.studies.summary import is_written, markdown, write_summary
 from lambdanets.recipes.digits import recipe as DIGITS
 
 
@@ -55,7 +47,7 @@ def results():
 
 
 def test_mean_and_std_are_over_seeds_and_the_best_mean_is_first(plan, results):
-    rows = summarize(plan, results)["studies"]["content_position"]["variants"]
+    rows = collect(plan, results)["studies"]["content_position"]["variants"]
     assert [row["label"] for row in rows] == ["position only", "content only"]
     assert rows[0]["mean_top1"] == pytest.approx(0.75)
     assert rows[0]["std_top1"] == pytest.approx(0.1 / 2**0.5, abs=1e-6)
@@ -64,7 +56,7 @@ def test_mean_and_std_are_over_seeds_and_the_best_mean_is_first(plan, results):
 
 
 def test_unfinished_comparison_is_marked_and_one_run_has_no_std(plan, results):
-    summary = summarize(plan, results[:3])
+    summary = collect(plan, results[:3])
     assert not summary["finished"]
     assert "not finished" in markdown(summary)
     assert summary["studies"]["content_position"]["variants"][0]["std_top1"] is None
@@ -73,7 +65,9 @@ def test_unfinished_comparison_is_marked_and_one_run_has_no_std(plan, results):
 def test_results_have_no_local_paths(plan, results, tmp_path):
     write_summary(plan, results, tmp_path)
     assert "/data/of" not in (tmp_path / "results.json").read_text()
-    assert read_summary(tmp_path / "results.json")["data"] == "images, 5 of 25 images held out with the seed of the run"
+    assert (
+        read_comparison(tmp_path / "results.json")["data"] == "images, 5 of 25 images held out with the seed of the run"
+    )
 
 
 def test_gains_are_paired_by_seed():
@@ -85,28 +79,27 @@ def test_gains_are_paired_by_seed():
         for seed, top1 in zip((3, 5), per_seed, strict=True)
         if top1
     ]
-    study = summarize(plan, results)["studies"]["content_position"]
-    gains = {row["label"]: (row["mean_gain"], row["std_gain"]) for row in study["variants"]}
+    study = collect(plan, results)["studies"]["content_position"]
+    gains = {row["label"]: (row["mean_difference"], row["std_difference"]) for row in study["variants"]}
     assert gains["position only"] == (0.15, pytest.approx(0.070711))
     assert gains["content only"] == (-0.1, None)
-    text = markdown(summarize(plan, results))
+    text = markdown(collect(plan, results))
     assert "paired difference to content and position" in text
     assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 | -48.53 to +78.53 |" in text
 
 
-def test_confidence_interval_is_that_of_scipy():
-    differences = [0.02, 0.05, 0.01, 0.04]
-    mean, std = statistics.fmean(differences), statistics.stdev(differences)
-    expected = ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert confidence_interval(mean, std, 4) == pytest.approx((expected.low, expected.high))
+def write(summary, path):
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    return path
 
 
-def test_merged_results_of_two_seeds_are_those_of_one_comparison(plan, results):
+def test_merged_results_of_two_seeds_are_those_of_one_comparison(plan, results, tmp_path):
     results[2] |= {"hardware": {"processor": "q", "gpu": None}}
     parts = [
-        summarize(replace(plan, seeds=(seed,)), [run for run in results if run["seed"] == seed]) for seed in plan.seeds
+        write(collect(replace(plan, seeds=(seed,)), [r for r in results if r["seed"] == seed]), tmp_path / str(seed))
+        for seed in plan.seeds
     ]
-    merged, whole = merge(parts), summarize(plan, results)
+    merged, whole = read_comparison(*parts), json.loads(json.dumps(collect(plan, results)))
     assert merged["finished"]
     assert {**merged, "runs": None, "machines": None} == {**whole, "runs": None, "machines": None}
     assert len(merged["machines"]) == 2
@@ -117,26 +110,69 @@ def test_merged_results_of_two_seeds_are_those_of_one_comparison(plan, results):
         assert actual | {"machine": merged["machines"][actual["machine"]]} == expected
 
 
-def test_rejects_merging_different_recipes_data_or_the_same_runs(plan, results):
-    summary = summarize(plan, results)
-    with pytest.raises(InputError, match="must have different runs, got lambda position=False, seed 3, twice"):
-        merge([summary, summary])
+def test_rejects_merging_different_setups_or_the_same_runs(plan, results, tmp_path):
+    def check(message, first, second):
+        with pytest.raises(InputError, match=message):
+            read_comparison(write(first, tmp_path / "a.json"), write(second, tmp_path / "b.json"))
+
+    summary = collect(plan, results)
+    check(r"must have different runs, got lambda position=False, seed 3 twice: .*b\.json", summary, summary)
     other = replace(plan, recipe=replace(plan.recipe, learning_rate=0.5, workers=3))
-    with pytest.raises(InputError, match=r"recipes with the same learning_rate, got 0\.1, 0\.5"):
-        merge([summary, summarize(other, results)])
-    without = summary | {"recipe": {k: v for k, v in summary["recipe"].items() if k != "learning_rate"}}
-    for pair in ([summary, without], [without, summary]):
-        with pytest.raises(InputError, match="recipes with the same learning_rate"):
-            merge(pair)
-    with pytest.raises(InputError, match=r"studies to merge must be among mixers, .*, got 'other'"):
-        merge([summary | {"studies": {"other": {"variants": []}}}, summary | {"runs": []}])
-    with pytest.raises(InputError, match="must have the same epochs, got 2, 3"):
-        merge([summary, summary | {"epochs": 3}])
+    check(
+        r"a\.json and .*b\.json must have recipes with the same learning_rate, got 0\.1 and 0\.5",
+        summary,
+        collect(other, results),
+    )
+    check("must have the same epochs, got 2 and 3", summary, summary | {"epochs": 3})
+    runs = [run | {"seed": run["seed"] + 1, "parameters": 5} for run in summary["runs"]]
+    check("runs of lambda position=False must have the same number of parameters", summary, summary | {"runs": runs})
+
+
+def test_recipe_fields_that_an_older_file_lacks_have_their_defaults(plan, results, tmp_path):
+    new = collect(replace(plan, seeds=(5,)), results[2:])
+    old = collect(replace(plan, seeds=(3,)), results[:2])
+    del old["recipe"]["compile"], old["recipe"]["crop_padding"]
+    old["recipe"]["crop_share"] = old["recipe"].pop("scale")
+    merged = read_comparison(write(old, tmp_path / "old.json"), write(new, tmp_path / "new.json"))
+    assert merged["seeds"] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("seed", "0", r"runs\[0\]\.seed must be an integer, got '0'"),
+        ("top1", None, r"runs\[0\]\.top1 must be a finite number, got None"),
+        ("variant", "lamda", "variants must be among .*, got 'lamda'"),
+        ("machine", 7, "machine must be an index of machines, got 7"),
+    ],
+)
+def test_error_names_the_invalid_field_of_a_run(field, value, message, plan, results, tmp_path):
+    summary = collect(plan, results)
+    summary["runs"][0][field] = value
+    with pytest.raises(InputError, match=message):
+        read_comparison(write(summary, tmp_path / "results.json"))
+
+
+def test_rejects_studies_and_labels_that_are_not_in_the_catalog(plan, results, tmp_path):
+    summary = collect(plan, results)
+    with pytest.raises(InputError, match=r"studies must be among mixers, .*, got 'other'"):
+        read_comparison(write(summary | {"studies": {"other": {"variants": []}}}, tmp_path / "a.json"))
+    studies = {"scope": {"variants": [{"label": "4x4"}]}}
+    with pytest.raises(InputError, match=r"variants of scope must be among 3x3, .*, got '4x4'"):
+        read_comparison(write(summary | {"studies": studies}, tmp_path / "a.json"))
+
+
+def test_results_of_a_process_killed_before_writing_them_are_missing(plan, results, tmp_path):
+    write_summary(plan, results[:-1], tmp_path)
+    assert is_written(plan, results[:-1], tmp_path)
+    assert not is_written(plan, results, tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    assert not is_written(plan, results, tmp_path)
 
 
 def test_summary_names_every_machine(plan, results):
     results[1] |= {"hardware": {"processor": "p", "gpu": "g"}}
-    summary = summarize(plan, results)
+    summary = collect(plan, results)
     assert [run["machine"] for run in summary["runs"]] == [0, 1, 0, 0]
     assert len(summary["machines"]) == 2
     assert markdown(summary).splitlines()[0].endswith("trained on p, g.")
@@ -146,7 +182,7 @@ def test_accuracies_quoted_by_the_paper_are_marked(results):
     plan = make_plan(
         ["mixers"], ["local attention", "lambda"], [3], replace(DIGITS, data="d", model="resnet20_mixer_small")
     )
-    text = markdown(summarize(plan, [result("local_attention", 3, 0.5), result("lambda", 3, 0.4)]))
+    text = markdown(collect(plan, [result("local_attention", 3, 0.5), result("lambda", 3, 0.4)]))
     assert "| 77.4 † |" in text
     assert "| 78.4 |" in text
     assert "† quoted by the paper from another paper" in text
@@ -184,13 +220,13 @@ def test_curves_on_held_out_images_are_not_drawn(plan, results, tmp_path):
 def test_rejects_files_that_are_not_results(content, tmp_path):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(InputError, match=r"must be the results\.json of a comparison"):
-        read_summary(tmp_path / "other.json")
+        read_comparison(tmp_path / "other.json")
 
 
 def test_rejects_a_named_pipe_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
-        read_summary(tmp_path / "pipe")
+        read_comparison(tmp_path / "pipe")
 
 
 def test_paper_accuracies_agree_with_the_papers_tables():

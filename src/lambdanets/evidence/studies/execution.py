@@ -24,7 +24,10 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """Studies, labels of the variants to train (all if empty), seeds, and the shared recipe."""
+    """Studies, labels of the variants to train (all if empty), seeds, and the shared recipe.
+
+    A label selects a variant in all studies, also where it has another label.
+    """
 
     studies: tuple[str, ...]
     variants: tuple[str, ...]
@@ -34,7 +37,11 @@ class Plan:
     def study_variants(self, study: str) -> dict[str, Variant]:
         """The selected variants of a study by label."""
         variants = STUDIES[study].variants
-        return {label: variant for label, variant in variants.items() if not self.variants or label in self.variants}
+        if not self.variants:
+            return variants
+        available = {label: variant.name for name in self.studies for label, variant in STUDIES[name].variants.items()}
+        selected = {available[label] for label in self.variants}
+        return {label: variant for label, variant in variants.items() if variant.name in selected}
 
     def runs(self) -> list["Run"]:
         """All runs without duplicates, ordered by seed: after an interruption, the earlier seeds are complete."""
@@ -93,9 +100,14 @@ def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[i
     for name, values in (("studies", studies), ("seeds", seeds)):
         if not values:
             raise InputError(f"{name} must have at least one value, got none")
-    if min(seeds) < 0:
-        raise InputError(f"seeds must be at least 0, got {min(seeds)}")
+    for seed in seeds:
+        if not 0 <= seed < 2**32:
+            raise InputError(f"seeds must be from 0 to 2**32 - 1, got {seed}")
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
+    for study in studies:
+        if not plan.study_variants(study):
+            names = ", ".join(STUDIES[study].variants)
+            raise InputError(f"variants must have at least one of {study} ({names}), got {', '.join(variants)}")
     varying = {name for study in studies for variant in plan.study_variants(study).values() for name in variant.options}
     if conflicts := sorted(varying & recipe.model_options.keys()):
         raise InputError(f"model_options must not have {', '.join(conflicts)}, which the variants set")
