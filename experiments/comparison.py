@@ -19,7 +19,8 @@ from lambdanets import create_model
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
-from lambdanets.evidence.studies.summary import describe_setup, draw_all, merge, read_summary, table
+from lambdanets.evidence.studies.results import read_comparison
+from lambdanets.evidence.studies.summary import describe_setup, draw_all, table
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
@@ -146,7 +147,7 @@ Tests compare each mixer with a reference implementation that loops over positio
 
 def read_cifar10() -> dict[str, Any]:
     """Read and merge the results on CIFAR-10."""
-    return merge([read_summary(path) for path in sorted(CIFAR10.glob("*.json"))])
+    return read_comparison(*sorted(CIFAR10.glob("*.json")))
 
 
 def measure(out: Path, *, repeats: int = 20, seconds: float = 4) -> None:
@@ -211,7 +212,7 @@ def main() -> None:
     if options.action == "measure":
         measure(STEPS)
         return
-    fashion_mnist, cifar10 = read_summary(FASHION_MNIST), read_cifar10()
+    fashion_mnist, cifar10 = read_comparison(FASHION_MNIST), read_cifar10()
     steps = json.loads(STEPS.read_text(encoding="utf-8"))
     (options.out / "comparison/cifar10").mkdir(parents=True, exist_ok=True)
     text = page(fashion_mnist, cifar10, steps)

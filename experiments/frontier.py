@@ -6,7 +6,7 @@
 
 Accuracies are published ones, of networks trained on ImageNet without extra data: LambdaResNets from Table 18 of the
 paper, the others from `PUBLISHED`. Times and peak memory are measured here with random weights in float32, networks of
-similar accuracy in turn in one process. `measure` writes the results after each phase and skips finished ones.
+similar accuracy in turn in one process that keeps freed memory, as the `lambdanets` command does. `measure` writes the results after each phase and skips finished ones.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from pages import markers, replace_section
 from torch import Tensor, nn
 
 from lambdanets import export
+from lambdanets.allocator import keep_freed_memory
 from lambdanets.deployment.runtimes import RUNTIMES
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
@@ -131,6 +132,9 @@ def measure(rows: list[Row], work: Path, out: Path, *, repeats: int, seconds: fl
     content: dict[str, Any] = {"phases": {}}
     if out.exists():
         content = json.loads(out.read_text(encoding="utf-8"))
+        for phase, measured in content["phases"].items():
+            if {(row["model"], row["image_size"]) for row in measured} != {(row.model, row.image_size) for row in rows}:
+                raise ValueError(f"{out} has {phase} of other networks; choose another file with --out, or remove it")
     for phase in PHASES:
         if phase not in content["phases"]:
             content["phases"][phase] = measure_phase(phase, rows, work, repeats=repeats, seconds=seconds)
@@ -275,9 +279,12 @@ def main() -> None:
     if options.action != "page" and options.work is None:
         parser.error("WORK must name a folder")
     rows = [row for row in all_rows() if options.names is None or row.model in options.names]
+    if unknown := {*(options.names or ())} - {row.model for row in rows}:
+        parser.error(f"--names must be among {', '.join(dict.fromkeys(r.model for r in all_rows()))}, got {unknown}")
     if options.action == "export":
         export_all(rows, options.work)
     elif options.action == "measure":
+        keep_freed_memory()  # otherwise page faults, which depend on earlier allocations, double the time of some networks
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
     else:
         results = json.loads(options.out.read_text(encoding="utf-8"))

@@ -9,16 +9,12 @@ seeds. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
 """
 
 import argparse
-import functools
 import json
-import subprocess
-import sys
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-import torch
 from pages import markers, replace_section
+from runs import store, train
 
 from lambdanets.text_tables import format_mean, markdown_table
 
@@ -61,25 +57,17 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 def measure(options: argparse.Namespace) -> None:
     """Train the runs, one seed after another, and write the results after each seed."""
-    existing = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
-    runs = [run for run in existing if run["seed"] not in options.seeds]
+    shown = " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei")))
     for seed in options.seeds:
         folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
-        lambdanets = [sys.executable, "-m", "lambdanets"]
-        commands = [[*lambdanets, *command(recipe, seed, options.data, run)] for recipe, run in folders.items()]
-        with ThreadPool(options.jobs) as pool:
-            pool.map(functools.partial(subprocess.run, check=True), commands)
-        for recipe, run in folders.items():
-            result = json.loads((run / "result.json").read_text())
-            runs.append({"recipe": recipe, "seed": seed} | {name: result[name] for name in RESULT_FIELDS})
-            content = {
-                "runs": runs,
-                "command": " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei"))),
-                "threads": torch.get_num_threads(),
-                "at_once": options.jobs,
-            }
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(content, indent=1) + "\n")
+        results = train(
+            {run: command(recipe, seed, options.data, run) for recipe, run in folders.items()}, options.jobs
+        )
+        runs = [
+            {"recipe": recipe, "seed": seed, **{name: results[folder][name] for name in RESULT_FIELDS}}
+            for recipe, folder in folders.items()
+        ]
+        store(options.out, runs, ("recipe", "seed"), command=shown, at_once=options.jobs)
 
 
 def section(results: dict[str, Any]) -> str:
@@ -87,12 +75,13 @@ def section(results: dict[str, Any]) -> str:
     runs = results["runs"]
     seeds = sorted({run["seed"] for run in runs})
     minutes = [run["seconds"] / 60 for run in runs]
+    num_threads = max(run["hardware"]["threads"] for run in runs)
     lines = [
         f"{runs[0]['training_images']} training images, {runs[0]['images']} validation images, {runs[0]['epochs']} "
         f"epochs from random\ninitialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per run on "
         f"{' and '.join(sorted({run['hardware']['processor'] for run in runs}))}"
         + (f", {results['at_once']} at a time" if results["at_once"] > 1 else "")
-        + f" with {results['threads']} thread{'s' * (results['threads'] > 1)} each; "
+        + f" with {num_threads} thread{'s' * (num_threads > 1)} each; "
         + (f"mean ± std of {len(seeds)} seeds, " if len(seeds) > 1 else "one seed, ")
         + "in percent, of the last epoch's\nEMA weights.",
         "",

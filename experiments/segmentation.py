@@ -4,24 +4,21 @@
     python experiments/segmentation.py [--page docs/segmentation.md]                       write the page from results
 
 FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_test_set.py split`. The last
-epoch's weights are scored on the test images, which chose nothing. Finished runs are skipped and interrupted ones
-resume, so after an interruption, run the script again. The results file keeps the results of other seeds. With
+epoch's weights are scored on the test images. After an interruption, run the script
+again. The results file keeps the results of other seeds. With
 --jobs 2, set OMP_NUM_THREADS to half the number of cores.
 """
 
 import argparse
-import functools
 import json
-import subprocess
-import sys
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-import torch
 from pages import markers, replace_section
+from runs import store, train
 
 import lambdanets as ln
+from lambdanets.evidence.paired import format_difference, paired_differences
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import format_mean, markdown_table
 
@@ -61,33 +58,20 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 def measure(options: argparse.Namespace) -> None:
     """Train and score the runs, one seed after another, and write the results after each seed."""
-    existing = json.loads(options.out.read_text(encoding="utf-8"))["runs"] if options.out.exists() else []
-    runs = [run for run in existing if run["seed"] not in options.seeds]
     for seed in options.seeds:
         folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
-        commands = [
-            [sys.executable, "-m", "lambdanets", *command(recipe, seed, options.data, folder)]
-            for recipe, folder in folders.items()
-            if not (folder / "result.json").exists()
-        ]
-        with ThreadPool(options.jobs) as pool:
-            pool.map(functools.partial(subprocess.run, check=True), commands)
+        results = train(
+            {run: command(recipe, seed, options.data, run) for recipe, run in folders.items()}, options.jobs
+        )
+        runs = []
         for recipe, folder in folders.items():
-            result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            result = results[folder]
             fields: dict[str, Any] = {name: result[name] for name in RUN_FIELDS}
             fields["validation"] = {name: result[name] for name in SCORES}
             runs.append({"recipe": recipe, "seed": seed, **fields, **score(folder, options.data)})
             print(runs[-1], flush=True)
-        content = {
-            "runs": runs,
-            "threads": torch.get_num_threads(),
-            "at_once": options.jobs,
-            "commit": commit(),
-            "versions": versions(),
-            "hardware": hardware(),
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        evaluated = {"commit": commit(), "versions": versions(), "hardware": hardware()}
+        store(options.out, runs, ("recipe", "seed"), at_once=options.jobs, **evaluated)
 
 
 def score(folder: Path, data: Path) -> dict[str, Any]:
@@ -104,7 +88,8 @@ def write_section(results: dict[str, Any]) -> str:
     processors = sorted({run["hardware"]["processor"] for run in runs})
     at_once = f", {results['at_once']} at a time" if results["at_once"] > 1 else ""
     spread = f"mean ± std of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
-    threads = f"{results['threads']} thread{'s' * (results['threads'] > 1)} each"
+    num_threads = max(run["hardware"]["threads"] for run in runs)
+    threads = f"{num_threads} thread{'s' * (num_threads > 1)} each"
     lines = [
         f"{runs[0]['test_images']} test images, in percent, {spread}; {runs[0]['epochs']} epochs from random "
         f"initialization, {min(minutes):.0f} to {max(minutes):.0f}",
@@ -118,12 +103,11 @@ def write_section(results: dict[str, Any]) -> str:
         parameters = f"{next(iter(of_recipe))['parameters'] / 1e6:.2f} M parameters"
         cells = [format_mean([100 * run["test"][score] for run in of_recipe]) for score in SCORES]
         rows.append([f"U-Net, {name}, {parameters}", *cells])
-    ours, baseline = by_recipe.values()
-    differences = [
-        format_mean([100 * (ours[seed]["test"][score] - baseline[seed]["test"][score]) for seed in seeds], "+")
-        for score in SCORES
-    ]
-    rows.append(["paired difference to 3x3 convolutions", *differences])
+    differences = []
+    for score in SCORES:
+        percent = [{seed: 100 * run["test"][score] for seed, run in runs.items()} for runs in by_recipe.values()]
+        differences.append(format_difference(paired_differences(*percent)))
+    rows.append(["paired difference to 3x3 convolutions, 95% interval", *differences])
     return "\n".join([*lines, markdown_table(["", *SCORES.values()], *rows)]) + "\n"
 
 

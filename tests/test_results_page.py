@@ -3,11 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from safetensors.torch import load_file
+import torch
 
+import lambdanets
 from scripts import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -40,11 +40,9 @@ def test_speedup_is_interpolated_at_equal_accuracy():
     assert ratios == pytest.approx({80.0: 2.0, 81.0: 2.5})
 
 
-def test_photographs_are_trained_from_equal_initial_weights_and_finished_runs_are_skipped(tmp_path, monkeypatch):
+def test_photographs_are_trained_with_each_seed_and_size(tmp_path, monkeypatch):
     script = load_script("experiments/photographs.py")
     commands = []
-    for name in ("ant", "bee"):
-        (tmp_path / "data/train" / name).mkdir(parents=True)
     page, out = tmp_path / "results.md", tmp_path / "photographs.json"
     page.write_text(script.BEGIN + script.END, encoding="utf-8")
 
@@ -56,15 +54,30 @@ def test_photographs_are_trained_from_equal_initial_weights_and_finished_runs_ar
         fields = dict.fromkeys((*script.RUN_FIELDS, *script.MACHINE_FIELDS), 7) | {"top1": top1}
         (run / "result.json").write_text(json.dumps(fields), encoding="utf-8")
 
-    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
+    monkeypatch.setattr("runs.subprocess.run", train)
     options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--sizes", 64, "--seeds"]
-    for seeds in ((0,), (0, 1)):
-        monkeypatch.setattr(sys, "argv", list(map(str, ["photographs.py", tmp_path / "data", *options, *seeds])))
+    for seed in (0, 1):
+        monkeypatch.setattr(sys, "argv", list(map(str, ["photographs.py", tmp_path / "data", *options, seed])))
         script.main()
     assert len(commands) == 4
-    weights = [load_file(command[command.index("--weights") + 1]) for command in commands[:2]]
-    shared = [name for name in weights[0] if name in weights[1] and weights[0][name].shape == weights[1][name].shape]
-    assert len(shared) > 100
-    assert all(weights[0][name].equal(weights[1][name]) for name in shared)
-    assert "| paired difference | +10.0 (+10.0 to +10.0) |" in page.read_text(encoding="utf-8")
+    assert "| paired difference, 95% interval | +10.0 (+10.0 to +10.0) |" in page.read_text(encoding="utf-8")
     assert "| 50.5 ± 0.7 |" in page.read_text(encoding="utf-8")
+
+
+def test_mixers_with_the_same_seed_have_equal_initial_weights():
+    networks = []
+    for mixer in ("convolution", "lambda"):
+        torch.manual_seed(3)
+        networks.append(lambdanets.create_model("resnet20_mixer_small", mixer=mixer, pattern="CCLL").state_dict())
+    shared = [name for name, x in networks[0].items() if name in networks[1] and x.shape == networks[1][name].shape]
+    assert len(shared) > 100
+    assert all(networks[0][name].equal(networks[1][name]) for name in shared)
+
+
+def test_section_is_not_written_without_its_markers(tmp_path):
+    pages = load_script("experiments/pages.py")
+    page = tmp_path / "page.md"
+    page.write_text("before\n" + pages.markers("claims")[0] + "after\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="must have the lines"):
+        pages.replace_section(page, pages.markers("claims"), "text\n")
+    assert page.read_text(encoding="utf-8").endswith("after\n")

@@ -2,7 +2,6 @@ import json
 import statistics
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -67,7 +66,7 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
         run.mkdir(parents=True)
         (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "test processor"}}))
 
-    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=train))
+    monkeypatch.setattr("runs.subprocess.run", train)
     options = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page]
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
