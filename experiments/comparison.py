@@ -16,6 +16,7 @@ import torch
 from frontier import train_step
 
 from lambdanets import create_model
+from lambdanets.allocator import keep_freed_memory
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
@@ -46,7 +47,8 @@ a network. The network of this page is a ResNet of 20 layers, 16 to 128 channels
 
 Top-1 is the accuracy in percent on the 10,000 test images after the last epoch, measured in November 2026. A paired
 difference is the difference in top-1 to the baseline with the same seed, as mean ± std over seeds and with its 95%
-confidence interval by Student's t distribution, not corrected for multiple comparisons."""
+confidence interval by Student's t distribution. The interval is for other seeds, with the same test images, and is not
+corrected for multiple comparisons."""
 
 CIFAR10_OPENING = """\
 ## CIFAR-10: 50,000 images, 10 epochs
@@ -73,7 +75,8 @@ mixers timed in turn; memory is the peak of what PyTorch allocates, without weig
 FASHION_MNIST_OPENING = """\
 ## Fashion-MNIST: 12,000 images, one epoch
 
-All mixers, in 188 training steps. The second command above trains them in about two hours on two cores."""
+All mixers, in 188 training steps on two cores of an Intel Xeon; 64 of the 75 runs that the second command above plans
+were trained."""
 
 PARAGRAPHS = {
     "mixers": """\
@@ -86,8 +89,7 @@ lambda layer gives the network with the fewest parameters.
 
 The mixers over 7x7 neighborhoods were trained with only one seed, since they take several times as long. Patchwise
 attention has the highest top-1 with that seed; local and pairwise attention are close to the convolution. One seed is
-little evidence. The three layers that the paper compares have the same order here: convolution, squeeze-and-excitation,
-lambda layer. The gain of 1.5 equals the paper's gain on ImageNet by chance.""",
+little evidence. The gain of 1.5 equals the paper's gain on ImageNet by chance.""",
     "performer": """\
 The Performer is 0.5 ± 0.6 points ahead of the lambda layer with softmax features, and equal with ReLU features: three
 seeds are too few to rank them. Without positions, which the Performer does not use either, the lambda layer is behind
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder for comparison.md and comparison/*.png")
     options = parser.parse_args()
     if options.action == "measure":
+        keep_freed_memory()
         measure(STEPS)
         return
     fashion_mnist, cifar10 = read_comparison(FASHION_MNIST), read_cifar10()
