@@ -101,7 +101,9 @@ def pseudo_labels() -> Finding:
     rows = read("xeon-2-cores/noisy_student.json")["seeds"]
     claim = "Pseudo-labels improve accuracy (Table 5)"
     differences = paired_differences(*(points(rows, {}, name) for name in ("student", "control")))
-    return finding(claim, "Fashion-MNIST, 2,000 labels and 58,000 pseudo-labels:", differences)
+    return finding(
+        claim, "Fashion-MNIST, 2,000 labeled images, three pseudo-labeled ones for each in a batch:", differences
+    )
 
 
 def detection() -> list[Finding]:
@@ -143,7 +145,11 @@ def costs() -> list[Finding]:
         rows = [row for row in read(f"xeon-2-cores/tables/{file}")["rows"] if row["skip_reason"] is None]
         values = {(*row["sizes"].values(), row["candidate"]): row[column] for row in rows}
         for candidates, name, claim in (
-            (ATTENTION, "attention", f"A lambda layer needs less {kind} than attention over the same context (Table 4)"),
+            (
+                ATTENTION,
+                "attention",
+                f"A lambda layer needs less {kind} than attention over the same context (Table 4)",
+            ),
             (("convolution",), "a convolution", f"Not in the paper: it needs less {kind} than a 3x3 convolution"),
         ):
             best: dict[tuple[Any, ...], float] = {}

@@ -36,13 +36,13 @@ BATCH = (128, 3, 32, 32)  # of the CIFAR-10 recipe
 OPENING = """\
     lambdanets compare mixers cifar10 --data FOLDER --epochs 10 --learning-rate 0.4 --variants convolution lambda
     lambdanets compare all fashion_mnist --data FOLDER --training-images 12000 --epochs 1 --out comparisons/clothes
-    lambdanets compare --resume comparisons/clothes     # after an interruption, or to use a second GPU
+    lambdanets compare --resume comparisons/clothes     # after an interruption, or in a second process
     lambdanets compare --report comparisons/clothes/results.json    # merges several files, such as of other seeds
     lambdanets compare scope digits --variants 3x3 7x7 --seeds 0 1 2 3 4
     lambdanets compare scope --help                     # studies and options
 
-`lambdanets compare` trains one network with different mixers in place of its 3x3 convolutions; blocks, recipe, images
-and seeds are the same. In Python, `create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL")` builds such
+These commands train one network with different mixers in place of its 3x3 convolutions; blocks, recipe, images and
+seeds are the same. In Python, `create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL")` builds such
 a network. The network of this page is a ResNet of 20 layers, 16 to 128 channels wide, with the mixer in c4 and c5.
 
 Top-1 is the accuracy in percent on the 10,000 test images after the last epoch, measured in November 2026. A paired
@@ -193,8 +193,9 @@ def page(fashion_mnist: dict[str, Any], cifar10: dict[str, Any], steps: dict[str
     sections = ["# Mixers compared", OPENING, CIFAR10_OPENING]
     for name, study in cifar10["studies"].items():
         if len(study["variants"]) > 1:
-            sections += [f"### CIFAR-10: {STUDIES[name].question}", table(study)]
-            sections += [f"![Top-1 after each epoch](comparison/cifar10/{name}_curves.png)", CIFAR10_PARAGRAPHS[name]]
+            sections += [f"### CIFAR-10: {STUDIES[name].question}", f"![Top-1](comparison/cifar10/{name}.png)"]
+            sections += [table(study), CIFAR10_PARAGRAPHS[name]]
+            sections.append(f"![Top-1 after each epoch](comparison/cifar10/{name}_curves.png)")
     sections.append(describe_setup(cifar10))
     machine = {"threads": steps["threads"], "processor": steps["hardware"]["processor"]}
     sections += [STEPS_OPENING.format(**machine), steps_table(fashion_mnist["studies"]["mixers"], steps)]

@@ -6,7 +6,8 @@
 
 Accuracies are published ones, of networks trained on ImageNet without extra data: LambdaResNets from Table 18 of the
 paper, the others from `PUBLISHED`. Times and peak memory are measured here with random weights in float32, networks of
-similar accuracy in turn in one process that keeps freed memory, as the `lambdanets` command does. `measure` writes the results after each phase and skips finished ones.
+similar accuracy in turn in one process that keeps freed memory, as the `lambdanets` command does. `measure` writes the
+results after each phase and skips finished ones.
 """
 
 import argparse
@@ -284,7 +285,7 @@ def main() -> None:
     if options.action == "export":
         export_all(rows, options.work)
     elif options.action == "measure":
-        keep_freed_memory()  # otherwise page faults, whose number depends on earlier allocations, take up to half the time
+        keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
     else:
         results = json.loads(options.out.read_text(encoding="utf-8"))

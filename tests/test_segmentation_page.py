@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,14 +57,16 @@ def test_script_trains_both_networks_and_keeps_other_results(script, monkeypatch
         run, seed = Path(command[command.index("--run") + 1]), int(command[command.index("--seed") + 1])
         result = dict.fromkeys((*script.RUN_FIELDS, *script.SCORES), 7) | {"seconds": 60 * (seed + 1)}
         run.mkdir(parents=True, exist_ok=True)
-        (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "test processor"}}))
+        (run / "result.json").write_text(
+            json.dumps(result | {"hardware": {"processor": "test processor", "threads": 1}})
+        )
 
     def score(folder, data):
         seed = int(folder.name[-1])
         value = 0.8 + 0.02 * seed + (0.01 * seed if folder.name.startswith("nuclei-") else 0)
         return {"test": dict.fromkeys(script.SCORES, value), "test_images": 84}
 
-    monkeypatch.setattr("runs.subprocess.run", train)
+    monkeypatch.setattr("runs.subprocess", SimpleNamespace(run=train))
     monkeypatch.setattr(script, "score", score)
     options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--jobs", 2]
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)

@@ -2,6 +2,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,9 +65,11 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
         scores = dict.fromkeys(script.COLUMNS, (seed + 1) / 10) | {"APl": None}
         result = dict.fromkeys(script.RESULT_FIELDS, 7) | {"seconds": 60 * (seed + 1), "bbox": scores, "segm": scores}
         run.mkdir(parents=True)
-        (run / "result.json").write_text(json.dumps(result | {"hardware": {"processor": "test processor"}}))
+        (run / "result.json").write_text(
+            json.dumps(result | {"hardware": {"processor": "test processor", "threads": 1}})
+        )
 
-    monkeypatch.setattr("runs.subprocess.run", train)
+    monkeypatch.setattr("runs.subprocess", SimpleNamespace(run=train))
     options = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page]
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)

@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 from lambdanets.evidence.studies.catalog import STUDIES
-from lambdanets.evidence.studies.summary import read_summary
+from lambdanets.evidence.studies.results import read_comparison
 from lambdanets.layers.baselines import MIXERS
 from scripts import load_script
 
@@ -16,12 +16,13 @@ def test_script_reproduces_the_committed_page(tmp_path, monkeypatch):
     load_script("experiments/comparison.py").main()
     assert (tmp_path / "comparison.md").read_text(encoding="utf-8") == PAGE
     figures = re.findall(r"!\[.*\]\((.*)\)", PAGE)
-    assert len(figures) == len(STUDIES)
+    assert {f"comparison/{name}.png" for name in STUDIES} <= {*figures}
+    assert {"comparison/cifar10/mixers.png", "comparison/cifar10/mixers_curves.png"} <= {*figures}
     assert all((tmp_path / name).is_file() and (ROOT / "docs" / name).is_file() for name in figures)
 
 
 def test_ten_mixers_have_three_seeds_on_real_images():
-    summary = read_summary(ROOT / "experiments/results/xeon-2-cores/fashion_mnist.json")
+    summary = read_comparison(ROOT / "experiments/results/xeon-2-cores/fashion_mnist.json")
     mixers = [row for row in summary["studies"]["mixers"]["variants"] if row["seeds"] >= 3]
     assert len(mixers) >= 10
     assert summary["validation_images"] == 10_000
