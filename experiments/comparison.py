@@ -118,6 +118,7 @@ SETUP = """\
 - The seed determines the initial weights, the 12,000 training images, and their order and augmentation. The 10,000 test
   images are always the same.
 - Learning rate, warm-up and weight decay are those of the recipe, and were not tuned for any mixer.
+- The runs are of three commits of this package, which the results name.
 
 One epoch on a fifth of a small dataset shows how fast mixers learn from few images. It does not show their accuracy
 after full training or on large images, where lambda layers are strong according to the paper. `python
