@@ -16,22 +16,23 @@ from lambdanets.training.module import make_schedule, warmup_then_staircase
 
 
 class ThreeWeights(LightningModule):
-    """A parameter of three elements and a buffer."""
+    """A parameter of three elements, a running statistic and a count."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
-        self.register_buffer("count", torch.zeros(2))
+        self.register_buffer("running_mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros(2, dtype=torch.long))
 
 
 def apply_ema(decay, weights):
     """Call the EMA callback as Lightning does, for initial weights (the first row) and the weights after each step."""
     module, ema = ThreeWeights(), EMA(decay)
-    module.weight.data = weights[0].clone()
+    module.weight.data, module.running_mean = weights[0].clone(), -weights[0]
     trainer = SimpleNamespace(global_step=0, current_epoch=0)
     ema.setup(trainer, module, "fit")
     for step, row in enumerate(weights[1:], 1):
-        module.weight.data = row.clone()
+        module.weight.data, module.running_mean = row.clone(), -row
         module.count.fill_(step)
         trainer.global_step = step
         for micro_batch in range(2):  # the second call is ignored, because no optimizer step has happened in between
@@ -50,6 +51,7 @@ def test_ema_equals_the_reference_implementation(decay, steps):
         expected = expected + (1 - step_decay) * (weights[step].double() - expected)
     module = apply_ema(decay, weights)
     torch.testing.assert_close(module.weight.double(), expected, rtol=2e-6, atol=2e-6, check_dtype=False)
+    assert torch.equal(module.running_mean, -module.weight)  # averaged like the weights
     assert module.count.tolist() == [steps, steps]
 
 

@@ -17,7 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.locks import Lock
 from lambdanets.signals import handled_signals
 from lambdanets.training.checkpoints import BEST
-from lambdanets.training.distributed import all_reduce_sum
+from lambdanets.training.distributed import all_reduce_sum, broadcast_tensors
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
@@ -114,25 +114,34 @@ class KeepBest(ModelCheckpoint):
 
 
 class EMA(WeightAveraging):
-    """EMA of the trainable parameters. Validation, best.ckpt and the final weights use the EMA.
+    """EMA of parameters and running statistics. Validation, best.ckpt and the final weights use the EMA.
 
     After step t: ema += (1 - min(decay, (1 + t) / (10 + t))) (weights - ema). As in TensorFlow, the decay is smaller
-    in the first steps, so the initial weights lose their influence quickly. Buffers, such as the running statistics of
-    batch norm, are not averaged.
+    in the first steps, so the initial weights lose their influence quickly. Floating-point buffers are averaged too,
+    as in timm: the running statistics of batch norm must fit the averaged parameters, not the current ones. Other
+    buffers, such as counts, are copied.
     """
 
     def __init__(self, decay: float) -> None:
         @torch.no_grad()
         def average(averages: list[Tensor], weights: list[Tensor], steps: Tensor | int) -> None:
             step_decay = min(decay, (1 + int(steps)) / (10 + int(steps)))
-            torch._foreach_lerp_(averages, weights, 1 - step_decay)
+            if averages[0].is_floating_point():  # torch calls this function once per dtype
+                torch._foreach_lerp_(averages, weights, 1 - step_decay)
+            else:
+                torch._foreach_copy_(averages, weights)
 
-        super().__init__(use_buffers=False, multi_avg_fn=average)
+        super().__init__(use_buffers=True, multi_avg_fn=average)
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         super().setup(trainer, module, stage)
         if self._average_model is not None:
             self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
+
+    def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        if self._average_model is not None:  # running statistics of batch norm differ between ranks
+            broadcast_tensors(self._average_model.buffers())
+        super().on_validation_epoch_start(trainer, module)
 
     def copy_to(self, module: LightningModule) -> None:
         """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""

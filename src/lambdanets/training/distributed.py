@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -169,6 +169,13 @@ def all_gather_lists(items: list[Item]) -> list[Item]:
     lists: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(lists, items)
     return [item for rank_items in lists for item in rank_items]
+
+
+def broadcast_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Replace the values of tensors by those on rank zero."""
+    if dist.is_initialized():
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
 
 
 def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:
