@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import markers, replace_section
-from runs import store, train
+from seeded_runs import store, train
 
 import lambdanets as ln
 from lambdanets.evidence.paired import format_difference, paired_differences

@@ -55,7 +55,7 @@ def test_photographs_are_trained_with_each_seed_and_size(tmp_path, monkeypatch):
         fields = dict.fromkeys((*script.RUN_FIELDS, *script.MACHINE_FIELDS), 7) | {"top1": top1}
         (run / "result.json").write_text(json.dumps(fields), encoding="utf-8")
 
-    monkeypatch.setattr("runs.subprocess", SimpleNamespace(run=train))
+    monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
     options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--sizes", 64, "--seeds"]
     for seed in (0, 1):
         monkeypatch.setattr(sys, "argv", list(map(str, ["photographs.py", tmp_path / "data", *options, seed])))

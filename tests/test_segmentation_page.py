@@ -66,7 +66,7 @@ def test_script_trains_both_networks_and_keeps_other_results(script, monkeypatch
         value = 0.8 + 0.02 * seed + (0.01 * seed if folder.name.startswith("nuclei-") else 0)
         return {"test": dict.fromkeys(script.SCORES, value), "test_images": 84}
 
-    monkeypatch.setattr("runs.subprocess", SimpleNamespace(run=train))
+    monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
     monkeypatch.setattr(script, "score", score)
     options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--jobs", 2]
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)

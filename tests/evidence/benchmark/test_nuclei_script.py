@@ -69,7 +69,7 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
             json.dumps(result | {"hardware": {"processor": "test processor", "threads": 1}})
         )
 
-    monkeypatch.setattr("runs.subprocess", SimpleNamespace(run=train))
+    monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
     options = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page]
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
