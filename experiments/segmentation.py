@@ -4,9 +4,8 @@
     python experiments/segmentation.py [--page docs/segmentation.md]                       write the page from results
 
 FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_test_set.py split`. The last
-epoch's weights are scored on the test images. After an interruption, run the script
-again. The results file keeps the results of other seeds. With
---jobs 2, set OMP_NUM_THREADS to half the number of cores.
+epoch's weights are scored on the test images. After an interruption, run the script again. The results file keeps the
+results of other seeds. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
 """
 
 import argparse

@@ -118,7 +118,7 @@ def _train(folder: Path) -> None:
 
     def on_result(result: dict[str, Any]) -> None:
         results = read_results(plan, folder)
-        write_summary(plan, results, folder)
+        write_summary(collect(plan, results), folder)
         num_done = len(results)
         seconds_per_run = (time.monotonic() - started) / max(1, num_done - num_resumed)
         minutes_left = seconds_per_run * (num_runs - num_done) / 60
@@ -132,8 +132,9 @@ def _train(folder: Path) -> None:
     if len(results) < num_runs:
         echo(f"{num_runs - len(results)} runs are in progress in other processes; the last process writes the results")
         return
-    if is_written(plan, results, folder):
-        echo("", *markdown(collect(plan, results)).split("\n"))
-        return
-    echo("", *markdown(write_summary(plan, results, folder)).split("\n"))
-    echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")
+    summary = collect(plan, results)
+    if not is_written(summary, folder):  # the process that trained the last run was killed
+        write_summary(summary, folder)
+    echo("", *markdown(summary).split("\n"))
+    if num_resumed < num_runs:
+        echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")

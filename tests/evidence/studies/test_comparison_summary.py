@@ -63,7 +63,7 @@ def test_unfinished_comparison_is_marked_and_one_run_has_no_std(plan, results):
 
 
 def test_results_have_no_local_paths(plan, results, tmp_path):
-    write_summary(plan, results, tmp_path)
+    write_summary(collect(plan, results), tmp_path)
     assert "/data/of" not in (tmp_path / "results.json").read_text()
     assert (
         read_comparison(tmp_path / "results.json")["data"] == "images, 5 of 25 images held out with the seed of the run"
@@ -163,11 +163,11 @@ def test_rejects_studies_and_labels_that_are_not_in_the_catalog(plan, results, t
 
 
 def test_results_of_a_process_killed_before_writing_them_are_missing(plan, results, tmp_path):
-    write_summary(plan, results[:-1], tmp_path)
-    assert is_written(plan, results[:-1], tmp_path)
-    assert not is_written(plan, results, tmp_path)
+    write_summary(collect(plan, results[:-1]), tmp_path)
+    assert is_written(collect(plan, results[:-1]), tmp_path)
+    assert not is_written(collect(plan, results), tmp_path)
     (tmp_path / "results.json").write_text("{")
-    assert not is_written(plan, results, tmp_path)
+    assert not is_written(collect(plan, results), tmp_path)
 
 
 def test_summary_names_every_machine(plan, results):
@@ -189,7 +189,8 @@ def test_accuracies_quoted_by_the_paper_are_marked(results):
 
 
 def test_markdown_can_be_written_from_the_results_file(plan, results, tmp_path):
-    summary = write_summary(plan, results, tmp_path)
+    summary = collect(plan, results)
+    write_summary(summary, tmp_path)
     text = (tmp_path / "comparison.md").read_text()
     assert text == markdown(json.loads((tmp_path / "results.json").read_text())) == markdown(summary)
     assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 |  |  | 1,234 | 78.1 |" in text
@@ -197,7 +198,7 @@ def test_markdown_can_be_written_from_the_results_file(plan, results, tmp_path):
 
 @pytest.mark.figures
 def test_draws_one_figure_per_study(plan, results, tmp_path):
-    write_summary(plan, results, tmp_path)
+    write_summary(collect(plan, results), tmp_path)
     for name in ("content_position.png", "content_position_curves.png"):
         with Image.open(tmp_path / name) as figure:
             assert figure.width > 500
@@ -206,13 +207,13 @@ def test_draws_one_figure_per_study(plan, results, tmp_path):
 @pytest.mark.parametrize("lengths", [(1, 1), (0, 2), (2, 3)])
 def test_curves_of_other_lengths_than_the_number_of_epochs_are_not_drawn(lengths, plan, results, tmp_path):
     curves = [run | {"top1_by_epoch": [0.5] * lengths[i % 2]} for i, run in enumerate(results)]
-    write_summary(plan, curves, tmp_path)
+    write_summary(collect(plan, curves), tmp_path)
     assert (tmp_path / "content_position.png").exists()
     assert not (tmp_path / "content_position_curves.png").exists()
 
 
 def test_curves_on_held_out_images_are_not_drawn(plan, results, tmp_path):
-    write_summary(replace(plan, recipe=replace(plan.recipe, hold_out=0.1)), results, tmp_path)
+    write_summary(collect(replace(plan, recipe=replace(plan.recipe, hold_out=0.1)), results), tmp_path)
     assert not (tmp_path / "content_position_curves.png").exists()
 
 

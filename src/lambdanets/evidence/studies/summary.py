@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from matplotlib.figure import Figure
 
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.plot_style import GRID, OURS, REFERENCE
-from lambdanets.evidence.studies.execution import Plan
-from lambdanets.evidence.studies.results import collect
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
@@ -20,22 +17,20 @@ from lambdanets.text_tables import markdown_table
 RESULTS, TABLE = "results.json", "comparison.md"
 
 
-def write_summary(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Write results.json, comparison.md and the figures of each study; return the content of results.json."""
-    summary = collect(plan, results)
+def write_summary(summary: dict[str, Any], folder: Path) -> None:
+    """Write results.json, comparison.md and the figures of each study."""
     write_json(folder / RESULTS, summary)
     atomic_write(folder / TABLE, encode_utf8(markdown(summary)))
     draw_all(summary, folder)
-    return summary
 
 
-def is_written(plan: Plan, results: Sequence[dict[str, Any]], folder: Path) -> bool:
-    """Whether results.json has these results; False if the process was killed before `write_summary`."""
+def is_written(summary: dict[str, Any], folder: Path) -> bool:
+    """Whether results.json has this content; False if the process was killed before `write_summary`."""
     path = folder / RESULTS
     if not path.is_file():
         return False
     with suppress(ValueError):
-        return bool(json.loads(path.read_bytes()) == json.loads(json.dumps(collect(plan, results))))
+        return bool(json.loads(path.read_bytes()) == json.loads(json.dumps(summary)))
     return False
 
 
