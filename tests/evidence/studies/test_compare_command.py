@@ -68,6 +68,7 @@ def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, capsys
     ]  # fmt: skip
     text = capsys.readouterr().out
     assert "[4/4] lambda scope=7, seed 1: top-1" in text
+    assert f"written to {out}: results.json, comparison.md" in text
     table = (out / "comparison.md").read_text()
     assert table in text
     assert cli.main(["compare", "--report", str(out / "results.json")]) == 0
