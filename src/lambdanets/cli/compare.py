@@ -45,10 +45,7 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets compare` and return its exit code."""
     from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, variant_labels
     from lambdanets.recipes import find_recipe
-    from lambdanets.training.distributed import get_world
 
-    if get_world().world_size > 1:
-        raise InputError("lambdanets compare must not run under torchrun; start it once per GPU, with --resume")
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<18}{study.question}" for name, study in STUDIES.items()]
         usage = [
@@ -77,6 +74,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"--seed must not be given, got {options.recipe.seed}; use --seeds, such as --seeds {options.recipe.seed}"
         )
+    _reject_torchrun()
     from lambdanets.evidence.studies import execution
 
     defaults = MODEL_OPTIONS if options.recipe.model == MODEL else {}
@@ -96,6 +94,7 @@ def _resume_or_report(options: ResumeOrReport) -> int:
     if options.report:
         echo(*summary.markdown(read_comparison(*options.report)).rstrip("\n").split("\n"))
     elif options.resume is not None:
+        _reject_torchrun()
         with report_errors(_resume_command(options.resume), options.resume / execution.PLAN):
             _train(options.resume)
     return 0
@@ -103,6 +102,13 @@ def _resume_or_report(options: ResumeOrReport) -> int:
 
 def _resume_command(folder: Path) -> str:
     return f"lambdanets compare --resume {shlex.quote(str(folder))}"
+
+
+def _reject_torchrun() -> None:
+    from lambdanets.training.distributed import get_world
+
+    if get_world().world_size > 1:
+        raise InputError("lambdanets compare must not run under torchrun; start it once per GPU, with --resume")
 
 
 def _train(folder: Path) -> None:

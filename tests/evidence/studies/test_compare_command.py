@@ -187,6 +187,19 @@ def test_rejects_invalid_arguments_in_one_line_without_files(arguments, message,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_torchrun_is_rejected_before_training(recipe, tmp_path, monkeypatch, capsys):
+    begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "resumed")
+    world = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    out = str(tmp_path / "out")
+    for arguments in (["scope", *recipe_options(recipe), "--out", out], ["--resume", str(tmp_path / "resumed")]):
+        assert cli.main(["compare", *arguments]) == 2
+        assert "must not run under torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "resumed").iterdir()] == ["plan.json"]
+
+
 def test_rejects_folders_that_are_not_empty(recipe, tmp_path):
     begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "out")
     with pytest.raises(InputError, match="has a comparison; resume it with --resume"):
