@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comparison import FASHION_MNIST
+from comparison import FASHION_MNIST, read_cifar10
 from frontier import OURS, PAPER_SPEEDUPS, frontier, speedups
 from pages import markers, replace_section
 
@@ -83,13 +83,16 @@ ACCURACY = (
 
 def accuracy() -> list[Finding]:
     """Compare the accuracy of mixers."""
-    runs = read_comparison(FASHION_MNIST)["runs"]
+    datasets = {"CIFAR-10, 10 epochs": read_cifar10(), "Fashion-MNIST, 188 steps": read_comparison(FASHION_MNIST)}
     findings = []
     for claim, *variants in ACCURACY:
-        differences = paired_differences(*(points(runs, {"variant": variant}, "top1") for variant in variants))
-        if not differences:
+        before = len(findings)
+        for name, results in datasets.items():
+            top1 = [points(results["runs"], {"variant": variant}, "top1") for variant in variants]
+            if differences := paired_differences(*top1):
+                findings.append(finding(claim, f"{name}:", differences))
+        if len(findings) == before:
             raise ValueError(f"results must have runs of both {' and '.join(variants)}, got none")
-        findings.append(finding(claim, "Fashion-MNIST, 188 steps:", differences))
     return findings
 
 
