@@ -28,7 +28,7 @@ MODEL = "resnet20_mixer_small"
 OPTIONS: dict[str, Any] = {"pattern": "CCLL", "small_images": False}
 # The regularization of the paper's smallest network (Table 20), and the learning rate and length for few images.
 RECIPE = {
-    "epochs": 100,
+    "epochs": 60,
     "batch-size": 64,
     "learning-rate": 0.1,
     "weight-decay": 4e-5,
