@@ -65,7 +65,8 @@ The lambda layer is ahead of the convolution with every seed, by 1.7 points on a
 With three seeds, the interval still includes 0. The mean is higher after every epoch, most after the second. The
 network with lambda layers has 31% fewer parameters, and its training step takes 1.65 times as long.""",
     "content_position": """\
-Position lambdas alone are close to both together, as in Table 9.""",
+As in Table 9, position lambdas alone are close to both together: 0.3 points behind on average, and ahead with one of
+three seeds. Content lambdas alone were not trained here.""",
 }
 
 STEPS_OPENING = """\
