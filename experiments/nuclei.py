@@ -20,6 +20,7 @@ from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei.json"
+KEY = ("recipe", "seed")
 BEGIN, END = markers("nuclei")
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
@@ -56,18 +57,13 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Train the runs, one seed after another, and write the results after each seed."""
-    shown = " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei")))
-    for seed in options.seeds:
-        folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
-        results = train(
-            {run: command(recipe, seed, options.data, run) for recipe, run in folders.items()}, options.jobs
-        )
-        runs = [
-            {"recipe": recipe, "seed": seed, **{name: results[folder][name] for name in RESULT_FIELDS}}
-            for recipe, folder in folders.items()
-        ]
-        store(options.out, runs, ("recipe", "seed"), command=shown, at_once=options.jobs)
+    """Train the runs, one seed after another, and write the result of each when it is finished."""
+    keys = {options.work / f"{recipe}-seed{seed}": (recipe, seed) for seed in options.seeds for recipe in RECIPES}
+    commands = {run: command(*key, options.data, run) for run, key in keys.items()}
+    for run, result in train(commands, options.jobs):
+        fields = {name: result[name] for name in RESULT_FIELDS}
+        key = dict(zip(KEY, keys[run], strict=True))
+        store(options.out, key | {"jobs": options.jobs} | fields, KEY)
 
 
 def section(results: dict[str, Any]) -> str:
@@ -75,18 +71,18 @@ def section(results: dict[str, Any]) -> str:
     runs = results["runs"]
     seeds = sorted({run["seed"] for run in runs})
     minutes = [run["seconds"] / 60 for run in runs]
-    num_threads = max(run["hardware"]["threads"] for run in runs)
+    num_threads, jobs = max(run["hardware"]["threads"] for run in runs), max(run["jobs"] for run in runs)
+    shown = " ".join(command("nuclei", 0, Path("NUCLEI"), Path("runs/nuclei")))
     lines = [
         f"{runs[0]['training_images']} training images, {runs[0]['images']} validation images, {runs[0]['epochs']} "
         f"epochs from random\ninitialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per run on "
         f"{' and '.join(sorted({run['hardware']['processor'] for run in runs}))}"
-        + (f", {results['at_once']} at a time" if results["at_once"] > 1 else "")
+        + (f", {jobs} at a time" if jobs > 1 else "")
         + f" with {num_threads} thread{'s' * (num_threads > 1)} each; "
         + (f"mean ± std of {len(seeds)} seeds, " if len(seeds) > 1 else "one seed, ")
         + "in percent, of the last epoch's\nEMA weights.",
         "",
-        "    lambdanets "
-        + results["command"].replace(" --data", " \\\n      --data").replace(" --val", " \\\n      --val", 1),
+        "    lambdanets " + shown.replace(" --data", " \\\n      --data").replace(" --val", " \\\n      --val", 1),
         "",
     ]
     rows = []

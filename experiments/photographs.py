@@ -1,12 +1,14 @@
 """Lambda layers and 3x3 convolutions on photographs at several resolutions, from the same initial weights.
 
+    python experiments/photographs.py DATA --work RUNS --tune 0.05 0.1 0.2 [--jobs 2]                  learning rates
     python experiments/photographs.py DATA --work RUNS [--seeds 0 1 2] [--sizes 128 160] [--jobs 2]    train
     python experiments/photographs.py [--page docs/results.md]                                         write the page
 
 DATA has train/CLASS/ and val/CLASS/, such as 3,810 images of 97 classes of Caltech 101. The network is a small ResNet
 with 3x3 convolutions or lambda layers in c4 and c5. Networks with the same seed have equal initial weights in all
-layers that both have. The validation images were not used to choose anything. After an interruption, run the script
-again. Results of other seeds and sizes are kept. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
+layers that both have. The learning rate was chosen for the convolution, on training images held out. After an
+interruption, run the script again. Results of other seeds and sizes are kept. With --jobs 2, set OMP_NUM_THREADS to
+half the number of cores.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/photographs.json"
+LEARNING_RATES = RESULTS.with_name("photographs_learning_rate.json")
 BEGIN, END = markers("photographs")
 MIXERS = {"convolution": "3x3 convolutions", "lambda": "lambda layers"}
 MODEL = "resnet20_mixer_small"
@@ -39,57 +42,62 @@ RECIPE = {
     "ema-decay": 0.998,
     "workers": 1,
 }
-RUN_FIELDS = ("top1", "parameters", "epochs", "training_images", "validation_images", "seconds", "commit")
+TUNING = {"epochs": 30, "hold-out": 0.2}  # of runs that compare learning rates
+TUNED = ("convolution", 128, 9)  # their mixer, image size and seed
+RUN_FIELDS = (
+    *("top1", "top1_by_epoch", "parameters", "epochs", "training_images", "validation_images", "seconds"),
+    *("commit", "versions", "hardware"),
+)
 KEY = ("mixer", "image_size", "seed")
-MACHINE_FIELDS = ("versions", "hardware")
 
 
-def command(mixer: str, size: int, seed: int, data: Path, run: Path) -> list[str]:
+def command(mixer: str, size: int, seed: int, recipe: dict[str, Any], data: Path, run: Path) -> list[str]:
     """The arguments of the `lambdanets` command of a run."""
     options = {"mixer": mixer, **OPTIONS}
     return [
         *("train", "image_folder", "--data", str(data), "--model", MODEL, "--model-options"),
         *(str(text) for pair in options.items() for text in pair),
-        *(str(text) for name, value in RECIPE.items() for text in (f"--{name}", value)),
+        *(str(text) for name, value in recipe.items() for text in (f"--{name}", value)),
         *("--image-size", str(size), "--seed", str(seed), "--run", str(run)),
     ]
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Train the runs, one size and seed after another, and write the results after each."""
-    for seed in options.seeds:
-        for size in options.sizes:
-            folders = {mixer: options.work / f"{mixer}-{size}-seed{seed}" for mixer in MIXERS}
-            commands = {run: command(mixer, size, seed, options.data, run) for mixer, run in folders.items()}
-            results = train(commands, options.jobs)
-            runs = [
-                {"mixer": mixer, "image_size": size, "seed": seed, **{name: results[run][name] for name in RUN_FIELDS}}
-                for mixer, run in folders.items()
-            ]
-            machine = {name: results[folders["lambda"]][name] for name in MACHINE_FIELDS}
-            store(options.out, runs, KEY, recipe=RECIPE, jobs=options.jobs, **machine)
+    """Train the runs, and write the result of each when it is finished."""
+    if options.tune:
+        recipes = [RECIPE | TUNING | {"learning-rate": rate} for rate in options.tune]
+        settings = {options.work / f"lr{recipe['learning-rate']}": (TUNED, recipe) for recipe in recipes}
+    else:
+        keys = [(mixer, size, seed) for seed in options.seeds for size in options.sizes for mixer in MIXERS]
+        settings = {
+            options.work / f"{mixer}-{size}-seed{seed}": ((mixer, size, seed), RECIPE) for mixer, size, seed in keys
+        }
+    commands = {run: command(*key, recipe, options.data, run) for run, (key, recipe) in settings.items()}
+    for run, result in train(commands, options.jobs):
+        key, recipe = settings[run]
+        setting = dict(zip(KEY, key, strict=True)) | {"learning_rate": recipe["learning-rate"], "recipe": recipe}
+        fields = {name: result[name] for name in RUN_FIELDS}
+        store(options.out, setting | {"jobs": options.jobs} | fields, (*KEY, "learning_rate"))
 
 
 def write_section(results: dict[str, Any]) -> str:
     """The text between the page's markers."""
     runs = results["runs"]
-    sizes, seeds = (sorted({run[name] for run in runs}) for name in ("image_size", "seed"))
     first = runs[0]
-    top1: dict[str, dict[int, dict[int, float]]] = {
-        mixer: {
-            size: {r["seed"]: 100 * r["top1"] for r in runs if (r["mixer"], r["image_size"]) == (mixer, size)}
-            for size in sizes
-        }
-        for mixer in MIXERS
-    }
+    sizes, seeds = (sorted({run[name] for run in runs}) for name in ("image_size", "seed"))
+    top1: dict[tuple[str, int], dict[int, float]] = {}
+    for run in runs:
+        top1.setdefault((run["mixer"], run["image_size"]), {})[run["seed"]] = 100 * run["top1"]
+    small, large = sizes[0], sizes[-1]
     rows = []
     for mixer, name in MIXERS.items():
         parameters = next(run["parameters"] for run in runs if run["mixer"] == mixer) / 1e6
-        means = [format_mean(list(top1[mixer][size].values())) for size in sizes]
-        rows.append([f"{name}, {parameters:.2f} M parameters", *means])
-    differences = [paired_differences(top1["lambda"][size], top1["convolution"][size]) for size in sizes]
-    rows.append(["paired difference, 95% interval", *(format_difference(values, 1) for values in differences)])
-    table = markdown_table(["top-1 (%)", *(f"{size} x {size}" for size in sizes)], *rows)
+        gain = format_difference(paired_differences(top1[mixer, large], top1[mixer, small]), 1)
+        means = [format_mean(list(top1[mixer, size].values())) for size in sizes]
+        rows.append([f"{name}, {parameters:.2f} M parameters", *means, gain])
+    differences = [paired_differences(top1["lambda", size], top1["convolution", size]) for size in sizes]
+    rows.append(["paired difference, 95% interval", *(format_difference(values, 1) for values in differences), ""])
+    table = markdown_table(["top-1 (%)", *(f"{size} x {size}" for size in sizes), f"{large} - {small}, paired"], *rows)
     return (
         f"{first['training_images']:,} training and {first['validation_images']:,} validation images, "
         f"{first['epochs']} epochs, seeds {', '.join(map(str, seeds))}; mean ± std:\n\n{table}\n"
@@ -102,15 +110,19 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder for the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 160])
-    parser.add_argument("--jobs", type=int, default=1, help="runs to train at the same time, at most 2")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--tune", type=float, nargs="+", metavar="RATE", help="only compare learning rates")
+    parser.add_argument("--jobs", type=int, default=1, help="runs to train at the same time")
+    parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
     options = parser.parse_args()
     if options.data is not None:
         if options.work is None:
             parser.error("--work must name a folder for the runs")
+        options.out = options.out or (LEARNING_RATES if options.tune else RESULTS)
         measure(options)
-    replace_section(options.page, (BEGIN, END), write_section(json.loads(options.out.read_text(encoding="utf-8"))))
+    if not options.tune:
+        results = json.loads((options.out or RESULTS).read_text(encoding="utf-8"))
+        replace_section(options.page, (BEGIN, END), write_section(results))
 
 
 if __name__ == "__main__":

@@ -1,33 +1,41 @@
 """Training runs of scripts that compare networks over seeds, and the file with their results."""
 
-import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 
-def train(commands: Mapping[Path, Sequence[str]], jobs: int) -> dict[Path, dict[str, Any]]:
-    """Run `lambdanets` with the arguments of each run folder, and return the results.
+def train(commands: Mapping[Path, Sequence[str]], jobs: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Run `lambdanets` with the arguments of each run folder, and yield each folder and its result as it finishes.
 
     The arguments must have `--run FOLDER`: an unfinished run resumes, a finished one is not trained again, and one with
-    another recipe is an error. jobs: runs at the same time.
+    another recipe fails. The other runs are trained in spite of failures; then SystemExit is raised. jobs: runs at the
+    same time.
     """
-    lambdanets = [sys.executable, "-m", "lambdanets"]
+    failed = []
     with ThreadPool(jobs) as pool:
-        pool.map(
-            functools.partial(subprocess.run, check=True), [[*lambdanets, *options] for options in commands.values()]
-        )
-    return {run: json.loads((run / "result.json").read_text(encoding="utf-8")) for run in commands}
+        for run, code in pool.imap_unordered(_run, commands.items()):
+            if code:
+                failed.append(f"{run} (exit code {code})")
+            else:
+                yield run, json.loads((run / "result.json").read_text(encoding="utf-8"))
+    if failed:
+        raise SystemExit(f"failed runs, which the results do not have: {', '.join(failed)}")
 
 
-def store(out: Path, runs: Sequence[dict[str, Any]], key: Sequence[str], **common: Any) -> None:
-    """Write runs to a results file in place of those with the same values of `key`; the others are kept."""
+def _run(command: tuple[Path, Sequence[str]]) -> tuple[Path, int]:
+    run, arguments = command
+    return run, subprocess.run([sys.executable, "-m", "lambdanets", *arguments], check=False).returncode
+
+
+def store(out: Path, run: dict[str, Any], key: Sequence[str]) -> None:
+    """Write a run to a results file in place of that with the same values of `key`; the others are kept."""
     kept = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
-    new = [[run[name] for name in key] for run in runs]
-    kept = [run for run in kept if [run[name] for name in key] not in new]
+    kept = [other for other in kept if any(other[name] != run[name] for name in key)]
+    runs = sorted([*kept, run], key=lambda run: [run[name] for name in key])
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"runs": [*kept, *runs], **common}, indent=1) + "\n", encoding="utf-8")
+    out.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")

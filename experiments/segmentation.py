@@ -23,6 +23,7 @@ from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/segmentation.json"
+KEY = ("recipe", "seed")
 BEGIN, END = markers("segmentation")
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
@@ -56,27 +57,21 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Train and score the runs, one seed after another, and write the results after each seed."""
-    for seed in options.seeds:
-        folders = {recipe: options.work / f"{recipe}-seed{seed}" for recipe in RECIPES}
-        results = train(
-            {run: command(recipe, seed, options.data, run) for recipe, run in folders.items()}, options.jobs
-        )
-        runs = []
-        for recipe, folder in folders.items():
-            result = results[folder]
-            fields: dict[str, Any] = {name: result[name] for name in RUN_FIELDS}
-            fields["validation"] = {name: result[name] for name in SCORES}
-            runs.append({"recipe": recipe, "seed": seed, **fields, **score(folder, options.data)})
-            print(runs[-1], flush=True)
-        evaluated = {"commit": commit(), "versions": versions(), "hardware": hardware()}
-        store(options.out, runs, ("recipe", "seed"), at_once=options.jobs, **evaluated)
+    """Train and score the runs, one seed after another, and write the result of each when it is finished."""
+    keys = {options.work / f"{recipe}-seed{seed}": (recipe, seed) for seed in options.seeds for recipe in RECIPES}
+    commands = {run: command(*key, options.data, run) for run, key in keys.items()}
+    for run, result in train(commands, options.jobs):
+        fields: dict[str, Any] = {name: result[name] for name in RUN_FIELDS}
+        fields |= {"jobs": options.jobs, "validation": {name: result[name] for name in SCORES}}
+        key = dict(zip(KEY, keys[run], strict=True))
+        store(options.out, key | fields | score(run, options.data), KEY)
 
 
 def score(folder: Path, data: Path) -> dict[str, Any]:
-    """Return the scores of a run on the test images, and their number."""
+    """Return the scores of a run on the test images, their number, and what they were measured with."""
     evaluation = ln.evaluate(folder, data / "test.json", images=data / "test.tar", device="cpu")
-    return {"test": evaluation.scores.means(), "test_images": len(evaluation.readable)}
+    evaluated = {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    return {"test": evaluation.scores.means(), "test_images": len(evaluation.readable), "evaluated": evaluated}
 
 
 def write_section(results: dict[str, Any]) -> str:
@@ -85,7 +80,8 @@ def write_section(results: dict[str, Any]) -> str:
     seeds = sorted({run["seed"] for run in runs})
     minutes = [run["seconds"] / 60 for run in runs]
     processors = sorted({run["hardware"]["processor"] for run in runs})
-    at_once = f", {results['at_once']} at a time" if results["at_once"] > 1 else ""
+    jobs = max(run["jobs"] for run in runs)
+    at_once = f", {jobs} at a time" if jobs > 1 else ""
     spread = f"mean ± std of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     num_threads = max(run["hardware"]["threads"] for run in runs)
     threads = f"{num_threads} thread{'s' * (num_threads > 1)} each"

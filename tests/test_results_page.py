@@ -51,18 +51,61 @@ def test_photographs_are_trained_with_each_seed_and_size(tmp_path, monkeypatch):
         commands.append(command)
         run = Path(command[command.index("--run") + 1])
         run.mkdir(parents=True)
-        top1 = 0.5 + 0.01 * int(command[command.index("--seed") + 1]) + 0.1 * ("lambda" in run.name)
-        fields = dict.fromkeys((*script.RUN_FIELDS, *script.MACHINE_FIELDS), 7) | {"top1": top1}
+        seed, size = (int(command[command.index(option) + 1]) for option in ("--seed", "--image-size"))
+        top1 = 0.5 + 0.01 * seed + 0.1 * ("lambda" in run.name) + 0.0625 * (size > 64)
+        fields = dict.fromkeys(script.RUN_FIELDS, 7) | {"top1": top1}
         (run / "result.json").write_text(json.dumps(fields), encoding="utf-8")
+        return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
-    options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--sizes", 64, "--seeds"]
+    options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--sizes", 64, 96, "--seeds"]
     for seed in (0, 1):
         monkeypatch.setattr(sys, "argv", list(map(str, ["photographs.py", tmp_path / "data", *options, seed])))
         script.main()
-    assert len(commands) == 4
-    assert "| paired difference, 95% interval | +10.0 (+10.0 to +10.0) |" in page.read_text(encoding="utf-8")
-    assert "| 50.5 ± 0.7 |" in page.read_text(encoding="utf-8")
+    assert len(commands) == 8
+    text = page.read_text(encoding="utf-8")
+    assert "| paired difference, 95% interval | +10.0 (+10.0 to +10.0) | +10.0 (+10.0 to +10.0) |" in text
+    assert "| 50.5 ± 0.7 | 56.8 ± 0.7 | +6.2 (+6.2 to +6.2) |" in text
+
+
+def test_learning_rates_are_compared_on_held_out_images(tmp_path, monkeypatch):
+    script = load_script("experiments/photographs.py")
+    commands = []
+
+    def train(command, check):
+        commands.append(command)
+        rate = float(command[command.index("--learning-rate") + 1])
+        run = Path(command[command.index("--run") + 1])
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(dict.fromkeys(script.RUN_FIELDS, rate)), encoding="utf-8")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
+    out = tmp_path / "rates.json"
+    options = [tmp_path / "data", "--work", tmp_path / "runs", "--out", out, "--tune", 0.2, 0.1]
+    monkeypatch.setattr(sys, "argv", list(map(str, ["photographs.py", *options])))
+    script.main()
+    assert all(command[command.index("--hold-out") + 1] == "0.2" for command in commands)
+    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
+    assert [(run["learning_rate"], run["top1"]) for run in runs] == [(0.1, 0.1), (0.2, 0.2)]
+
+
+def test_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):
+    seeded_runs = load_script("experiments/seeded_runs.py")
+
+    def train(command, check):
+        folder = tmp_path / command[-1]
+        (folder / "result.json").write_text('{"top1": 0.5}', encoding="utf-8")
+        return SimpleNamespace(returncode=int(command[-1] == "failing"))
+
+    names = ("failing", "finished")
+    for name in names:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(seeded_runs, "subprocess", SimpleNamespace(run=train))
+    runs = seeded_runs.train({tmp_path / name: [name] for name in names}, jobs=1)
+    assert next(runs) == (tmp_path / "finished", {"top1": 0.5})
+    with pytest.raises(SystemExit, match=r"failing \(exit code 1\)"):
+        next(runs)
 
 
 def test_mixers_with_the_same_seed_have_equal_initial_weights():

@@ -60,6 +60,7 @@ def test_script_trains_both_networks_and_keeps_other_results(script, monkeypatch
         (run / "result.json").write_text(
             json.dumps(result | {"hardware": {"processor": "test processor", "threads": 1}})
         )
+        return SimpleNamespace(returncode=0)
 
     def score(folder, data):
         seed = int(folder.name[-1])
@@ -73,8 +74,6 @@ def test_script_trains_both_networks_and_keeps_other_results(script, monkeypatch
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
     trained = sorted((command[2], command[4]) for command in commands)
     assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
-    results = json.loads(out.read_text())
-    assert {"commit", "versions", "hardware"} <= results.keys()
     section = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
     assert "84 test images" in section
     assert "1 to 2\nminutes per run on test processor, 2 at a time" in section

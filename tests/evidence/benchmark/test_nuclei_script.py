@@ -68,6 +68,7 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
         (run / "result.json").write_text(
             json.dumps(result | {"hardware": {"processor": "test processor", "threads": 1}})
         )
+        return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
     options = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page]
