@@ -60,8 +60,8 @@ def section(result: dict[str, Any]) -> str:
     return (
         f"The small LambdaResNet overfits {result['images']} training images of COCO with {result['objects']} objects "
         f"of {result['categories']} categories in {result['seconds'] / 60:.0f} minutes on two cores\n"
-        f"(with other work on the machine): box AP50 {result['bbox']['AP50']:.2f}, mask AP50 "
-        f"{result['segm']['AP50']:.2f} on the same images. The scores equal those of pycocotools and\n"
+        f"(with other work on the machine): box AP50 {100 * result['bbox']['AP50']:.0f}, mask AP50 "
+        f"{100 * result['segm']['AP50']:.0f} on the same images. The scores equal those of pycocotools and\n"
         "torchmetrics within 1e-6 (`python experiments/coco_overfit.py COCO --work FOLDER`).\n"
     )
 

@@ -1,7 +1,7 @@
 """Writes docs/comparison.md and its figures from the results of `lambdanets compare`.
 
-    python experiments/comparison.py measure             measure time and memory of a training step with each mixer
-    python experiments/comparison.py [--out FOLDER]      write the page and its figures from experiments/results
+    python experiments/comparison.py measure [--steps FILE]    time and memory of a training step with each mixer
+    python experiments/comparison.py [--out FOLDER]            write the page and its figures from experiments/results
 
 The text about the results is in this file and must be changed by hand.
 """
@@ -38,13 +38,14 @@ OPENING = """\
       --variants convolution lambda "position only"
     lambdanets compare all fashion_mnist --data FOLDER --training-images 12000 --epochs 1 --out comparisons/clothes
     lambdanets compare --resume comparisons/clothes     # after an interruption, or in a second process
-    lambdanets compare --report comparisons/clothes/results.json    # merges several files, such as of other seeds
+    lambdanets compare --report comparisons/clothes/results.json    # merges results, for example of different seeds
     lambdanets compare scope digits --variants 3x3 7x7 --seeds 0 1 2 3 4
     lambdanets compare scope --help                     # studies and options
 
 These commands train one network with different mixers in place of its 3x3 convolutions; blocks, recipe, images and
 seeds are the same. In Python, `create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL")` builds such
-a network. The network of this page is a ResNet of 20 layers, 16 to 128 channels wide, with the mixer in c4 and c5.
+a network. The network of this page is a ResNet of 20 layers, 16 to 128 channels wide. The mixer is in c4 and c5, which
+are three blocks, with maps of 16x16, 8x8 and 8x8 for CIFAR-10. Lambda layers have a scope of 15.
 
 Top-1 is the accuracy in percent on the 10,000 test images after the last epoch, measured in November 2026. A paired
 difference is the difference in top-1 to the baseline with the same seed, as mean ± std over seeds and with its 95%
@@ -55,16 +56,22 @@ CIFAR10_OPENING = """\
 ## CIFAR-10: 50,000 images, 10 epochs
 
 The recipe of the [model in the package](pretrained.md) with fewer epochs: crops from the image padded by 4 pixels,
-flips, one cosine cycle, label smoothing 0.1, EMA. The learning rate was chosen for the convolution, on 10,000 training
-images held out, after 5 epochs on 25,000 others: top-1 was 59.5 with 0.05, 66.6 with 0.1, 70.7 with 0.2, 72.1 with 0.4
-and 69.8 with 0.8 ([results](../experiments/results/epyc-2-cores/cifar10_learning_rate.json); the EMA did not yet
-average running statistics, with them it was 70.7 with 0.2 and 72.8 with 0.4)."""
+flips, one cosine cycle, label smoothing 0.1, EMA. FOLDER has `train/CLASS` and `val/CLASS` with all images; for
+torchvision's files, use `--data-root FOLDER` instead of `--data FOLDER`. A run takes 25 to 60 minutes on one core.
+
+The learning rate was chosen for the convolution, on 10,000 training images held out, after 5 epochs on 25,000 other
+training images: top-1 was 70.7 with 0.2 and 72.8 with 0.4. Before, with an EMA of the parameters only, it was 59.5 with
+0.05, 66.6 with 0.1, 70.7 with 0.2, 72.1 with 0.4 and 69.8 with 0.8
+([results](../experiments/results/epyc-2-cores/cifar10_learning_rate.json)). That EMA did not average the running
+statistics of batch norm, which then did not fit the averaged weights. Three runs with it are not part of the tables:
+convolution 85.3 and 82.1 with seeds 0 and 1, lambda 85.0 with seed 0
+([results](../experiments/results/epyc-2-cores/cifar10_ema_of_parameters.json))."""
 
 CIFAR10_PARAGRAPHS = {
     "mixers": """\
-The lambda layer is ahead of the convolution with every seed, by 1.7 points on average; the paper has 1.5 on ImageNet.
-With three seeds, the interval still includes 0. The mean is higher after every epoch, most after the second. The
-network with lambda layers has 31% fewer parameters, and its training step takes 1.65 times as long.""",
+The lambda layer is ahead of the convolution with every seed, by 0.9 to 2.4 points; the interval over three seeds
+includes 0. The mean is higher after every epoch. The network with lambda layers has 31% fewer parameters. Its training
+step takes 1.65 times as long, so these comparisons are at equal epochs, not at equal time.""",
     "content_position": """\
 As in Table 9, position lambdas alone are close to the full layer: 0.3 points behind on average, and ahead with one of
 three seeds. Content lambdas alone were not trained here.""",
@@ -74,27 +81,25 @@ STEPS_OPENING = """\
 ## Time and memory of a training step
 
 Forward and backward pass of the same network on 128 images of 32 x 32, {threads} threads of an {processor}, float32,
-mixers timed in turn; memory is the peak of what PyTorch allocates, without weights
+timings interleaved; memory is the peak of what PyTorch allocates, without weights
 (`python experiments/comparison.py measure`). Top-1 is the mean of the runs on this page."""
 
 FASHION_MNIST_OPENING = """\
 ## Fashion-MNIST: 12,000 images, one epoch
 
-All mixers, in 188 training steps on two cores of an Intel Xeon; 64 of the 75 runs that the second command above plans
-were trained."""
+All mixers, in 188 training steps on an Intel Xeon; 64 of the 75 runs that the second command above plans were trained.
+Mixers over 7x7 neighborhoods have one seed each, since a step takes 5 to 9 times as long."""
 
 PARAGRAPHS = {
     "mixers": """\
-Every mixer with three seeds has a higher mean than the 3x3 convolution. The paired gain is 2.0 ± 0.4 points for the
-Performer with softmax features, 1.9 ± 0.9 for axial attention, and 1.5 for the lambda layer, the Performer with
-ReLU features and efficient attention. Three seeds are too few to rank these five: the lambda layer is among the best,
-but not shown to be the best. The gain of global attention (1.1), double attention (0.8), augmented attention (0.7) and
-squeeze-and-excitation (0.2) is smaller. Three of the best five use no positions. Among the mixers with three seeds, the
-lambda layer gives the network with the fewest parameters.
+Every mixer with three seeds has a higher mean than the 3x3 convolution. The paired gain is 2.0 points for the Performer
+with softmax features, 1.9 for axial attention, 1.5 for the lambda layer and the Performer with ReLU features, and 1.4
+for efficient attention. The intervals of the Performer (softmax) and of efficient, double and global attention are
+above 0; that of the lambda layer begins at -0.02. Three seeds are too few to rank the best five, and three of the five
+use no positions. Among the mixers with three seeds, the lambda layer gives the network with the fewest parameters.
 
-The mixers over 7x7 neighborhoods were trained with only one seed, since they take several times as long. Patchwise
-attention has the highest top-1 with that seed; local and pairwise attention are close to the convolution. One seed is
-little evidence. The gain of 1.5 equals the paper's gain on ImageNet by chance.""",
+With seed 0, the only one that all mixers have, patchwise attention (+2.2) and local relation (+1.3) are above the
+lambda layer (+0.8).""",
     "performer": """\
 The Performer is 0.5 ± 0.6 points ahead of the lambda layer with softmax features, and equal with ReLU features: three
 seeds are too few to rank them. Without positions, which the Performer does not use either, the lambda layer is behind
@@ -106,12 +111,12 @@ As in Table 9, position lambdas alone are only 0.3 ± 0.3 points behind the full
 the maps are small, so less position information may be missing.""",
     "scope": """\
 One lambda layer has maps of 14x14, the other two 7x7: scopes of 15, 23 and 31 differ only in the first layer, and there
-only in offsets of more than 7. Their top-1 differs by less than the std; 3x3 and 7x7 are about 1 point lower. In Table
-10, on maps four times as wide, accuracy also stops growing at 15x15.""",
+only in offsets of more than 7. Their top-1 differs by at most 0.34 ± 0.71; 3x3 and 7x7 are about 1 point lower. In
+Table 10, on maps four times as wide, accuracy also stops growing at 15x15.""",
     "normalization": """\
-On ImageNet, training without batch norm costs 2.2 points, and without the other normalizations 0.3 and 0.4. Here the
-differences are less than twice the std, or from a single seed: 188 training steps do not show the paper's effect. Keys
-without normalization cost 8.4 points on ImageNet, and 0.4 points here with one seed.""",
+On ImageNet, removing batch norm costs 2.2 points, normalizing the queries too 0.3, L2 instead of softmax on keys 0.4,
+and no normalization of keys 8.4. Here all intervals include 0, or there is a single seed: 188 training steps do not
+show the paper's effect.""",
 }
 
 SETUP = """\
@@ -123,7 +128,8 @@ SETUP = """\
 - The seed determines the initial weights, the 12,000 training images, and their order and augmentation. The 10,000 test
   images are always the same.
 - Learning rate, warm-up and weight decay are those of the recipe, and were not tuned for any mixer.
-- The runs are of three commits of this package, which the results name.
+- The runs are of three commits of this package, which the results name, also within pairs. `lambda` and `15x15` are the
+  same network, trained with seed 0 at two of these commits: their top-1 is equal.
 
 One epoch on a fifth of a small dataset shows how fast mixers learn from few images. It does not show their accuracy
 after full training or on large images, where lambda layers are strong according to the paper. `python
@@ -179,18 +185,23 @@ def measure(out: Path, *, repeats: int = 20, seconds: float = 4) -> None:
 
 
 def steps_table(studies: dict[str, dict[str, Any]], steps: dict[str, Any]) -> str:
-    """Time and memory of a training step beside the mean top-1 of the same study on each data set, fastest first."""
-    rows_by_data = {data: {row["variant"]: row for row in study["variants"]} for data, study in studies.items()}
-    variants = {name: row["label"] for rows in rows_by_data.values() for name, row in rows.items()}
+    """Time and memory of a training step beside the mean top-1 on each data set, fastest first."""
+    rows_by_data: dict[str, dict[str, Any]] = {data: {} for data in studies}
+    labels = {}
+    for data, results in studies.items():
+        for study, prefix in (("content_position", "lambda, "), ("mixers", "")):
+            for row in results[study]["variants"]:
+                rows_by_data[data][row["variant"]] = row
+                labels[row["variant"]] = prefix + row["label"]
     baseline = 1e3 * steps["variants"]["convolution"]["seconds"]["median"]
     table_rows = []
-    for name in sorted(variants, key=lambda name: steps["variants"][name]["seconds"]["median"]):
+    for name in sorted(labels, key=lambda name: steps["variants"][name]["seconds"]["median"]):
         step = steps["variants"][name]
         low, median, high = (1e3 * step["seconds"][key] for key in ("lower_quartile", "median", "upper_quartile"))
         time = [f"{median:.0f} ({low:.0f} to {high:.0f})", f"{median / baseline:.2f}"]
         memory = f"{step['peak_bytes'] / steps['batch'][0] / 2**20:.2f}"
         top1 = [f"{100 * rows[name]['mean_top1']:.1f}" if name in rows else "" for rows in rows_by_data.values()]
-        table_rows.append([variants[name], *time, memory, *top1])
+        table_rows.append([labels[name], *time, memory, *top1])
     header = ["variant", "training step, ms (quartiles)", "relative to convolution", "memory, MiB per image"]
     return markdown_table([*header, *(f"top-1, {data}" for data in studies)], *table_rows)
 
@@ -200,17 +211,17 @@ def page(fashion_mnist: dict[str, Any], cifar10: dict[str, Any], steps: dict[str
     sections = ["# Mixers compared", OPENING, CIFAR10_OPENING]
     for name, study in cifar10["studies"].items():
         if len(study["variants"]) > 1:
-            sections += [f"### CIFAR-10: {STUDIES[name].question}", f"![Top-1](comparison/cifar10/{name}.png)"]
+            question = STUDIES[name].question
+            sections += [f"### {question}", f"![CIFAR-10: {question}](comparison/cifar10/{name}.png)"]
             sections += [table(study), CIFAR10_PARAGRAPHS[name]]
-            sections.append(f"![Top-1 after each epoch](comparison/cifar10/{name}_curves.png)")
-    sections.append(describe_setup(cifar10))
-    mixers = {"CIFAR-10": cifar10["studies"]["mixers"], "Fashion-MNIST": fashion_mnist["studies"]["mixers"]}
+            sections.append(f"![Top-1 on CIFAR-10 after each epoch, {name}](comparison/cifar10/{name}_curves.png)")
+    studies = {"CIFAR-10": cifar10["studies"], "Fashion-MNIST": fashion_mnist["studies"]}
     machine = {"threads": steps["threads"], "processor": steps["hardware"]["processor"]}
-    sections += [STEPS_OPENING.format(**machine), steps_table(mixers, steps)]
+    sections += [STEPS_OPENING.format(**machine), steps_table(studies, steps)]
     sections.append(FASHION_MNIST_OPENING)
     for name, study in fashion_mnist["studies"].items():
         question = STUDIES[name].question
-        sections += [f"### {question}", f"![{question}](comparison/{name}.png)"]
+        sections += [f"### {question}", f"![Fashion-MNIST: {question}](comparison/{name}.png)"]
         sections += [table(study), PARAGRAPHS[name]]
     return "\n\n".join([*sections, SETUP.format(setup=describe_setup(fashion_mnist)), CLOSING]) + "\n"
 
@@ -219,13 +230,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["measure", "write"], nargs="?", default="write")
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder for comparison.md and comparison/*.png")
+    parser.add_argument("--steps", type=Path, default=STEPS, help="file with time and memory of training steps")
     options = parser.parse_args()
     if options.action == "measure":
         keep_freed_memory()
-        measure(STEPS)
+        measure(options.steps)
         return
     fashion_mnist, cifar10 = read_comparison(FASHION_MNIST), read_cifar10()
-    steps = json.loads(STEPS.read_text(encoding="utf-8"))
+    steps = json.loads(options.steps.read_text(encoding="utf-8"))
     (options.out / "comparison/cifar10").mkdir(parents=True, exist_ok=True)
     text = page(fashion_mnist, cifar10, steps)
     (options.out / "comparison.md").write_text(text, encoding="utf-8")

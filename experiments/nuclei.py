@@ -16,6 +16,7 @@ from typing import Any
 from pages import markers, replace_section
 from seeded_runs import store, train
 
+from lambdanets.evidence.paired import format_difference, paired_differences
 from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -87,14 +88,24 @@ def section(results: dict[str, Any]) -> str:
     ]
     rows = []
     for iou_type, label in IOU_TYPES.items():
-        for recipe, layers in RECIPES.items():
-            scores = [run[iou_type] for run in runs if run["recipe"] == recipe]
-            cells = [
-                format_mean([100 * score[column] for score in scores if score[column] is not None])
+        scores = {
+            recipe: {
+                column: {
+                    run["seed"]: 100 * run[iou_type][column]
+                    for run in runs
+                    if run["recipe"] == recipe and run[iou_type][column] is not None
+                }
                 for column in COLUMNS
-            ]
+            }
+            for recipe in RECIPES
+        }
+        for recipe, layers in RECIPES.items():
+            cells = [format_mean(list(scores[recipe][column].values())) for column in COLUMNS]
             parameters = f"{next(run['parameters'] for run in runs if run['recipe'] == recipe) / 1e6:.2f} M parameters"
             rows.append([f"{label}, {layers}, {parameters}", *cells])
+        differences = [paired_differences(*(scores[recipe][column] for recipe in RECIPES)) for column in COLUMNS]
+        cells = [format_difference(values) if values else "-" for values in differences]
+        rows.append([f"{label}, paired difference, 95% interval", *cells])
     return "\n".join([*lines, markdown_table(["", *COLUMNS], *rows)]) + "\n"
 
 

@@ -12,15 +12,15 @@ def paired_differences(scores: Mapping[int, float], baseline: Mapping[int, float
     return [scores[seed] - baseline[seed] for seed in sorted(scores.keys() & baseline.keys())]
 
 
-def confidence_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% confidence interval of the mean of normal samples, by Student's t; infinite for one sample.
+def confidence_interval(differences: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the confidence interval of the mean of normal samples, by Student's t; infinite for one sample.
 
     The samples are runs with different seeds, so the interval is for other seeds, not for other test images.
     """
     count = len(differences)
     if count < 2:
         return -math.inf, math.inf
-    half = float(student_t.ppf(0.975, count - 1)) * statistics.stdev(differences) / count**0.5
+    half = float(student_t.ppf((1 + confidence) / 2, count - 1)) * statistics.stdev(differences) / count**0.5
     mean = statistics.fmean(differences)
     return mean - half, mean + half
 

@@ -79,5 +79,6 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
     table = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
     assert "1 to 2 minutes per run on test processor, 2 at a time with " in " ".join(table.split())
     assert table.count("| 15.0 ± 7.1 |") > 0
-    assert table.count(" - |") == 4
+    assert table.count(" - |") == 6
+    assert "| masks, paired difference, 95% interval | +0.00 (+0.00 to +0.00) |" in table
     assert str(tmp_path) not in out.read_text()

@@ -55,11 +55,14 @@ def test_mean_and_std_are_over_seeds_and_the_best_mean_is_first(plan, results):
     assert (rows[0]["seeds"], rows[0]["paper_top1"], rows[0]["quoted"]) == (2, 78.1, False)
 
 
-def test_unfinished_comparison_is_marked_and_one_run_has_no_std(plan, results):
+def test_unfinished_comparison_is_marked_and_variants_with_one_run_are_last(plan, results):
     summary = collect(plan, results[:3])
     assert not summary["finished"]
     assert "not finished" in markdown(summary)
-    assert summary["studies"]["content_position"]["variants"][0]["std_top1"] is None
+    rows = summary["studies"]["content_position"]["variants"]
+    assert [row["seeds"] for row in rows] == [2, 1]
+    assert rows[0]["mean_top1"] < rows[1]["mean_top1"]
+    assert rows[1]["std_top1"] is None
 
 
 def test_results_have_no_local_paths(plan, results, tmp_path):

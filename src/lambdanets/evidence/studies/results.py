@@ -15,7 +15,7 @@ from lambdanets.records import parse_json
 from lambdanets.training.recipe import Recipe
 
 # Fields of a run's result, by how often results.json has them: once per run, once per machine, once in total.
-_RUN_FIELDS = ("variant", "seed", "top1", "top1_by_epoch", "parameters", "commit")
+_RUN_FIELDS = ("variant", "seed", "top1", "top1_by_epoch", "seconds", "parameters", "commit")
 _MACHINE_FIELDS = ("versions", "hardware")
 _COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", "epochs")
 # Fields of the recipe that do not change the accuracy systematically, or are compared otherwise.
@@ -163,7 +163,7 @@ def _check_same_setup(first: Mapping[str, Any], other: Mapping[str, Any], files:
 
 
 def _statistics(study: str, labels: Iterable[str], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return question, baseline and one row per variant that has runs, the best mean first.
+    """Return question, baseline and one row per variant that has runs: those with most seeds first, then by mean.
 
     mean_difference, std_difference, interval: of paired differences to the baseline; the interval is that of 95%
     confidence, None with fewer than two pairs.
@@ -198,7 +198,7 @@ def _statistics(study: str, labels: Iterable[str], runs: Sequence[Mapping[str, A
                 "quoted": variant.quoted,
             }
         )
-    rows.sort(key=lambda row: -row["mean_top1"])
+    rows.sort(key=lambda row: (-row["seeds"], -row["mean_top1"]))
     return {"question": STUDIES[study].question, "baseline": STUDIES[study].baseline, "variants": rows}
 
 
