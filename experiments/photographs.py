@@ -20,6 +20,7 @@ from pages import markers, replace_section
 from seeded_runs import store, train
 
 from lambdanets.evidence.paired import format_difference, paired_differences
+from lambdanets.evidence.studies.execution import read_top1
 from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +46,7 @@ RECIPE = {
 TUNING = {"epochs": 30, "hold-out": 0.2}  # of runs that compare learning rates
 TUNED = ("convolution", 128, 9)  # their mixer, image size and seed
 RUN_FIELDS = (
-    *("top1", "top1_by_epoch", "parameters", "epochs", "training_images", "validation_images", "seconds"),
+    *("parameters", "epochs", "training_images", "validation_images", "seconds"),
     *("commit", "versions", "hardware"),
 )
 KEY = ("mixer", "image_size", "seed")
@@ -76,7 +77,9 @@ def measure(options: argparse.Namespace) -> None:
     for run, result in train(commands, options.jobs):
         key, recipe = settings[run]
         setting = dict(zip(KEY, key, strict=True)) | {"learning_rate": recipe["learning-rate"], "recipe": recipe}
-        fields = {name: result[name] for name in RUN_FIELDS}
+        score = "held_out_top1" if options.tune else "top1"
+        fields = {score: result[score], f"{score}_by_epoch": read_top1(run)}
+        fields |= {name: result[name] for name in RUN_FIELDS}
         store(options.out, setting | {"jobs": options.jobs} | fields, (*KEY, "learning_rate"))
 
 

@@ -77,7 +77,9 @@ def test_learning_rates_are_compared_on_held_out_images(tmp_path, monkeypatch):
         rate = float(command[command.index("--learning-rate") + 1])
         run = Path(command[command.index("--run") + 1])
         run.mkdir(parents=True)
-        (run / "result.json").write_text(json.dumps(dict.fromkeys(script.RUN_FIELDS, rate)), encoding="utf-8")
+        result = dict.fromkeys(script.RUN_FIELDS, 7) | {"held_out_top1": rate, "top1": 0.9}
+        (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
+        (run / "metrics.csv").write_text("step,split,top1\n1,val,0.5\n", encoding="utf-8")
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
@@ -87,7 +89,8 @@ def test_learning_rates_are_compared_on_held_out_images(tmp_path, monkeypatch):
     script.main()
     assert all(command[command.index("--hold-out") + 1] == "0.2" for command in commands)
     runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
-    assert [(run["learning_rate"], run["top1"]) for run in runs] == [(0.1, 0.1), (0.2, 0.2)]
+    assert [(run["learning_rate"], run["held_out_top1"]) for run in runs] == [(0.1, 0.1), (0.2, 0.2)]
+    assert all(run["held_out_top1_by_epoch"] == [0.5] for run in runs)
 
 
 def test_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):

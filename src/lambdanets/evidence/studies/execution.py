@@ -71,10 +71,10 @@ class Run:
         if not (folder / RESULT).is_file():
             return None
         result = read_result(folder, ClassificationTask.RESULT)
-        return {"variant": self.variant, "seed": self.seed, "top1_by_epoch": _read_top1(folder)} | result
+        return {"variant": self.variant, "seed": self.seed, "top1_by_epoch": read_top1(folder)} | result
 
 
-def _read_top1(folder: Path) -> list[float]:
+def read_top1(folder: Path) -> list[float]:
     """Read the top-1 after each epoch from metrics.csv; empty without this file. Raises InputError if it is damaged."""
     path = folder / METRICS
     if not path.exists():
