@@ -1,6 +1,6 @@
 """Lambda layers and 3x3 convolutions on photographs at several resolutions, from the same initial weights.
 
-    python experiments/photographs.py DATA --work RUNS --tune 0.05 0.1 0.2 [--jobs 2]                  learning rates
+    python experiments/photographs.py DATA --work RUNS --tune 0.1 0.2 0.4 [--jobs 2]                  learning rates
     python experiments/photographs.py DATA --work RUNS [--seeds 0 1 2] [--sizes 128 160] [--jobs 2]    train
     python experiments/photographs.py [--page docs/results.md]                                         write the page
 
@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = {"pattern": "CCLL", "small_images": False}
 RECIPE = {
     "epochs": 60,
     "batch-size": 64,
-    "learning-rate": 0.1,
+    "learning-rate": 0.2,
     "weight-decay": 4e-5,
     "rand-augment": "rand-m10-n2",
     "dropout": 0.2,
