@@ -74,8 +74,9 @@ def points(runs: list[dict[str, Any]], select: dict[str, Any], *score: str) -> d
 
 # claim, variant, baseline: names of variants in the results of `lambdanets compare`
 BETTER = "Lambda layers are more accurate than"
+BETTER_THAN_CONVOLUTIONS = f"{BETTER} 3x3 convolutions: 78.4 and 76.9 (Table 3)"
 ACCURACY = (
-    (f"{BETTER} 3x3 convolutions: 78.4 and 76.9 (Table 3)", "lambda", "convolution"),
+    (BETTER_THAN_CONVOLUTIONS, "lambda", "convolution"),
     (f"{BETTER} squeeze-and-excitation: 77.6 (Table 3)", "lambda", "channel_attention"),
     (f"{BETTER} double attention: 77.0 † (Table 3)", "lambda", "double_attention"),
     (f"{BETTER} efficient attention: 77.3 † (Table 3)", "lambda", "efficient_attention"),
@@ -112,6 +113,17 @@ def accuracy() -> list[Finding]:
                 findings.append(finding(claim, f"{name}:", differences))
         if len(findings) == before:
             raise ValueError(f"results must have runs of both {' and '.join(variants)}, got none")
+    return findings
+
+
+def photographs() -> list[Finding]:
+    """Compare the accuracy of lambda layers and convolutions on photographs of each size."""
+    runs = read("epyc-2-cores/photographs.json")["runs"]
+    findings = []
+    for size in sorted({run["image_size"] for run in runs}):
+        top1 = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")]
+        name = f"Caltech 101, {size} pixels, {runs[0]['epochs']} epochs:"
+        findings.append(finding(BETTER_THAN_CONVOLUTIONS, name, paired_differences(*top1)))
     return findings
 
 
@@ -242,7 +254,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
     page = parser.parse_args().page
-    findings = [*accuracy(), pseudo_labels(), *detection(), *segmentation(), *network_costs(), *layer_costs(), *speed()]
+    findings = [
+        *accuracy(),
+        *photographs(),
+        pseudo_labels(),
+        *detection(),
+        *segmentation(),
+        *network_costs(),
+        *layer_costs(),
+        *speed(),
+    ]
+    claims = [each.claim for each in findings]
+    findings.sort(key=lambda each: claims.index(each.claim))
     table = markdown_table(Finding._fields[:3], *(each[:3] for each in findings))
     quoted = "† quoted by the paper from another paper, with another network and training"
     replace_section(page, (BEGIN, END), f"{table}\n\n{quoted}\n\n{multiplicity(findings)}\n")

@@ -101,9 +101,10 @@ def write_section(results: dict[str, Any]) -> str:
     differences = [paired_differences(top1["lambda", size], top1["convolution", size]) for size in sizes]
     rows.append(["paired difference, 95% interval", *(format_difference(values, 1) for values in differences), ""])
     table = markdown_table(["top-1 (%)", *(f"{size} x {size}" for size in sizes), f"{large} - {small}, paired"], *rows)
+    spread = f"mean ± std of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     return (
         f"{first['training_images']:,} training and {first['validation_images']:,} validation images, "
-        f"{first['epochs']} epochs, seeds {', '.join(map(str, seeds))}; mean ± std:\n\n{table}\n"
+        f"{first['epochs']} epochs, {spread}:\n\n{table}\n"
     )
 
 

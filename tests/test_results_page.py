@@ -14,7 +14,7 @@ from scripts import load_script
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("script", ["claims", "frontier"])
+@pytest.mark.parametrize("script", ["claims", "frontier", "photographs"])
 def test_tables_are_those_of_the_committed_results(script, tmp_path, monkeypatch):
     module = load_script(f"experiments/{script}.py")
     monkeypatch.setattr(module, "FIGURE", tmp_path / "figure.png", raising=False)
@@ -65,6 +65,7 @@ def test_photographs_are_trained_with_each_seed_and_size(tmp_path, monkeypatch):
     assert len(commands) == 8
     text = page.read_text(encoding="utf-8")
     assert "| paired difference, 95% interval | +10.0 (+10.0 to +10.0) | +10.0 (+10.0 to +10.0) |" in text
+    assert "7 epochs, mean ± std of 2 seeds:" in text
     assert "| 50.5 ± 0.7 | 56.8 ± 0.7 | +6.2 (+6.2 to +6.2) |" in text
 
 
