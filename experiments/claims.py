@@ -72,9 +72,9 @@ def points(runs: list[dict[str, Any]], select: dict[str, Any], *score: str) -> d
     return {run["seed"]: 100 * functools.reduce(operator.getitem, score, run) for run in selected}
 
 
-# claim, variant, baseline: names of variants in the results of `lambdanets compare`
 BETTER = "Lambda layers are more accurate than"
 BETTER_THAN_CONVOLUTIONS = f"{BETTER} 3x3 convolutions: 78.4 and 76.9 (Table 3)"
+# claim, variant, baseline: names of variants in the results of `lambdanets compare`
 ACCURACY = (
     (BETTER_THAN_CONVOLUTIONS, "lambda", "convolution"),
     (f"{BETTER} squeeze-and-excitation: 77.6 (Table 3)", "lambda", "channel_attention"),

@@ -21,7 +21,6 @@ from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei.json"
-KEY = ("recipe", "seed")
 BEGIN, END = markers("nuclei")
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
@@ -59,12 +58,12 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 def measure(options: argparse.Namespace) -> None:
     """Train the runs, one seed after another, and write the result of each when it is finished."""
-    keys = {options.work / f"{recipe}-seed{seed}": (recipe, seed) for seed in options.seeds for recipe in RECIPES}
-    commands = {run: command(*key, options.data, run) for run, key in keys.items()}
+    keys = [{"recipe": recipe, "seed": seed} for seed in options.seeds for recipe in RECIPES]
+    runs = {options.work / f"{key['recipe']}-seed{key['seed']}": key for key in keys}
+    commands = {run: command(**key, data=options.data, run=run) for run, key in runs.items()}
     for run, result in train(commands, options.jobs):
         fields = {name: result[name] for name in RESULT_FIELDS}
-        key = dict(zip(KEY, keys[run], strict=True))
-        store(options.out, key | {"jobs": options.jobs} | fields, KEY)
+        store(options.out, runs[run], {"jobs": options.jobs} | fields)
 
 
 def section(results: dict[str, Any]) -> str:

@@ -44,22 +44,21 @@ RECIPE = {
     "workers": 1,
 }
 TUNING = {"epochs": 30, "hold-out": 0.2}  # of runs that compare learning rates
-TUNED = ("convolution", 128, 9)  # their mixer, image size and seed
+TUNED: dict[str, Any] = {"mixer": "convolution", "image_size": 128, "seed": 9}  # of these runs
 RUN_FIELDS = (
     *("parameters", "epochs", "training_images", "validation_images", "seconds"),
     *("commit", "versions", "hardware"),
 )
-KEY = ("mixer", "image_size", "seed")
 
 
-def command(mixer: str, size: int, seed: int, recipe: dict[str, Any], data: Path, run: Path) -> list[str]:
+def command(mixer: str, image_size: int, seed: int, recipe: dict[str, Any], data: Path, run: Path) -> list[str]:
     """The arguments of the `lambdanets` command of a run."""
     options = {"mixer": mixer, **OPTIONS}
     return [
         *("train", "image_folder", "--data", str(data), "--model", MODEL, "--model-options"),
         *(str(text) for pair in options.items() for text in pair),
         *(str(text) for name, value in recipe.items() for text in (f"--{name}", value)),
-        *("--image-size", str(size), "--seed", str(seed), "--run", str(run)),
+        *("--image-size", str(image_size), "--seed", str(seed), "--run", str(run)),
     ]
 
 
@@ -69,18 +68,22 @@ def measure(options: argparse.Namespace) -> None:
         recipes = [RECIPE | TUNING | {"learning-rate": rate} for rate in options.tune]
         settings = {options.work / f"lr{recipe['learning-rate']}": (TUNED, recipe) for recipe in recipes}
     else:
-        keys = [(mixer, size, seed) for seed in options.seeds for size in options.sizes for mixer in MIXERS]
-        settings = {
-            options.work / f"{mixer}-{size}-seed{seed}": ((mixer, size, seed), RECIPE) for mixer, size, seed in keys
-        }
-    commands = {run: command(*key, recipe, options.data, run) for run, (key, recipe) in settings.items()}
+        keys = [
+            {"mixer": mixer, "image_size": size, "seed": seed}
+            for seed in options.seeds
+            for size in options.sizes
+            for mixer in MIXERS
+        ]
+        settings = {options.work / "{mixer}-{image_size}-seed{seed}".format(**key): (key, RECIPE) for key in keys}
+    commands = {
+        run: command(**key, recipe=recipe, data=options.data, run=run) for run, (key, recipe) in settings.items()
+    }
+    score = "held_out_top1" if options.tune else "top1"
     for run, result in train(commands, options.jobs):
         key, recipe = settings[run]
-        setting = dict(zip(KEY, key, strict=True)) | {"learning_rate": recipe["learning-rate"], "recipe": recipe}
-        score = "held_out_top1" if options.tune else "top1"
-        fields = {score: result[score], f"{score}_by_epoch": read_top1(run)}
+        fields = {"recipe": recipe, "jobs": options.jobs, score: result[score], f"{score}_by_epoch": read_top1(run)}
         fields |= {name: result[name] for name in RUN_FIELDS}
-        store(options.out, setting | {"jobs": options.jobs} | fields, (*KEY, "learning_rate"))
+        store(options.out, {**key, "learning_rate": recipe["learning-rate"]}, fields)
 
 
 def write_section(results: dict[str, Any]) -> str:

@@ -32,10 +32,10 @@ def _run(command: tuple[Path, Sequence[str]]) -> tuple[Path, int]:
     return run, subprocess.run([sys.executable, "-m", "lambdanets", *arguments], check=False).returncode
 
 
-def store(out: Path, run: dict[str, Any], key: Sequence[str]) -> None:
-    """Write a run to a results file in place of that with the same values of `key`; the others are kept."""
+def store(out: Path, key: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Write a run, which `key` identifies, to a results file; it replaces a run with the same key."""
     kept = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
-    kept = [other for other in kept if any(other[name] != run[name] for name in key)]
-    runs = sorted([*kept, run], key=lambda run: [run[name] for name in key])
+    kept = [run for run in kept if any(run[name] != value for name, value in key.items())]
+    runs = sorted([*kept, {**key, **fields}], key=lambda run: [run[name] for name in key])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")

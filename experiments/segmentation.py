@@ -23,7 +23,6 @@ from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/segmentation.json"
-KEY = ("recipe", "seed")
 BEGIN, END = markers("segmentation")
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
@@ -58,13 +57,13 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 def measure(options: argparse.Namespace) -> None:
     """Train and score the runs, one seed after another, and write the result of each when it is finished."""
-    keys = {options.work / f"{recipe}-seed{seed}": (recipe, seed) for seed in options.seeds for recipe in RECIPES}
-    commands = {run: command(*key, options.data, run) for run, key in keys.items()}
+    keys = [{"recipe": recipe, "seed": seed} for seed in options.seeds for recipe in RECIPES]
+    runs = {options.work / f"{key['recipe']}-seed{key['seed']}": key for key in keys}
+    commands = {run: command(**key, data=options.data, run=run) for run, key in runs.items()}
     for run, result in train(commands, options.jobs):
         fields: dict[str, Any] = {name: result[name] for name in RUN_FIELDS}
         fields |= {"jobs": options.jobs, "validation": {name: result[name] for name in SCORES}}
-        key = dict(zip(KEY, keys[run], strict=True))
-        store(options.out, key | fields | score(run, options.data), KEY)
+        store(options.out, runs[run], fields | score(run, options.data))
 
 
 def score(folder: Path, data: Path) -> dict[str, Any]:

@@ -74,6 +74,9 @@ def test_script_trains_both_networks_and_keeps_other_results(script, monkeypatch
     call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
     trained = sorted((command[2], command[4]) for command in commands)
     assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
+    runs = json.loads(out.read_text())["runs"]
+    assert len(runs) == 4
+    assert all({"commit", "versions", "hardware"} <= run.keys() for run in runs)
     section = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
     assert "84 test images" in section
     assert "1 to 2\nminutes per run on test processor, 2 at a time" in section
