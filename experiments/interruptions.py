@@ -72,8 +72,8 @@ def count_rows(out: Path) -> int:
     if not path.is_file():
         return 0
     content = json.loads(path.read_bytes())
-    if "passes" in content:
-        return len(content["passes"])
+    if "phases" in content:
+        return len(content["phases"])
     incomplete = [row["sizes"] for row in content["rows"] if row["skip_reason"] and "not reached" in row["skip_reason"]]
     return sum(row["sizes"] not in incomplete for row in content["rows"])
 

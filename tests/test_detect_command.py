@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from lambdanets.cli import main
@@ -88,12 +89,11 @@ def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, caps
 
 
 def test_evaluate_does_not_need_the_training_data(trained_detector, tmp_path, capsys):
-    recipe = json.loads((trained_detector / "run/recipe.json").read_text())
-    fields = recipe | {"data": str(tmp_path / "gone.json"), "images": str(tmp_path / "gone")}
-    names = [category["name"] for category in TWO_CATEGORIES]
-    description = json.dumps({"recipe": fields, "classes": names, "category_ids": [4, 7]})
-    path = tmp_path / "weights.safetensors"
-    save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
+    source, path = trained_detector / "run/weights.safetensors", tmp_path / "weights.safetensors"
+    with safe_open(source, "pt") as file:
+        card = json.loads(file.metadata()["lambdanets"])
+    card |= {"data": str(tmp_path / "gone.json"), "images": str(tmp_path / "gone")}
+    save_file(load_file(source), path, {"lambdanets": json.dumps(card)})
     succeeds("evaluate", path)
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert capsys.readouterr().out.splitlines()[-2:] == metric_lines(result)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import lambdanets as ln
 from lambdanets.cli import main
@@ -261,14 +261,6 @@ def test_load_accepts_every_file_of_a_detection_run(name, trained_detector, phot
     model = ln.load(trained_detector / "run" / name)
     assert isinstance(model, ln.Detector)
     assert len(model.predict(photo)[0]) > 0
-
-
-def test_load_accepts_weights_saved_before_model_cards(trained_detector, tmp_path):
-    recipe = json.loads((trained_detector / "run/recipe.json").read_text())
-    metadata = {"recipe": recipe, "classes": ["others", "with a loop"], "category_ids": [4, 7]}
-    path = tmp_path / "weights.safetensors"
-    save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": json.dumps(metadata)})
-    assert isinstance(ln.load(path), ln.Detector)
 
 
 @pytest.mark.parametrize("path", [5, None, Path("nowhere"), "pyproject.toml"], ids=str)

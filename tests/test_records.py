@@ -13,7 +13,6 @@ from lambdanets.records import read_json, write_json
 @dataclass(frozen=True)
 class Item:
     RANGES: ClassVar[dict[str, Range]] = {"size": Range(0)}
-    ALIASES: ClassVar[dict[str, str]] = {"bytes": "size"}
 
     name: str
     size: int
@@ -41,7 +40,7 @@ def test_json_round_trip_restores_annotated_types(tmp_path):
     write_json(tmp_path / "a.json", RECORD | {"more": [1]})
     read = read_json(tmp_path / "a.json", Record)
     assert read == {"parts": {"train": (Item("x", 3),)}, "scale": (1, 0.5), "more": [1]}
-    write_json(tmp_path / "b.json", {"part": {"name": "x", "bytes": 3}, "names": ["é"], "later": 1})
+    write_json(tmp_path / "b.json", {"part": {"name": "x", "size": 3}, "names": ["é"], "later": 1})
     assert read_json(tmp_path / "b.json", Nested) == Nested(Item("x", 3), ("é",))
 
 

@@ -70,11 +70,6 @@ def set_preprocessing(**fields: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda card: card["preprocessing"].update(fields)
 
 
-def set_old_recipe(**fields: Any) -> Callable[[dict[str, Any]], Any]:
-    """Replace the model card by classes and a recipe with changed fields, as earlier versions wrote."""
-    return lambda card: {"classes": card["classes"], "recipe": card["recipe"] | fields}
-
-
 # Weights with non-finite values.
 NON_FINITE = {
     "NaN in every tensor": edit_weights(set_first_element(float("nan"))),
@@ -98,13 +93,11 @@ INVALID_CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "three classes": lambda card: card.update(classes=["a", "b", "c"]),
     "recipe is a list": lambda card: card.update(recipe=[]),
     "an unknown task": set_card(task="poetry"),
-    "an unknown task in a recipe": set_old_recipe(task="poetry"),
     "another task": set_card(task="detection"),
     "a task is a number": set_card(task=5),
     "an unknown model": set_card(model="nonsense"),
     "another model": set_card(model="resnet10t"),
     "a model is a number": set_card(model=5),
-    "an unknown model in a recipe": set_old_recipe(model="nonsense"),
     "an image size of 0": set_preprocessing(image_size=0),
     "an image size is a string": set_preprocessing(image_size="8"),
     "channels 4": set_preprocessing(channels=4),

@@ -98,9 +98,8 @@ def convert(value: Any, annotation: Any, name: str = "", bounds: Range | None = 
 def _convert_record(value: dict[str, Any], record_type: Any, prefix: str) -> Any:
     """Convert a JSON object to a dataclass or TypedDict. A TypedDict keeps unknown fields.
 
-    A dataclass may have the class attributes RANGES (field name to Range) and ALIASES (old field name to new one).
+    A dataclass may have the class attribute RANGES (field name to Range).
     """
-    value = {getattr(record_type, "ALIASES", {}).get(name, name): item for name, item in value.items()} | value
     ranges = getattr(record_type, "RANGES", {})
     fields = () if is_typeddict(record_type) else dataclasses.fields(record_type)
     optional = {field.name for field in fields if (field.default, field.default_factory) != (dataclasses.MISSING,) * 2}

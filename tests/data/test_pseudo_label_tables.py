@@ -49,7 +49,7 @@ def test_empty_table_round_trip(tmp_path):
 def test_class_names_and_teacher_are_in_the_parquet_metadata(tmp_path):
     write_table(tmp_path / "t.parquet", ORIGIN, **make_columns())
     metadata = json.loads(pq.read_metadata(tmp_path / "t.parquet").metadata[b"lambdanets"])
-    assert metadata == {"classes": ["ant", "bee", "cat", "dog"], "teacher": {"model": "m", "weights": "w"}, "top": 2}
+    assert metadata == {"classes": ["ant", "bee", "cat", "dog"], "teacher": {"model": "m", "weights": "w"}, "top_k": 2}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_rejects_a_folder_without_description_or_tables(tmp_path):
         open_labels(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": "ab", "teacher": {}, "top": 1}', "[" * 100_000])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": "ab", "teacher": {}, "top_k": 1}', "[" * 100_000])
 def test_rejects_a_damaged_pseudo_labels_json(tmp_path, content):
     (tmp_path / "pseudo-labels.json").write_text(content)
     with pytest.raises(InputError, match=r"pseudo-labels.json is damaged: .*; label the images again"):

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.recipe import Recipe
@@ -108,12 +107,3 @@ INVALID = [
 def test_rejects_a_recipe_field_out_of_range(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be"):
         replace(DIGITS, **{field: value})
-
-
-def test_recipes_with_former_field_names_are_read():
-    recipe = replace(DIGITS, scale=(0.5, 1.0), ratio=(0.8, 1.25), crop_pct=0.9, ema_decay=0.99)
-    former_names = {"scale": "crop_share", "ratio": "crop_ratio", "crop_pct": "eval_crop", "ema_decay": "average_decay"}
-    fields = {former_names.get(name, name): value for name, value in recipe.fields().items()}
-    assert Recipe.from_fields(fields, "recipe.json") == recipe
-    with pytest.raises(InputError, match="has the field 'scale' and also its former name 'crop_share'"):
-        Recipe.from_fields(fields | {"scale": (0.1, 1.0)}, "recipe.json")

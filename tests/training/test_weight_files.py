@@ -6,7 +6,6 @@ import pickle
 import re
 
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -15,8 +14,6 @@ from lambdanets.cli import main
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import load_classifier, predict_files
-from lambdanets.inference.detector import build_detector, load_detector
-from lambdanets.inference.model_card import DataSource, DetectorCard, make_card
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.detection.model import build_model, describe
 from training.detection.tiny_detection import tiny_recipe
@@ -142,53 +139,15 @@ def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-# Metadata of weight files that were saved before model cards existed: the recipe, without defaults.
-BEFORE_CARDS = {
-    "recipe": {
-        "task": "classification", "model": "lambda_resnet20_small", "model_options": {"scope": 7}, "weights": None,
-        "epochs": 3, "data": "digits", "data_root": None, "validation_share": 0.3, "image_size": 24, "channels": 3,
-        "mean": [0.4, 0.5, 0.6], "std": [0.25], "eval_crop": 0.9, "interpolation": "bicubic", "seed": 5, "flip": 0.5,
-    },
-    "classes": ["dark", "light"],
-}  # fmt: skip
-DETECTOR_BEFORE_CARDS = {
-    "recipe": {
-        "task": "detection", "model": "lambda_resnet20_small", "image_size": 64, "levels": [2, 3], "data": "a.json",
-        "pyramid_channels": 8, "box_layers": [0, 32], "proposals": 20, "detections": 7, "images": "a",
-        "validation_data": "b.json",
-    },
-    "classes": ["cup", "fork"],
-    "category_ids": [3, 7],
-}  # fmt: skip
-
-
 def save_with_metadata(path, model, description):
     save_file(model.state_dict(), path, {"lambdanets": json.dumps(description)})
     return path
 
 
-def test_loads_classifiers_saved_before_model_cards(tmp_path):
-    model = create_model("lambda_resnet20_small", num_classes=2, in_chans=3, scope=7)
-    loaded = load_classifier(save_with_metadata(tmp_path / "weights.safetensors", model, BEFORE_CARDS))
-    assert loaded.classes == ("dark", "light")
-    preprocessing = Preprocessing(24, 3, (0.4, 0.5, 0.6), (0.25,), 0.9, "bicubic")
-    assert loaded.card.preprocessing == preprocessing
-    assert loaded.card.source == DataSource("digits", None, 0.3, 5)
-    assert torch.equal(loaded.model.state_dict()["conv1.weight"].cpu(), model.state_dict()["conv1.weight"])
-
-
-def test_loads_detectors_saved_before_model_cards(tmp_path):
-    fields = {**DETECTOR_BEFORE_CARDS["recipe"], "classes": ("cup", "fork"), "category_ids": (3, 7)}
-    model = build_detector(make_card(DetectorCard, fields, "a test"))
-    loaded = load_detector(save_with_metadata(tmp_path / "weights.safetensors", model, DETECTOR_BEFORE_CARDS))
-    assert [(category.id, category.name) for category in loaded.categories] == [(3, "cup"), (7, "fork")]
-    card = loaded.card
-    assert (card.image_size, card.levels, card.max_detections, card.validation_data) == (64, (2, 3), 7, "b.json")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"task": 5}, "task must be a string, got 5"),
         ({"preprocessing": 5}, "preprocessing must be an object, got 5"),
         ({"preprocessing": {"image_size": 0}}, "image_size must be an integer, at least 8"),
         ({"preprocessing": {"std": [0.0]}}, "std must be finite numbers, above 0"),

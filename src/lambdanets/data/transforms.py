@@ -28,7 +28,6 @@ class Preprocessing:
         "std": Range(above=0),
         "crop_pct": Range(above=0, maximum=1),
     }
-    ALIASES: ClassVar[dict[str, str]] = {"eval_crop": "crop_pct"}
 
     image_size: int = 16
     channels: Literal[1, 3] = 1

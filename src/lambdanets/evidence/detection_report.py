@@ -13,7 +13,6 @@ from lambdanets.errors import InputError
 from lambdanets.records import parse_json, reraise_as_input_error
 from lambdanets.text_tables import markdown_table, text_table
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.recipe import rename_former_fields
 from lambdanets.training.report import RESULT
 
 Format = Literal["text", "markdown"]
@@ -110,7 +109,7 @@ def report(runs: Sequence[Path], format: Format) -> str:
 
 def _without_seed(recipe: dict[str, Any]) -> dict[str, Any]:
     ignored = ("seed", *DetectionRecipe.CHANGEABLE)
-    return {name: value for name, value in rename_former_fields(recipe, RESULT).items() if name not in ignored}
+    return {name: value for name, value in recipe.items() if name not in ignored}
 
 
 def _sha256(result: dict[str, Any], field: str) -> str | None:

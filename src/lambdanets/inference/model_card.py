@@ -82,7 +82,6 @@ class DetectorCard(ModelCard):
         "tile_size": Range(16),
         **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
     }
-    ALIASES: ClassVar[dict[str, str]] = {"detections": "max_detections"}
 
     category_ids: tuple[int, ...] = ()
     image_size: int = 128
@@ -156,6 +155,8 @@ def make_card(card_type: type[Card], fields: Mapping[str, Any], source: str) -> 
 class Description(TypedDict):
     """The metadata that all weight files have."""
 
+    task: str
+    model: str
     classes: tuple[str, ...]
     recipe: dict[str, Any]
 
@@ -163,11 +164,10 @@ class Description(TypedDict):
 def read_card(path: Path, metadata: Mapping[str, Any], *card_types: type[Card]) -> Card:
     """Parse the card in the metadata of a weight file. Raises InputError if it has none of these types."""
     description = read_description(path, metadata)
-    fields = description if "model" in description else {**description["recipe"], **description}
-    task = fields.get("task", "classification")
+    task = description["task"]
     for card_type in card_types:
         if card_type.task == task:
-            return make_card(card_type, fields, str(path))
+            return make_card(card_type, description, str(path))
     *others, last = (card_type.task for card_type in card_types)
     expected = f"{', '.join(others)} or {last}" if others else last
     raise InputError(f"{path} must be a {expected} model, got a {task} model")

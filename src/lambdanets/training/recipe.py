@@ -38,14 +38,6 @@ class TrainingRecipe:
     # fields in CHANGEABLE that must stay None in a resumed run if they were None, and must not become None otherwise
     KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ()
     MIN_MICRO_BATCH: ClassVar[int] = 1
-    # former names of fields in recipe.json, and their current names
-    ALIASES: ClassVar[dict[str, str]] = {
-        "crop_share": "scale",
-        "crop_ratio": "ratio",
-        "eval_crop": "crop_pct",
-        "average_decay": "ema_decay",
-        "detections": "max_detections",
-    }
     RANGES: ClassVar[dict[str, Range]] = {
         "batch_norm_momentum": Range(above=0, maximum=1),
         "freeze_batch_norm": Range(0, below=1),
@@ -159,7 +151,7 @@ class TrainingRecipe:
 
         Raises ValueError for another task, an unknown field, or a value of the wrong type or out of range.
         """
-        fields = rename_former_fields(fields, source)
+        fields = dict(fields)
         task = fields.pop("task", "classification")
         if task != cls.task:
             raise InputError(f"{source} must be a {cls.task} recipe, got a {task} recipe")
@@ -278,14 +270,6 @@ class Recipe(TrainingRecipe):
     def pseudo_batch_size(self) -> int:
         """Number of pseudo-labeled images per step."""
         return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
-
-
-def rename_former_fields(fields: dict[str, Any], source: str) -> dict[str, Any]:
-    """Replace former field names by current ones. Raises InputError if a field is present under both names."""
-    for former, current in TrainingRecipe.ALIASES.items():
-        if former in fields and current in fields:
-            raise InputError(f"{source} has the field {current!r} and also its former name {former!r}; remove one")
-    return {TrainingRecipe.ALIASES.get(name, name): value for name, value in fields.items()}
 
 
 def check_rand_augment(policy: str | None) -> None:

@@ -1,5 +1,4 @@
 import functools
-import importlib.util
 import json
 import shutil
 import sys
@@ -9,18 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from lambdanets.evidence.benchmark import peers
+from scripts import load_script
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "experiments/detection_backbone.py"
 
 
 @pytest.fixture
-def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("benchmark_of_detection_backbones", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look up their module there
-    spec.loader.exec_module(module)
-    return module
+def script():
+    return load_script("experiments/detection_backbone.py")
 
 
 def call(script, monkeypatch, *options):

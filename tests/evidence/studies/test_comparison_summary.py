@@ -131,11 +131,10 @@ def test_rejects_merging_different_setups_or_the_same_runs(plan, results, tmp_pa
     check("runs of lambda position=False must have the same number of parameters", summary, summary | {"runs": runs})
 
 
-def test_recipe_fields_that_an_older_file_lacks_have_their_defaults(plan, results, tmp_path):
+def test_recipe_fields_that_a_file_lacks_have_their_defaults(plan, results, tmp_path):
     new = collect(replace(plan, seeds=(5,)), results[2:])
     old = collect(replace(plan, seeds=(3,)), results[:2])
     del old["recipe"]["compile"], old["recipe"]["crop_padding"]
-    old["recipe"]["crop_share"] = old["recipe"].pop("scale")
     merged = read_comparison(write(old, tmp_path / "old.json"), write(new, tmp_path / "new.json"))
     assert merged["seeds"] == [3, 5]
 

@@ -10,9 +10,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -44,11 +44,9 @@ SELECTION_SCHEMA = LABEL_SCHEMA.append(pa.field("copies", pa.int32(), nullable=F
 class Origin:
     """Provenance of labels. Files of different origins are never mixed.
 
-    classes: all class names. teacher: description of the teacher. top_k: number of classes stored per image; "top" in
-    files and options. Raises InputError for invalid values.
+    classes: all class names. teacher: description of the teacher. top_k: number of classes stored per image. Raises
+    InputError for invalid values.
     """
-
-    ALIASES: ClassVar[dict[str, str]] = {"top": "top_k"}
 
     classes: tuple[str, ...]
     teacher: dict[str, Any]
@@ -61,13 +59,9 @@ class Origin:
         if not 1 <= self.top_k <= len(self.classes):
             raise InputError(f"top must be in [1, {len(self.classes)}], the number of classes, got {self.top_k}")
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields under their names in files."""
-        return {"classes": self.classes, "teacher": self.teacher, "top": self.top_k}
-
     def to_json(self) -> bytes:
         """Return the origin as JSON. Equal origins have identical bytes."""
-        return encode_utf8(json.dumps(self.fields(), sort_keys=True, ensure_ascii=False))
+        return encode_utf8(json.dumps(asdict(self), sort_keys=True, ensure_ascii=False))
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ class _Description(Origin):
 
 def write_description(folder: Path, origin: Origin, shards: Sequence[str] = ()) -> None:
     """Write pseudo-labels.json atomically. shards: names of all tables that the folder will have when finished."""
-    write_json(folder / DESCRIPTION, origin.fields() | ({"shards": sorted(shards)} if shards else {}), None)
+    write_json(folder / DESCRIPTION, asdict(origin) | ({"shards": sorted(shards)} if shards else {}), None)
 
 
 def read_description(folder: Path) -> tuple[Origin, set[str]]:

@@ -14,7 +14,6 @@ from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import CommonOptions
 from lambdanets.evidence.benchmark.peers import installed_version
 from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, geometric_mean, summarize
-from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.text_tables import text_table
@@ -49,7 +48,7 @@ class Report:
 
     def resume(self, folder: Path) -> None:
         """Load the finished cases from a folder. Raises InputError if its benchmark has other settings."""
-        content = with_current_keys(read_unfinished(folder / RESULTS, self._settings()))
+        content = read_unfinished(folder / RESULTS, self._settings())
         rows = read_rows(content)
         unfinished = [row.sizes for row in rows if row.skip_reason == NOT_REACHED]
         self.rows += [row for row in rows if row.sizes not in unfinished]

@@ -10,7 +10,6 @@ from typing import Any
 from lambdanets.errors import InputError
 from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.evidence.benchmark.timing import is_noisy, summarize
-from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.rows import ROWS
 from lambdanets.evidence.tables.speed import LATENCY, Measurement, machine
@@ -57,7 +56,7 @@ def read(paths: Sequence[Path]) -> Measured:
     for path in paths:
         try:
             with open_regular(path) as file:
-                content = with_current_keys(json.loads(file.read()))
+                content = json.loads(file.read())
             measured_on = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
             if content["kind"] == "tables":
                 measurements = [Measurement(**row) for row in content["rows"]]

@@ -17,7 +17,6 @@ from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.evidence.benchmark.measurement import measurement_settings
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.timing import time_interleaved
-from lambdanets.evidence.former_keys import with_current_keys
 from lambdanets.evidence.tables.rows import ROWS, ModelSpec
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.locks import locked
@@ -85,11 +84,11 @@ def measure(plan: Plan, out: Path) -> None:
         "hardware": hardware(),
     }
     with locked(out.with_name(f".{out.name}.lock"), out), measurement_settings(None):
-        content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "passes": [], "rows": []}
+        content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "phases": [], "rows": []}
         if out.exists():
-            content = with_current_keys(read_unfinished(out, settings))
-            _log(f"resuming: {len(content['passes'])} phases are finished")
-        finished: list[list[str]] = content["passes"]  # [table, phase]; the key of older files
+            content = read_unfinished(out, settings)
+            _log(f"resuming: {len(content['phases'])} phases are finished")
+        finished: list[list[str]] = content["phases"]  # [table, phase]
         measurements = [Measurement(**row) for row in content["rows"] if [row["table"], row["phase"]] in finished]
         content |= settings | {"finished": False}
 
