@@ -1,6 +1,5 @@
 """`lambdanets detect`."""
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,25 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from lambdanets.bounds import WORKERS_RANGE, Range, check
+from lambdanets.bounds import Range, check
 from lambdanets.cli.actions import run_action
+from lambdanets.cli.annotated_sets import EvaluateOptions, PredictOptions, evaluate_and_report
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import (
     ImageOutput,
     numbered_name,
     open_image_folder,
     process_images,
-    report_unreadable,
 )
-from lambdanets.cli.training import TrainOptions, print_trained, train_named_recipe
+from lambdanets.cli.training import TrainOptions, parse_train_command, train_and_report
 from lambdanets.errors import InputError
-from lambdanets.signals import deferred
 from lambdanets.terminal import echo
 from lambdanets.training.detection.recipe import DetectionRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from lambdanets.data.coco.images import AnnotatedImages
+    from lambdanets.inference.detection import DetectionEvaluation
+    from lambdanets.inference.detector import Detector
     from lambdanets.inference.objects import Objects
 
 
@@ -39,46 +40,14 @@ class Train(TrainOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluate:
-    """Options of detect evaluate."""
-
-    checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as nuclei."""
-    data: Path | None = None
-    """COCO-format JSON file of instances with the same categories; by default the validation data of the run."""
-    images: Path | None = None
-    """Images of --data: a folder or an uncompressed tar."""
-    out: Path | None = None
-    """New folder for scores.json, results.json (COCO results format) and figures; no files by default."""
-    batch_size: int = 1
-    """Images per forward pass; the masks of all of them are in memory at once."""
-    workers: int = 0
-    """Data loading worker processes; 0 loads in the main process."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
-
-    def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
-        check("workers", self.workers, int, WORKERS_RANGE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Predict:
+class Predict(PredictOptions):
     """Options of detect predict."""
 
-    checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as nuclei."""
-    images: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
-    ] = ()
-    """Image files, folders and globs."""
     out: Path = Path("detections")
     """New folder for results.json (COCO format), objects.csv, and a label image and a figure per image. The same
     command resumes."""
     score: float = 0.5
     """Minimum score of the detections in figures, label images and objects.csv; results.json has all detections."""
-    figures: bool = True
-    """Draw the detections of each image."""
     labels: bool = True
     """Write label images and objects.csv."""
     tile_size: int | None = None
@@ -87,13 +56,9 @@ class Predict:
     """Channel or plane of the images, from 0; needed for files with several, except color images."""
     stretch: Literal["on", "off"] | None = None
     """Stretch intensities of more than 8 bits, from their 0.1 to their 99.9 percentile; by default as the model."""
-    batch_size: int = 1
-    """Images per forward pass; the masks of all of them are in memory at once."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
     def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
+        super().__post_init__()
         check("channel", self.channel, int | None, Range(0))
         if self.tile_size:
             check("tile_size", self.tile_size, int, Range(16))
@@ -120,61 +85,34 @@ def main(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
-    outcome = train_named_recipe(
-        Train,
-        DetectionRecipe,
-        arguments,
-        summary="Train Mask R-CNN",
-        quicktest_module="lambdanets.training.detection.quicktest",
-    )
-    if isinstance(outcome, int):
-        return outcome
-    result, folder = outcome
-    if result:  # on rank 0
-        figures = {"predictions": "predictions.png", "precision-recall": "precision_recall.png"}
-        print_trained(result, folder, figures)
-        _print_scores(result)
-    return 0
+    command = parse_train_command(Train, DetectionRecipe, arguments, "Train Mask R-CNN")
+    figures = {"predictions": "predictions.png", "precision-recall": "precision_recall.png"}
+    return train_and_report(command, "lambdanets.training.detection.quicktest", figures, _print_scores)
 
 
 def _evaluate(arguments: list[str]) -> int:
     """Evaluate a detector: lambdanets detect evaluate CHECKPOINT [--data FILE --images DIR]."""
     options = parse(
-        Evaluate,
+        EvaluateOptions,
         arguments,
         prog="lambdanets detect evaluate",
-        description="Evaluate the average precision (AP) of a trained detector.",
+        description="Evaluate the average precision (AP) of a trained detector. --out gets scores.json, results.json "
+        "(COCO results format) and figures.",
     )
-    from lambdanets.data.coco.sets import report_problems
-    from lambdanets.folders import WorkFolder
-    from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.coco_results import write_results
     from lambdanets.inference.detection import evaluate_detector
     from lambdanets.inference.detection_figures import draw_detections
     from lambdanets.inference.detector import load_detector
-    from lambdanets.records import write_json
 
-    if (options.data is None) != (options.images is None):
-        raise InputError("data and images must be given together, got one without the other")
-    folder = WorkFolder(options.out) if options.out is not None else None
-    if folder is not None:
-        folder.is_started()
-    detector = load_detector(options.checkpoint, options.device)
-    images = open_evaluation_set(detector, options.data, options.images)
-    report_problems(**{"validation" if options.data is None else "data": images})
-    with folder.open() if folder is not None else contextlib.nullcontext():
-        evaluation = evaluate_detector(detector, images, options.batch_size, options.workers)
-        report_unreadable(evaluation.unreadable)
+    def print_evaluation(evaluation: "DetectionEvaluation") -> None:
         echo(f"{len(evaluation.readable)} images, {len(evaluation.results)} detections")
         _print_scores(evaluation.scores.summary())
-        if options.out is not None:
-            with deferred():  # an incomplete folder could not be used again
-                write_json(
-                    options.out / "scores.json", {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}, 2
-                )
-                write_results(evaluation.results, options.out / "results.json")
-                draw_detections(detector, images, evaluation, options.out)
-    return 0
+
+    def write(detector: "Detector", images: "AnnotatedImages", evaluation: "DetectionEvaluation", folder: Path) -> None:
+        write_results(evaluation.results, folder / "results.json")
+        draw_detections(detector, images, evaluation, folder)
+
+    return evaluate_and_report(options, load_detector, evaluate_detector, print_evaluation, write)
 
 
 def _predict(arguments: list[str]) -> int:
@@ -186,11 +124,7 @@ def _predict(arguments: list[str]) -> int:
         description="Detect objects in image files; write COCO-format results, a table of objects, and per image a "
         "figure and a label image, in which the pixels of object i have the value i.",
     )
-    from lambdanets.data.images import find_images
-
-    if not options.images:
-        raise InputError("IMAGES must be at least one file, folder or glob, got none")
-    paths = find_images(options.images)
+    paths = options.find_images()
     with open_image_folder(options.out, JOURNAL):
         _detect(options, paths)
     return 0

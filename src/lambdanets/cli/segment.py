@@ -1,33 +1,29 @@
 """`lambdanets segment`."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.actions import run_action
+from lambdanets.cli.annotated_sets import EvaluateOptions, PredictOptions, evaluate_and_report
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import (
     ImageOutput,
     numbered_name,
     open_image_folder,
     process_images,
-    report_unreadable,
 )
-from lambdanets.cli.training import TrainOptions, print_trained, train_named_recipe
-from lambdanets.errors import InputError
-from lambdanets.signals import deferred
+from lambdanets.cli.training import TrainOptions, parse_train_command, train_and_report
 from lambdanets.terminal import echo
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from lambdanets.inference.segmenter import Segmentation
+    from lambdanets.data.coco.images import AnnotatedImages
+    from lambdanets.inference.segmentation import SegmentationEvaluation
+    from lambdanets.inference.segmenter import Segmentation, Segmenter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,50 +34,11 @@ class Train(TrainOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluate:
-    """Options of segment evaluate."""
-
-    checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors or .ckpt file."""
-    data: Path | None = None
-    """COCO-format JSON file of instances with the same categories; by default the validation data of the run."""
-    images: Path | None = None
-    """Images of --data: a folder or an uncompressed tar."""
-    out: Path | None = None
-    """New folder for scores.json and predictions.png; no files by default."""
-    batch_size: int = 1
-    """Images per forward pass; only images of equal size share a batch."""
-    workers: int = 0
-    """Data loading worker processes; 0 loads in the main process."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
-
-    def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
-        check("workers", self.workers, int, WORKERS_RANGE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Predict:
+class Predict(PredictOptions):
     """Options of segment predict."""
 
-    checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors or .ckpt file."""
-    images: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
-    ] = ()
-    """Image files, folders and globs."""
     out: Path = Path("segmentations")
     """New folder for classes.csv, and a semantic mask and a figure per image. The same command resumes."""
-    figures: bool = True
-    """Draw the classes over each image."""
-    batch_size: int = 1
-    """Images per forward pass; only images of equal size share a batch."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
-
-    def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
 
 
 def main(arguments: list[str]) -> int:
@@ -91,57 +48,34 @@ def main(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     """Train a U-Net: lambdanets segment train [RECIPE] [--OPTION VALUE ...], or segment train --resume DIR."""
-    outcome = train_named_recipe(
-        Train,
-        SegmentationRecipe,
-        arguments,
-        summary="Train a network for semantic segmentation",
-        quicktest_module="lambdanets.training.segmentation.quicktest",
-    )
-    if isinstance(outcome, int):
-        return outcome
-    result, folder = outcome
-    if result:  # on rank 0
-        print_trained(result, folder, {"predictions": "predictions.png"})
-        _print_scores(result)
-    return 0
+    command = parse_train_command(Train, SegmentationRecipe, arguments, "Train a network for semantic segmentation")
+    figures = {"predictions": "predictions.png"}
+    return train_and_report(command, "lambdanets.training.segmentation.quicktest", figures, _print_scores)
 
 
 def _evaluate(arguments: list[str]) -> int:
     """Evaluate a network: lambdanets segment evaluate CHECKPOINT [--data FILE --images DIR]."""
     options = parse(
-        Evaluate,
+        EvaluateOptions,
         arguments,
         prog="lambdanets segment evaluate",
-        description="Evaluate Dice, IoU and boundary F1 per class, and their means without the background.",
+        description="Evaluate Dice, IoU and boundary F1 per class, and their means without the background. --out gets "
+        "scores.json and predictions.png.",
     )
-    from lambdanets.data.coco.sets import report_problems
-    from lambdanets.folders import WorkFolder
-    from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.segmentation import evaluate_segmenter
     from lambdanets.inference.segmentation_figures import draw_segmentations
     from lambdanets.inference.segmenter import load_segmenter
-    from lambdanets.records import write_json
 
-    if (options.data is None) != (options.images is None):
-        raise InputError("data and images must be given together, got one without the other")
-    folder = WorkFolder(options.out) if options.out is not None else None
-    if folder is not None:
-        folder.is_started()
-    segmenter = load_segmenter(options.checkpoint, options.device)
-    images = open_evaluation_set(segmenter, options.data, options.images)
-    report_problems(**{"validation" if options.data is None else "data": images})
-    with folder.open() if folder is not None else contextlib.nullcontext():
-        evaluation = evaluate_segmenter(segmenter, images, options.batch_size, options.workers)
-        report_unreadable(evaluation.unreadable)
+    def print_evaluation(evaluation: "SegmentationEvaluation") -> None:
         echo(f"{len(evaluation.readable)} images")
-        scores = evaluation.scores.to_dict() | {"images": len(evaluation.readable)}
-        _print_scores(scores)
-        if options.out is not None:
-            with deferred():  # an incomplete folder could not be used again
-                write_json(options.out / "scores.json", scores, 2)
-                draw_segmentations(segmenter, images, evaluation.readable, options.out)
-    return 0
+        _print_scores(evaluation.scores.to_dict())
+
+    def write(
+        segmenter: "Segmenter", images: "AnnotatedImages", evaluation: "SegmentationEvaluation", folder: Path
+    ) -> None:
+        draw_segmentations(segmenter, images, evaluation.readable, folder)
+
+    return evaluate_and_report(options, load_segmenter, evaluate_segmenter, print_evaluation, write)
 
 
 def _predict(arguments: list[str]) -> int:
@@ -153,11 +87,7 @@ def _predict(arguments: list[str]) -> int:
         description="Segment image files; write a table with the pixels of each class, and per image a figure and a "
         "semantic mask, an 8-bit image in which pixels of class i have the value i, and the background has 0.",
     )
-    from lambdanets.data.images import find_images
-
-    if not options.images:
-        raise InputError("IMAGES must be at least one file, folder or glob, got none")
-    paths = find_images(options.images)
+    paths = options.find_images()
     with open_image_folder(options.out, JOURNAL):
         _segment(options, paths)
     return 0

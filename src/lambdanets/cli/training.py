@@ -7,9 +7,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import report_unreadable
@@ -23,6 +23,36 @@ from lambdanets.training.tasks import TASKS, read_recipe
 LAUNCHED = "LAMBDANETS_LAUNCHED"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of commands that train. Subclasses declare the type of the recipe."""
+
+    run: Path | None = None
+    """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
+    resume: Path | None = None
+    """Run folder of an unfinished run to resume, with its own recipe."""
+    devices: int | None = None
+    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
+    quicktest: bool = False
+    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
+    recipe: TrainingRecipe
+
+
+class TrainCommand(NamedTuple):
+    """A parsed command that trains.
+
+    words: the command, such as ["detect", "train"]. arguments: the arguments after it. options: an instance of a
+    subclass of `TrainOptions`. name: name of the recipe. has_recipe_arguments: whether the arguments name a recipe or
+    one of its fields.
+    """
+
+    words: list[str]
+    arguments: list[str]
+    options: Any
+    name: str
+    has_recipe_arguments: bool
+
+
 def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **parse_options: str) -> Any:
     """Parse options with a recipe as the default; model options are merged into those of the recipe."""
     # with a non-empty dictionary as default, tyro would accept its keys only
@@ -32,18 +62,12 @@ def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: lis
     return dataclasses.replace(parsed, recipe=dataclasses.replace(parsed.recipe, model_options=merged))
 
 
-def train_named_recipe(
-    options_type: type[Any],
-    recipe_class: type[TrainingRecipe],
-    arguments: list[str],
-    *,
-    summary: str,
-    quicktest_module: str,
-) -> tuple[dict[str, Any], Path] | int:
-    """Parse [RECIPE] [--OPTION VALUE ...] and train, as `train` does. The default recipe is digits.
+def parse_train_command(
+    options_type: type[Any], recipe_class: type[TrainingRecipe], arguments: list[str], summary: str
+) -> TrainCommand:
+    """Parse [RECIPE] [--OPTION VALUE ...]. The default recipe is digits.
 
-    options_type: a subclass of `TrainOptions` with a recipe. summary: first sentence of the help, without the period.
-    quicktest_module: module with `quicktest_recipe`, which is imported after parsing, so that --help is fast.
+    options_type: a subclass of `TrainOptions`. summary: first sentence of the help, without the period.
     """
     from lambdanets.recipes import find_recipe, list_recipes
 
@@ -59,28 +83,36 @@ def train_named_recipe(
         prog=f"lambdanets {command} {name if has_recipe else '[RECIPE]'}",
         description=f"{summary}. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
     )
-    quicktest_recipe = importlib.import_module(quicktest_module).quicktest_recipe
-    has_recipe_arguments = has_recipe or options.recipe != recipe
-    return train(
-        options,
-        command.split(),
-        arguments,
-        name=name,
-        has_recipe_arguments=has_recipe_arguments,
-        make_quicktest_recipe=quicktest_recipe,
-    )
+    return TrainCommand(command.split(), arguments, options, name, has_recipe or options.recipe != recipe)
 
 
-def print_trained(result: dict[str, Any], folder: Path, figures: dict[str, str]) -> None:
-    """Print what was trained, and the paths of figures (title and file name), curves and weights."""
-    report_unreadable(result["unreadable"])
-    paths = figures | {"curves": "curves.png", "weights": "weights.safetensors"}
-    width = max(map(len, paths)) + 1
-    echo(
-        f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
-        f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, {result['images_per_second']:.1f} images/s",
-        *(f"{f'{title}:':<{width}} {folder / file}" for title, file in paths.items()),
-    )
+def train_and_report(
+    command: TrainCommand,
+    quicktest_module: str,
+    figures: Mapping[str, str],
+    print_scores: Callable[[dict[str, Any]], None],
+) -> int:
+    """Train, print the result, and return the exit code.
+
+    quicktest_module: module with `quicktest_recipe`, which is imported after parsing, so that --help is fast.
+    figures: title and file name of the figures of a run. print_scores: prints the scores of a result.
+    """
+    outcome = _train(command, importlib.import_module(quicktest_module).quicktest_recipe)
+    if isinstance(outcome, int):
+        return outcome
+    result, folder = outcome
+    if result:  # on rank 0
+        report_unreadable(result["unreadable"])
+        paths = {**figures, "curves": "curves.png", "weights": "weights.safetensors"}
+        width = max(map(len, paths)) + 1
+        echo(
+            f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
+            f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, "
+            f"{result['images_per_second']:.1f} images/s",
+            *(f"{f'{title}:':<{width}} {folder / file}" for title, file in paths.items()),
+        )
+        print_scores(result)
+    return 0
 
 
 @contextlib.contextmanager
@@ -111,68 +143,32 @@ def report_errors(command: str, started: Path) -> Iterator[None]:
         ) from error
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """Options of commands that train, in addition to the recipe."""
-
-    run: Path | None = None
-    """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
-    resume: Path | None = None
-    """Run folder of an unfinished run to resume, with its own recipe."""
-    devices: int | None = None
-    """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
-    quicktest: bool = False
-    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
-
-
-class OptionsWithRecipe(Protocol):
-    """A subclass of `TrainOptions` with a recipe."""
-
-    @property
-    def recipe(self) -> Any:
-        """The recipe, with changes from the command line."""
-
-    @property
-    def run(self) -> Path | None: ...
-    @property
-    def devices(self) -> int | None: ...
-    @property
-    def quicktest(self) -> bool: ...
-    @property
-    def resume(self) -> Path | None: ...
-
-
-def train(
-    options: OptionsWithRecipe,
-    command: list[str],
-    arguments: list[str],
-    *,
-    name: str,
-    has_recipe_arguments: bool,
-    make_quicktest_recipe: Callable[[Any, Path], TrainingRecipe],
+def _train(
+    command: TrainCommand, make_quicktest_recipe: Callable[[Any, Path], TrainingRecipe]
 ) -> tuple[dict[str, Any], Path] | int:
     """Train. Returns the result (empty on ranks other than 0) and the run folder, or an exit code with --devices.
 
-    command: the subcommand, such as ["detect", "train"]. arguments: the arguments after it. name: name of the recipe.
-    has_recipe_arguments: whether the arguments name a recipe or one of its fields. make_quicktest_recipe: makes the
-    small recipe of --quicktest from a recipe and a folder for its data.
+    make_quicktest_recipe: makes the small recipe of --quicktest from a recipe and a folder for its data.
     """
+    options: TrainOptions = command.options
     _check_devices(options.devices)
     from lambdanets.training import run
     from lambdanets.training.distributed import get_world
 
     if options.resume is not None:
-        if has_recipe_arguments or options.run is not None:
+        if command.has_recipe_arguments or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe, its fields and --run")
         folder = options.resume
         _check_task(folder, options.recipe.task)
     else:
-        folder = options.run or Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = options.run or Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if get_world().world_size > 1 and options.resume is None and options.run is None:
         raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
     if options.devices is not None and LAUNCHED not in os.environ:
         has_folder = options.run is not None or options.resume is not None
-        return _launch(options.devices, [*command, *arguments, *([] if has_folder else ["--run", str(folder)])])
+        return _launch(
+            options.devices, [*command.words, *command.arguments, *([] if has_folder else ["--run", str(folder)])]
+        )
     recipe = options.recipe
     if options.quicktest:
         data = folder.with_name(f"{folder.name}-data")
@@ -181,7 +177,9 @@ def train(
         if folder.exists() and not data.exists():
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
         recipe = make_quicktest_recipe(recipe, data)
-    with report_errors(f"lambdanets {' '.join(command)} --resume {shlex.quote(str(folder))}", folder / run.RECIPE):
+    with report_errors(
+        f"lambdanets {' '.join(command.words)} --resume {shlex.quote(str(folder))}", folder / run.RECIPE
+    ):
         result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
     return result, folder
 

@@ -1,0 +1,105 @@
+"""Shared by the commands for models that are trained on COCO-format annotations: `detect` and `segment`."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from lambdanets.bounds import WORKERS_RANGE, Range, check
+from lambdanets.cli.image_results import report_unreadable
+from lambdanets.errors import InputError
+from lambdanets.signals import deferred
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of detect evaluate and segment evaluate."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
+    data: Path | None = None
+    """COCO-format JSON file of instances with the same categories; by default the validation data of the run."""
+    images: Path | None = None
+    """Images of --data: a folder or an uncompressed tar."""
+    out: Path | None = None
+    """New folder for scores, results and figures; no files by default."""
+    batch_size: int = 1
+    """Images per forward pass."""
+    workers: int = 0
+    """Data loading worker processes; 0 loads in the main process."""
+    device: str | None = None
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+
+    def __post_init__(self) -> None:
+        check("batch_size", self.batch_size, int, Range(1))
+        check("workers", self.workers, int, WORKERS_RANGE)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictOptions:
+    """Options of detect predict and segment predict."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
+    images: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
+    ] = ()
+    """Image files, folders and globs."""
+    figures: bool = True
+    """Draw the predictions on each image."""
+    batch_size: int = 1
+    """Images per forward pass."""
+    device: str | None = None
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+
+    def __post_init__(self) -> None:
+        check("batch_size", self.batch_size, int, Range(1))
+
+    def find_images(self) -> list[Path]:
+        """Return the paths of all images. Raises InputError if there are none."""
+        from lambdanets.data.images import find_images
+
+        if not self.images:
+            raise InputError("IMAGES must be at least one file, folder or glob, got none")
+        return find_images(self.images)
+
+
+def evaluate_and_report(
+    options: EvaluateOptions,
+    load: Callable[..., Any],
+    evaluate: Callable[..., Any],
+    print_scores: Callable[[Any], None],
+    write: Callable[..., None],
+) -> int:
+    """Evaluate a model, print the scores, write files to --out, and return the exit code.
+
+    load: returns a model, from a checkpoint and a device. evaluate: returns an evaluation, from a model, images, batch
+    size and workers. print_scores: prints an evaluation. write: writes the files of a model, images, an evaluation and
+    a folder, in addition to scores.json.
+    """
+    from lambdanets.data.coco.sets import report_problems
+    from lambdanets.folders import WorkFolder
+    from lambdanets.inference.annotated_sets import open_evaluation_set
+    from lambdanets.records import write_json
+
+    if (options.data is None) != (options.images is None):
+        raise InputError("data and images must be given together, got one without the other")
+    folder = WorkFolder(options.out) if options.out is not None else None
+    if folder is not None:
+        folder.is_started()
+    model = load(options.checkpoint, options.device)
+    images = open_evaluation_set(model, options.data, options.images)
+    report_problems(**{"validation" if options.data is None else "data": images})
+    with folder.open() if folder is not None else contextlib.nullcontext():
+        evaluation = evaluate(model, images, options.batch_size, options.workers)
+        report_unreadable(evaluation.unreadable)
+        print_scores(evaluation)
+        if options.out is not None:
+            with deferred():  # an incomplete folder could not be used again
+                scores = {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}
+                write_json(options.out / "scores.json", scores, 2)
+                write(model, images, evaluation, options.out)
+    return 0
