@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from lambdanets import calibration
+from lambdanets.calibration.rates import _solve_half_peak_side
+from lambdanets.calibration.timing import median_seconds
 from lambdanets.cli import main
 from lambdanets.ops.position import rates
 from lambdanets.ops.position.rates import Rates, calibration_file, calibration_key, read_calibration
@@ -25,7 +27,7 @@ def test_calibrate_measures_and_caches_rates(cache, capsys):
     assert f"{cached.operations_per_second:.3g}" in output
     assert all(0 < value < math.inf for value in vars(cached).values()), cached
     x, side = torch.randn(512, 512), 512
-    measured = 2 * side**3 / calibration.median_seconds(lambda: x @ x, "cpu")
+    measured = 2 * side**3 / median_seconds(lambda: x @ x, "cpu")
     assert measured / 30 < cached.operations_per_second < measured * 30
 
 
@@ -75,4 +77,4 @@ def test_calibrate_rejects_zero_threads(capsys):
 def test_half_peak_side_is_recovered_from_the_slowdown():
     side = 5.0
     slowdown = (1 + side / 32) * (1 + side / 16) * (1 + side / 256)
-    assert calibration._solve_half_peak_side(slowdown) == pytest.approx(side, abs=0.02)
+    assert _solve_half_peak_side(slowdown) == pytest.approx(side, abs=0.02)

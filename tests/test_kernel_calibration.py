@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambdanets import calibration, kernel_calibration
+from lambdanets import calibration
+from lambdanets.calibration import kernels
+from lambdanets.calibration.kernels import Timing, calibrate_kernels, corrections_from
 from lambdanets.cli import main
-from lambdanets.kernel_calibration import Timing, calibrate_kernels, corrections_from
 from lambdanets.ops.position import fused, plan, rates
 from lambdanets.ops.position.execution import run_backward, run_forward
 from lambdanets.ops.position.fused import self_test_process, verification
@@ -30,7 +31,7 @@ def gpu(tmp_path, monkeypatch):
     self_test_script = Path(__file__).parent / "ops/position/counted_self_test.py"
     command = (sys.executable, str(self_test_script), str(tmp_path / "runs"))
     monkeypatch.setattr(self_test_process, "SELF_TEST", command)
-    monkeypatch.setattr(kernel_calibration, "SHAPES", ((2, 4, 7, 23, 16, 16),))
+    monkeypatch.setattr(kernels, "SHAPES", ((2, 4, 7, 23, 16, 16),))
 
     def forward(order, queries, table, values, problem, content=None):
         return run_forward(queries, table, values, content, problem, "query_order")
@@ -128,10 +129,8 @@ def test_calibrate_caches_rates_and_corrections_of_a_gpu(gpu, monkeypatch, capsy
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(calibration, "_measure_rates", lambda device, threads: measured)
-    monkeypatch.setattr(
-        kernel_calibration, "calibrate_kernels", lambda device, rates, report: report("timed") or corrections
-    )
+    monkeypatch.setattr(calibration, "measure_rates", lambda device, threads: measured)
+    monkeypatch.setattr(calibration, "calibrate_kernels", lambda device, rates, report: report("timed") or corrections)
     assert main(["calibrate", "--device", "cuda"]) == 0
     assert capsys.readouterr().out.startswith("timed\n\n")
     assert read_corrections("cuda:0") == corrections

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from lambdanets.data.coco.sets import open_digits, open_validation
 from lambdanets.data.datasets import open_splits, remap_labels
 from lambdanets.data.images import list_images
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages
-from lambdanets.deployment.runtimes import Run
+from lambdanets.deployment.quantization import MAX_CALIBRATION_IMAGES, Run, Validation
 from lambdanets.errors import InputError
 from lambdanets.inference.classification import make_batches
 from lambdanets.inference.classifier import Classifier
@@ -25,27 +24,6 @@ from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
-
-MAX_CALIBRATION_IMAGES = 300
-
-
-class Validation(Protocol):
-    """Validation and calibration data of a model.
-
-    metric: name of the accuracy metric, for messages.
-    """
-
-    @property
-    def metric(self) -> str: ...
-
-    def __len__(self) -> int:
-        """The number of validation images."""
-
-    def calibration(self) -> list[Tensor]:
-        """Return up to MAX_CALIBRATION_IMAGES calibration images as inputs of the graph."""
-
-    def accuracy(self, run: Run, indices: Sequence[int]) -> tuple[float, list[float]]:
-        """Return the accuracy of a model file on the validation images at `indices`, in [0, 1], and on each image."""
 
 
 def open_validation_data(model: Classifier | Detector, data: str, shape: Sequence[int], *, dynamic: bool) -> Validation:

@@ -7,19 +7,40 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from lambdanets.errors import InputError, explain_missing_extras, one_line
 from lambdanets.terminal import echo
 
-if TYPE_CHECKING:
-    from lambdanets.deployment.accuracy import Validation
-    from lambdanets.deployment.runtimes import Run
-
+MAX_CALIBRATION_IMAGES = 300
 MAX_DROP = 0.005  # in accuracy, absolute
 OUTSIDE_MODULES = "root"  # prefix of the names of operations outside the network's modules
 _PRINTED = ("Metric of", "Accuracy drop", "Calculating ranking scores", "Reverted")  # restoring accuracy may take long
 _NUM_RANKING_IMAGES = 50  # validation images to rank the layers by their loss
+
+
+Run = Callable[[Tensor], list[Tensor]]  # runs a model file
+
+
+class Validation(Protocol):
+    """Validation and calibration data of a model.
+
+    metric: name of the accuracy metric, for messages.
+    """
+
+    @property
+    def metric(self) -> str: ...
+
+    def __len__(self) -> int:
+        """The number of validation images."""
+
+    def calibration(self) -> list[Tensor]:
+        """Return up to MAX_CALIBRATION_IMAGES calibration images as inputs of the graph."""
+
+    def accuracy(self, run: Run, indices: Sequence[int]) -> tuple[float, list[float]]:
+        """Return the accuracy of a model file on the validation images at `indices`, in [0, 1], and on each image."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +62,7 @@ class Quantization:
 
 
 def quantize(
-    model: Any, open_model: Callable[[Any], "Run"], make_input: Callable[[Any], Any], validation: "Validation"
+    model: Any, open_model: Callable[[Any], Run], make_input: Callable[[Any], Any], validation: Validation
 ) -> tuple[Any, tuple[str, ...]]:
     """Quantize weights and activations to int8, with ranges from calibration data.
 

@@ -9,24 +9,20 @@ import shutil
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from lambdanets.deployment.quantization import OUTSIDE_MODULES, quantize
+from lambdanets.deployment.quantization import OUTSIDE_MODULES, Run, Validation, quantize
 from lambdanets.deployment.signal_stack import restore_signal_stack
 from lambdanets.errors import InputError, explain_missing_extras, one_line
 
-if TYPE_CHECKING:
-    from lambdanets.deployment.accuracy import Validation
-
 METADATA = "lambdanets"  # key of the JSON that describes the model
-Run = Callable[[Tensor], list[Tensor]]
 
 
 @contextlib.contextmanager
@@ -62,7 +58,7 @@ class Int8Runtime(Runtime):
     """A runtime for which models can be quantized."""
 
     @abstractmethod
-    def quantize(self, path: Path, validation: "Validation") -> tuple[str, ...]:
+    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
         """Replace a model file with one in int8; return the operations left in float32."""
 
 
@@ -97,7 +93,7 @@ class Onnx(Int8Runtime):
     def open(self, path: Path) -> Run:
         return self._open(path)
 
-    def quantize(self, path: Path, validation: "Validation") -> tuple[str, ...]:
+    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
         import onnx
 
         model, float_layers = quantize(
@@ -154,7 +150,7 @@ class OpenVino(Int8Runtime):
         with restore_signal_stack():
             return self._run(openvino.Core().compile_model(path, "CPU", options))
 
-    def quantize(self, path: Path, validation: "Validation") -> tuple[str, ...]:
+    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
         import openvino
 
         model = openvino.Core().read_model(path.read_bytes(), path.with_suffix(".bin").read_bytes())

@@ -4,11 +4,6 @@
 import triton
 import triton.language as tl
 
-from lambdanets.ops.position.fused import scaling
-
-_SLOT = tl.constexpr(scaling.SLOT)
-_OPERAND_SCALES = tl.constexpr(scaling.TABLE_FOR_LOGITS)
-
 
 @triton.jit
 def exponent(bound):
@@ -33,6 +28,8 @@ def compute_scales(
     scales_ptr,
     query_terms,
     value_terms,
+    SLOT: tl.constexpr,
+    OPERANDS: tl.constexpr,  # index of the scales of the operands
 ):
     table_max = tl.load(maxima_ptr)
     table_for_grad_queries = exponent(table_max)
@@ -44,13 +41,13 @@ def compute_scales(
     tl.store(scales_ptr, power_of_2(-table_for_logits))
     tl.store(scales_ptr + 1, power_of_2(table_for_logits - content))
     # grad_queries
-    tl.store(scales_ptr + _SLOT, power_of_2(-grad_output - table_for_grad_queries))
-    tl.store(scales_ptr + _SLOT + 1, power_of_2(table_for_grad_queries - content))
+    tl.store(scales_ptr + SLOT, power_of_2(-grad_output - table_for_grad_queries))
+    tl.store(scales_ptr + SLOT + 1, power_of_2(table_for_grad_queries - content))
     # grad_table, grad_values
-    tl.store(scales_ptr + 2 * _SLOT, power_of_2(-grad_output))
-    tl.store(scales_ptr + 3 * _SLOT, power_of_2(-grad_output - table_for_logits))
+    tl.store(scales_ptr + 2 * SLOT, power_of_2(-grad_output))
+    tl.store(scales_ptr + 3 * SLOT, power_of_2(-grad_output - table_for_logits))
     # scales of the operands
-    tl.store(scales_ptr + _OPERAND_SCALES, power_of_2(table_for_logits))
-    tl.store(scales_ptr + _OPERAND_SCALES + 1, power_of_2(content))
-    tl.store(scales_ptr + _OPERAND_SCALES + 2, power_of_2(table_for_grad_queries))
-    tl.store(scales_ptr + _OPERAND_SCALES + 3, power_of_2(grad_output))
+    tl.store(scales_ptr + OPERANDS, power_of_2(table_for_logits))
+    tl.store(scales_ptr + OPERANDS + 1, power_of_2(content))
+    tl.store(scales_ptr + OPERANDS + 2, power_of_2(table_for_grad_queries))
+    tl.store(scales_ptr + OPERANDS + 3, power_of_2(grad_output))

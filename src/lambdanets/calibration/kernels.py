@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lambdanets.calibration import median_seconds
+from lambdanets.calibration.timing import median_seconds
 from lambdanets.ops.position.execution import run_backward, run_forward
 from lambdanets.ops.position.fused import verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
