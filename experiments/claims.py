@@ -118,7 +118,7 @@ def accuracy() -> list[Finding]:
 
 def photographs() -> list[Finding]:
     """Compare the accuracy of lambda layers and convolutions on photographs of each size."""
-    runs = read("epyc-2-cores/photographs.json")["runs"]
+    runs = read("photographs.json")["runs"]
     findings = []
     for size in sorted({run["image_size"] for run in runs}):
         top1 = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import markers, replace_section
-from seeded_runs import store, train
+from seeded_runs import SeededRunsParser, store, train
 
 from lambdanets.evidence.paired import format_difference, paired_differences
 from lambdanets.text_tables import format_mean, markdown_table
@@ -32,19 +32,11 @@ RESULT_FIELDS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("--work", type=Path, help="folder for the runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="runs of one seed to train at the same time")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
-    options = parser.parse_args()
+    options = SeededRunsParser(__doc__.splitlines()[0], ROOT / "docs/detection.md").parse_options()
+    out = options.out or RESULTS
     if options.data is not None:
-        if options.work is None:
-            parser.error("--work must name a folder for the runs")
-        measure(options)
-    replace_section(options.page, (BEGIN, END), section(json.loads(options.out.read_text(encoding="utf-8"))))
+        measure(options, out)
+    replace_section(options.page, (BEGIN, END), section(json.loads(out.read_text(encoding="utf-8"))))
 
 
 def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
@@ -56,14 +48,14 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
     ]
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace, out: Path) -> None:
     """Train the runs, one seed after another, and write the result of each when it is finished."""
     keys = [{"recipe": recipe, "seed": seed} for seed in options.seeds for recipe in RECIPES]
     runs = {options.work / f"{key['recipe']}-seed{key['seed']}": key for key in keys}
     commands = {run: command(**key, data=options.data, run=run) for run, key in runs.items()}
     for run, result in train(commands, options.jobs):
         fields = {name: result[name] for name in RESULT_FIELDS}
-        store(options.out, runs[run], {"jobs": options.jobs} | fields)
+        store(out, runs[run], {"jobs": options.jobs} | fields)
 
 
 def section(results: dict[str, Any]) -> str:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from pages import markers, replace_section
-from seeded_runs import store, train
+from seeded_runs import SeededRunsParser, processors, store, train
 
 from lambdanets.evidence.paired import format_difference, paired_differences
 from lambdanets.evidence.studies.execution import read_top1
 from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/photographs.json"
-LEARNING_RATES = RESULTS.with_name("photographs_learning_rate.json")
+RESULTS = ROOT / "experiments/results/photographs.json"
+LEARNING_RATES = ROOT / "experiments/results/epyc-2-cores/photographs_learning_rate.json"
 BEGIN, END = markers("photographs")
 MIXERS = {"convolution": "3x3 convolutions", "lambda": "lambda layers"}
 MODEL = "resnet20_mixer_small"
@@ -62,7 +62,7 @@ def command(mixer: str, image_size: int, seed: int, recipe: dict[str, Any], data
     ]
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace, out: Path) -> None:
     """Train the runs, and write the result of each when it is finished."""
     if options.tune:
         recipes = [RECIPE | TUNING | {"learning-rate": rate} for rate in options.tune]
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> None:
         key, recipe = settings[run]
         fields = {"recipe": recipe, "jobs": options.jobs, score: result[score], f"{score}_by_epoch": read_top1(run)}
         fields |= {name: result[name] for name in RUN_FIELDS}
-        store(options.out, {**key, "learning_rate": recipe["learning-rate"]}, fields)
+        store(out, {**key, "learning_rate": recipe["learning-rate"]}, fields)
 
 
 def write_section(results: dict[str, Any]) -> str:
@@ -107,28 +107,20 @@ def write_section(results: dict[str, Any]) -> str:
     spread = f"mean ± std of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     return (
         f"{first['training_images']:,} training and {first['validation_images']:,} validation images, "
-        f"{first['epochs']} epochs, {spread}:\n\n{table}\n"
+        f"{first['epochs']} epochs, {spread}, trained on {processors(runs)}:\n\n{table}\n"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("--work", type=Path, help="folder for the runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = SeededRunsParser(__doc__.splitlines()[0], ROOT / "docs/results.md")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 160])
     parser.add_argument("--tune", type=float, nargs="+", metavar="RATE", help="only compare learning rates")
-    parser.add_argument("--jobs", type=int, default=1, help="runs to train at the same time")
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
-    options = parser.parse_args()
+    options = parser.parse_options()
+    out = options.out or (LEARNING_RATES if options.tune else RESULTS)
     if options.data is not None:
-        if options.work is None:
-            parser.error("--work must name a folder for the runs")
-        options.out = options.out or (LEARNING_RATES if options.tune else RESULTS)
-        measure(options)
+        measure(options, out)
     if not options.tune:
-        results = json.loads((options.out or RESULTS).read_text(encoding="utf-8"))
+        results = json.loads(out.read_text(encoding="utf-8"))
         replace_section(options.page, (BEGIN, END), write_section(results))
 
 

@@ -1,5 +1,6 @@
 """Training runs of scripts that compare networks over seeds, and the file with their results."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -7,6 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
+
+
+class SeededRunsParser(argparse.ArgumentParser):
+    """Parses the options that all these scripts have. Without data, a script only writes its page."""
+
+    def __init__(self, description: str, page: Path) -> None:
+        super().__init__(description=description)
+        self.add_argument("data", type=Path, nargs="?")
+        self.add_argument("--work", type=Path, help="folder for the runs")
+        self.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+        self.add_argument("--jobs", type=int, default=1, help="runs to train at the same time")
+        self.add_argument("--out", type=Path, help="results file")
+        self.add_argument("--page", type=Path, default=page)
+
+    def parse_options(self) -> argparse.Namespace:
+        options = self.parse_args()
+        if options.data is not None and options.work is None:
+            self.error("--work must name a folder for the runs")
+        return options
 
 
 def train(commands: Mapping[Path, Sequence[str]], jobs: int) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -39,3 +59,17 @@ def store(out: Path, key: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     runs = sorted([*kept, {**key, **fields}], key=lambda run: [run[name] for name in key])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
+
+
+def processors(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Name the processors that trained runs, with their seeds if there are several."""
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run["hardware"]["processor"], set()).add(run["seed"])
+    if len(seeds) == 1:
+        return next(iter(seeds))
+    names = (
+        f"{name} (seed{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))})"
+        for name, numbers in seeds.items()
+    )
+    return " and ".join(names)

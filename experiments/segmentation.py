@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import markers, replace_section
-from seeded_runs import store, train
+from seeded_runs import SeededRunsParser, processors, store, train
 
 import lambdanets as ln
 from lambdanets.evidence.paired import format_difference, paired_differences
@@ -31,19 +31,11 @@ RUN_FIELDS = ("seconds", "parameters", "epochs", "training_images", "commit", "v
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, nargs="?")
-    parser.add_argument("--work", type=Path, help="folder for the runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="runs of one seed to train at the same time")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/segmentation.md")
-    options = parser.parse_args()
+    options = SeededRunsParser(__doc__.splitlines()[0], ROOT / "docs/segmentation.md").parse_options()
+    out = options.out or RESULTS
     if options.data is not None:
-        if options.work is None:
-            parser.error("--work must name a folder for the runs")
-        measure(options)
-    replace_section(options.page, (BEGIN, END), write_section(json.loads(options.out.read_text(encoding="utf-8"))))
+        measure(options, out)
+    replace_section(options.page, (BEGIN, END), write_section(json.loads(out.read_text(encoding="utf-8"))))
 
 
 def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
@@ -55,7 +47,7 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
     ]
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace, out: Path) -> None:
     """Train and score the runs, one seed after another, and write the result of each when it is finished."""
     keys = [{"recipe": recipe, "seed": seed} for seed in options.seeds for recipe in RECIPES]
     runs = {options.work / f"{key['recipe']}-seed{key['seed']}": key for key in keys}
@@ -63,7 +55,7 @@ def measure(options: argparse.Namespace) -> None:
     for run, result in train(commands, options.jobs):
         fields: dict[str, Any] = {name: result[name] for name in RUN_FIELDS}
         fields |= {"jobs": options.jobs, "validation": {name: result[name] for name in SCORES}}
-        store(options.out, runs[run], fields | score(run, options.data))
+        store(out, runs[run], fields | score(run, options.data))
 
 
 def score(folder: Path, data: Path) -> dict[str, Any]:
@@ -78,7 +70,6 @@ def write_section(results: dict[str, Any]) -> str:
     runs = results["runs"]
     seeds = sorted({run["seed"] for run in runs})
     minutes = [run["seconds"] / 60 for run in runs]
-    processors = sorted({run["hardware"]["processor"] for run in runs})
     jobs = max(run["jobs"] for run in runs)
     at_once = f", {jobs} at a time" if jobs > 1 else ""
     spread = f"mean ± std of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
@@ -87,7 +78,7 @@ def write_section(results: dict[str, Any]) -> str:
     lines = [
         f"{runs[0]['test_images']} test images, in percent, {spread}; {runs[0]['epochs']} epochs from random "
         f"initialization, {min(minutes):.0f} to {max(minutes):.0f}",
-        f"minutes per run on {' and '.join(processors)}{at_once} with {threads}:",
+        f"minutes per run on {processors(runs)}{at_once} with {threads}:",
         "",
     ]
     by_recipe = {recipe: {run["seed"]: run for run in runs if run["recipe"] == recipe} for recipe in RECIPES}

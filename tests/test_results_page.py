@@ -53,7 +53,7 @@ def test_photographs_are_trained_with_each_seed_and_size(tmp_path, monkeypatch):
         run.mkdir(parents=True)
         seed, size = (int(command[command.index(option) + 1]) for option in ("--seed", "--image-size"))
         top1 = 0.5 + 0.01 * seed + 0.1 * ("lambda" in run.name) + 0.0625 * (size > 64)
-        fields = dict.fromkeys(script.RUN_FIELDS, 7) | {"top1": top1}
+        fields = dict.fromkeys(script.RUN_FIELDS, 7) | {"top1": top1, "hardware": {"processor": f"CPU {seed}"}}
         (run / "result.json").write_text(json.dumps(fields), encoding="utf-8")
         return SimpleNamespace(returncode=0)
 
@@ -65,7 +65,7 @@ def test_photographs_are_trained_with_each_seed_and_size(tmp_path, monkeypatch):
     assert len(commands) == 8
     text = page.read_text(encoding="utf-8")
     assert "| paired difference, 95% interval | +10.0 (+10.0 to +10.0) | +10.0 (+10.0 to +10.0) |" in text
-    assert "7 epochs, mean ± std of 2 seeds:" in text
+    assert "7 epochs, mean ± std of 2 seeds, trained on CPU 0 (seed 0) and CPU 1 (seed 1):" in text
     assert "| 50.5 ± 0.7 | 56.8 ± 0.7 | +6.2 (+6.2 to +6.2) |" in text
 
 
