@@ -27,8 +27,8 @@ BEGIN, END = markers("allocator")
 TRAINING: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "small LambdaResNet, training, 32x32": ("lambda_resnet20_small", {"num_classes": 10}, 128, 32),
     "ResNet-50, training, 224x224": ("resnet50", {}, 8, 224),
-    "LambdaResNet-50 CCLL, training, 224x224": ("resnet50_mixer", {"pattern": "CCLL"}, 8, 224),
-    "LambdaResNet-50 LLLL, training, 224x224": ("resnet50_mixer", {"pattern": "LLLL"}, 8, 224),
+    "ResNet-50 CCLL, training, 224x224": ("resnet50_mixer", {"pattern": "CCLL"}, 8, 224),
+    "ResNet-50 LLLL, training, 224x224": ("resnet50_mixer", {"pattern": "LLLL"}, 8, 224),
 }
 DETECTION = "nuclei detector, prediction, 448x448"
 

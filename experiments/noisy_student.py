@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data.datasets import open_splits
+from lambdanets.evidence.paired import format_difference
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
 
@@ -99,8 +100,8 @@ student's recipe without pseudo-labels.
 
 {markdown_table(header, *rows, ["mean ± std", *means, mean_gain])}
 
-{recipe_gain:.2f} percentage points of the gain are due to the recipe alone. The pseudo-labels change top-1 by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, {statistics.mean(label_gains):+.2f} on
-average. The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
+{recipe_gain:.2f} percentage points of the gain are due to the recipe alone. The pseudo-labels change top-1 by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, on
+average by {format_difference(label_gains)}, with the 95% interval over seeds in parentheses. The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
 work on the machine, November 2026.
 
 The seed determines the labeled images, the weights and the order of the images. The test images are not used to select weights:

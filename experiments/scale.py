@@ -143,8 +143,10 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
         --data IMAGENET_SHARDS --pseudo-labels SELECTION --pseudo-images SHARDS --run DIR
 
 These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350 epochs on ImageNet and 130 million pseudo-labeled images
-(Tables 5 and 18). [`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
-`lambdanets train imagenet_pseudo --plan --devices 64` estimates the run on the current device.
+(Tables 5 and 18). First write ImageNet as shards (`lambdanets shard IMAGENET IMAGENET_SHARDS`) and
+train a teacher, for example `lambdanets train imagenet_350_152_288 --data IMAGENET_SHARDS --run TEACHER`; the paper's images and teacher are not public.
+[`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
+`lambdanets train imagenet_pseudo --plan --devices 64` times a few steps on this machine, and estimates 64 devices like it.
 
 This page estimates storage, time and processor cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
 cores), November 2026. The images/s of devices are from the paper (Table 5: 1,620 in training and 6,100 in inference on 8 TPUv3
@@ -176,7 +178,7 @@ cores), since this project has not measured any. `python experiments/scale.py` w
 |---|---|---|
 | 130 million images in shards of {SHARD_IMAGES:,} | {NUM_PSEUDO_LABELED * bytes_per_image / 1e12:.1f} TB in {shards:,} shards of {SHARD_IMAGES * bytes_per_image / 1e9:.2f} GB | {bytes_per_image / 1e3:.0f} kB per image, the mean of ImageNet |
 | the labels of the teacher, 5 classes per image | {label_bytes / 1e9:.1f} GB | {selection["label_bytes"] / selection["options"]["rows"]:.1f} bytes per row, measured over {selection["options"]["rows"]:,} rows |
-| a selection of 130,000 images per class | {selection["selection_bytes"] / selection["kept"] * 81e6 / 1e9:.1f} GB | {selection["selection_bytes"] / selection["kept"]:.1f} bytes per selected row; Xie et al. keep 81 million, some repeatedly |
+| a selection of 130,000 images per class | {selection["selection_bytes"] / selection["kept"] * 81e6 / 1e9:.1f} GB | {selection["selection_bytes"] / selection["kept"]:.1f} bytes per distinct image; 81 million distinct images as in Xie et al., since a repeated image is stored once with its number of copies |
 | a checkpoint: weights, EMA, momentum | {scale["checkpoint_bytes"] / 1e6:.0f} MB each; the last two and the best are kept | written in {scale["checkpoint_seconds"]:.1f} s including checks, on one disk |
 
 Selecting the labels takes {NUM_PSEUDO_LABELED / selection["rows_per_second"]:.0f} s and at most {selection["peak_bytes"] / 2**20:.0f} MiB of memory: {selection["rows_per_second"] / 1e6:.2f} million

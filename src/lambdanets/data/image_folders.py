@@ -6,7 +6,7 @@ from lambdanets.data.images import is_image_name, list_images
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.errors import InputError
 
-_VALIDATION_NAMES = ("val", "valid", "validation", "test")
+VALIDATION_NAMES = ("val", "valid", "validation", "test")
 
 
 def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
@@ -18,7 +18,7 @@ def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
     train = folder / "train"
     if not train.is_dir():
         return None
-    validation = next((folder / name for name in _VALIDATION_NAMES if (folder / name).is_dir()), None)
+    validation = next((folder / name for name in VALIDATION_NAMES if (folder / name).is_dir()), None)
     if validation is not None:
         return train, validation
     if not any(child.is_dir() and list_images(child) for child in train.iterdir()):
@@ -26,7 +26,7 @@ def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
     others = [child.name for child in sorted(folder.iterdir()) if child.is_dir() and child != train]
     if any(list_images(folder / name) for name in others):
         raise InputError(
-            f"'{folder}' must have 'train' and {' or '.join(_VALIDATION_NAMES)}, or class folders only, "
+            f"'{folder}' must have 'train' and {' or '.join(VALIDATION_NAMES)}, or class folders only, "
             f"got 'train' and {', '.join(others)}"
         )
     return train, None

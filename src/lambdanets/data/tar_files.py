@@ -3,16 +3,17 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
+from lambdanets.data.image_folders import VALIDATION_NAMES
 from lambdanets.data.images import read_file, read_image
 from lambdanets.data.shards.tar_samples import names_in_tar
 from lambdanets.data.timm_sets import class_names, create_timm_dataset, integer_labels
 from lambdanets.errors import InputError
 
-_VALIDATION_NAMES = ("val.tar", "validation.tar", "test.tar")
+_VALIDATION_TARS = ("val.tar", "validation.tar", "test.tar")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class TarImages:
 
 def find_validation_tar(train: Path) -> Path | None:
     """Find the tar of the validation set in the folder of the training tar; None if there is none."""
-    siblings = (train.with_name(name) for name in _VALIDATION_NAMES)
+    siblings = (train.with_name(name) for name in _VALIDATION_TARS)
     return next((tar for tar in siblings if tar.is_file() and tar != train), None)
 
 
@@ -50,7 +51,7 @@ def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
     """Read the image offsets and the class names of an uncompressed tar of PNG and JPEG images, with timm's reader.
 
     The innermost folder of an image is its class. Nested tars are read too. Raises InputError if any of the tars is
-    compressed, damaged or truncated, and if there are no images.
+    compressed, damaged or truncated, if there are no images, and if it has a training and a validation split.
     """
     from timm.data import is_img_extension
 
@@ -65,6 +66,9 @@ def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
         members.append((name, start, member.size))
     labels = integer_labels(reader.targets, str(path))
     classes = class_names(reader.class_name_to_idx, labels)
+    splits = {PurePosixPath(name).parent.parent.name for name, _, _ in members} & {"train", *VALIDATION_NAMES}
+    if "train" in splits and len(splits) > 1:
+        raise InputError(f"'{path}' must have one split, got {', '.join(sorted(splits))}; write one tar per split")
     if {"", "."} & set(classes):
         raise InputError(f"'{path}' must have one folder of images per class, got images outside folders")
     return TarImages(path, members, labels), classes
