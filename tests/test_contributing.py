@@ -117,6 +117,7 @@ from torch import nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.datasets import open_splits
+from lambdanets.inference.model_card import ModelCard
 from lambdanets.training.memory import MemoryProbe
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.report import Result
@@ -167,6 +168,10 @@ class Module(TrainingModule):
         return f"val loss {self.validation_metrics['loss']:.3f}"
 
 
+class EchoCard(ModelCard):
+    task = "echo"
+
+
 class EchoTask(Task):
     METRICS, PANELS, BEST_METRIC, RESULT = ("loss", "gain"), (("loss", ("loss",)),), "gain", Result
     classes, source, fingerprint = ("none",), "digits", "digits"
@@ -190,8 +195,8 @@ class EchoTask(Task):
             for images, training in sets
         )
 
-    def description(self, recipe):
-        return '{"classes": ["none"], "recipe": %s}' % recipe.to_json()
+    def card(self, recipe):
+        return EchoCard("echo", ("none",))
 
     def module(self, recipe, steps_per_epoch, batch_slice):
         return Module(self.model, recipe, steps_per_epoch, self.description(recipe), batch_slice)

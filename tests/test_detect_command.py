@@ -343,7 +343,7 @@ def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector
 
 
 def test_out_of_memory_is_reported_in_one_line(trained_detector, photos, monkeypatch, capsys):
-    monkeypatch.setattr("lambdanets.inference.detector.load_detector", lambda *_: torch.empty(1 << 50))
+    monkeypatch.setattr("lambdanets.inference.loading.load_one_of", lambda *_: torch.empty(1 << 50))
     for command in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
         error = run_failing(capsys, *command)
         assert error == "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from lambdanets.inference.weights import save_weights
-from lambdanets.training.detection.model import build_model, describe
+from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 
@@ -29,7 +29,11 @@ def modules_in(modules, *packages):
 @pytest.mark.slow
 def test_inference_imports_neither_training_nor_plotting_libraries(tmp_path):
     recipe, detector = tiny_recipe(tmp_path / "digits"), tmp_path / "weights.safetensors"
-    save_weights(detector, build_model(recipe, ["cup"]), describe(recipe, ["cup"], category_ids=[1]))
+    save_weights(
+        detector,
+        build_model(recipe, ["cup"]),
+        make_model_card(recipe, ["cup"], category_ids=[1]).to_json(recipe.fields()),
+    )
     script = [sys.executable, "-c", SCRIPT, str(write_teacher(tmp_path / "classifier")), str(detector)]
     output = subprocess.run(script, capture_output=True, text=True, check=True).stdout
     after_predict, after_inference = (line.split() for line in output.splitlines())

@@ -180,6 +180,6 @@ def test_other_commands_reject_a_segmentation_run(trained_segmenter, photos, tmp
 
 
 def test_segment_reports_out_of_memory_in_one_line(trained_segmenter, photos, monkeypatch, capsys):
-    monkeypatch.setattr("lambdanets.inference.segmenter.load_segmenter", lambda *_: torch.empty(1 << 50))
+    monkeypatch.setattr("lambdanets.inference.loading.load_one_of", lambda *_: torch.empty(1 << 50))
     error = run_failing(capsys, "evaluate", trained_segmenter / "run")
     assert error == "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"

@@ -19,8 +19,9 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.labeled_images import ImageArray, ImageFiles
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.inference import classification, detection
-from lambdanets.inference.classifier import Classifier, load_classifier
+from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.loading import load
 from lambdanets.training import pseudo_labeling as labeling
 from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection.model import make_model_card
@@ -102,7 +103,7 @@ def test_failed_evaluation_of_a_classifier_kills_hanging_workers(
     make_load_hang: Callable[[type[Any]], Semaphore], two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = sorted(two_classes.rglob("*.png"))
-    classifier = load_classifier(write_teacher(tmp_path / "teacher"))
+    classifier = load(write_teacher(tmp_path / "teacher"))
     with kills_two_hanging_workers(make_load_hang(ImageFiles)) as stop:
         monkeypatch.setattr(Classifier, "probabilities", stop)
         classification.predict_set(classifier, ImageFiles(paths, [0] * len(paths)), batch_size=2, workers=2)

@@ -8,7 +8,7 @@ import torch
 from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training.classification.model import build_model, describe
+from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets.training.pseudo_labeling import label_shards
 from lambdanets.training.recipe import Recipe
 
@@ -24,7 +24,7 @@ def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int
     with torch.no_grad():
         head.weight.mul_(20)
     folder.mkdir()
-    save_weights(folder / WEIGHTS, model, describe(recipe, classes))
+    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_json(recipe.fields()))
     return folder
 
 

@@ -7,7 +7,8 @@ from lambdanets.data.images import find_images
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference import classification
 from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits, evaluate
-from lambdanets.inference.classifier import Classifier, load_classifier, predict_files
+from lambdanets.inference.classifier import Classifier, predict_files
+from lambdanets.inference.loading import load
 from lambdanets.training.pseudo_labeling import label_shards
 from training.teachers import RECIPE, write_teacher
 
@@ -17,7 +18,7 @@ CLASSES = ("dark", "light")
 @pytest.fixture
 def classifier(two_classes, tmp_path):
     recipe = replace(RECIPE, data=str(two_classes))
-    return load_classifier(write_teacher(tmp_path / "teacher", CLASSES, recipe=recipe))
+    return load(write_teacher(tmp_path / "teacher", CLASSES, recipe=recipe))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import load_classifier
+from lambdanets.inference.loading import load
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -47,7 +47,7 @@ def test_model_options_and_normalization_are_taken_from_the_weights(finetune, tm
     for name in ("model", "model_options", "channels", "mean", "std"):
         assert getattr(recipe, name) == getattr(BASE, name)
     assert recipe.learning_rate == finetune.learning_rate
-    assert load_classifier(tmp_path / "run").card.preprocessing == recipe.preprocessing
+    assert load(tmp_path / "run").card.preprocessing == recipe.preprocessing
 
 
 def test_model_options_in_the_recipe_override_those_of_the_weights(finetune):
@@ -67,7 +67,7 @@ def test_another_image_size_keeps_all_weights(finetune, weights, size, tmp_path)
     before, after = load_weights(weights), load_weights(tmp_path / "run")
     parameters = [name for name in before if "running" not in name and "num_batches" not in name]
     assert [name for name in parameters if not torch.equal(before[name], after[name])] == []
-    assert load_classifier(tmp_path / "run").card.preprocessing.image_size == size
+    assert load(tmp_path / "run").card.preprocessing.image_size == size
 
 
 @pytest.mark.parametrize("scope", [3, 11])

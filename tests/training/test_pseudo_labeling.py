@@ -13,7 +13,7 @@ from lambdanets.data.pseudo_labels.tables import open_labels, read_table
 from lambdanets.data.shards.images import open_shards
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import load_classifier
+from lambdanets.inference.loading import load
 from lambdanets.locks import locked
 from lambdanets.training.pseudo_labeling import label_shards
 from training.teachers import CLASSES, replace_bytes, write_teacher
@@ -53,7 +53,7 @@ def test_each_training_shard_gets_a_table_with_its_keys(teacher, shards, tmp_pat
 
 def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=3, batch_size=2)
-    classifier = load_classifier(teacher)
+    classifier = load(teacher)
     transform = classifier.card.preprocessing.transform()
     images = open_shards(str(shards))[0]["train"]
     index = 0

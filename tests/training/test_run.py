@@ -13,7 +13,7 @@ from PIL import Image
 from convergence import train_until
 from lambdanets.errors import InputError
 from lambdanets.inference.classification import evaluate
-from lambdanets.inference.classifier import load_classifier
+from lambdanets.inference.loading import load
 from lambdanets.locks import LOCK, InUseError, LostLockError
 from lambdanets.training import run
 from lambdanets.training.callbacks import Interrupted
@@ -272,14 +272,14 @@ def test_nonfinite_loss_stops_the_run_with_advice(quick, tmp_path):
 def test_weight_file_checkpoint_and_run_folder_give_the_same_top1(quick_run):
     result = json.loads((quick_run / "result.json").read_text())
     for name in ("", "weights.safetensors", "checkpoints/last.ckpt"):
-        classifier = load_classifier(quick_run / name)
+        classifier = load(quick_run / name)
         assert classifier.classes == ("dark", "light")
         assert evaluate(classifier).top1 == result["top1"]
 
 
 def test_rejects_evaluation_on_other_classes(quick_run):
     with pytest.raises(ValueError, match=r"among the 2 of training \(dark, light\), got 0, 1, 2"):
-        evaluate(load_classifier(quick_run), "digits")
+        evaluate(load(quick_run), "digits")
 
 
 def test_run_starts_from_initial_weights(quick, quick_run, tmp_path):
@@ -373,7 +373,7 @@ def test_class_and_file_names_may_contain_any_characters(quick, two_classes, tmp
     (two_classes / "light/02.png").write_text("no image")
     result = run.start(replace(quick, epochs=1), tmp_path / "run")
     assert len(result["unreadable"]) == 1
-    assert load_classifier(tmp_path / "run").classes == ("a$x^$b 猫", "light")
+    assert load(tmp_path / "run").classes == ("a$x^$b 猫", "light")
 
 
 def damage_split(two_classes, split):
@@ -415,7 +415,7 @@ def test_relative_data_path_works_from_another_folder(quick, two_classes, tmp_pa
     monkeypatch.chdir(two_classes.parent)
     result = run.start(replace(quick, data=two_classes.name, epochs=1), tmp_path / "run")
     monkeypatch.chdir("/")
-    assert evaluate(load_classifier(tmp_path / "run")).top1 == result["top1"]
+    assert evaluate(load(tmp_path / "run")).top1 == result["top1"]
 
 
 ACCUMULATED = {"micro_batch": 3, "ema_decay": 0.9}

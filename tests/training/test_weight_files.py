@@ -13,9 +13,10 @@ from lambdanets import create_model
 from lambdanets.cli import main
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import load_classifier, predict_files
+from lambdanets.inference.classifier import predict_files
+from lambdanets.inference.loading import load
 from lambdanets.inference.weights import save_weights
-from lambdanets.training.detection.model import build_model, describe
+from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 
@@ -47,7 +48,7 @@ def detector(tmp_path_factory):
     """Weights of an untrained detector, with a NaN in its backbone."""
     folder = tmp_path_factory.mktemp("detector")
     recipe = tiny_recipe(folder)
-    description = describe(recipe, ["cup"], category_ids=[1])
+    description = make_model_card(recipe, ["cup"], category_ids=[1]).to_json(recipe.fields())
     save_weights(folder / "weights.safetensors", build_model(recipe, 1), description)
     return copy_changed(
         folder / "weights.safetensors",
@@ -107,7 +108,7 @@ def test_predict_rejects_weights_whose_outputs_overflow(two_classes, tmp_path):
         tensors["fc.weight"].fill_(3e38)
 
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
-    large = load_classifier(copy_changed(source, tmp_path / "large.safetensors", enlarge))
+    large = load(copy_changed(source, tmp_path / "large.safetensors", enlarge))
     with pytest.raises(ValueError, match=r"outputs of .* must be finite, got NaN"):
         next(predict_files(large, sorted(two_classes.glob("*/*.png")), []))
 
@@ -161,6 +162,6 @@ def test_rejects_model_cards_with_values_out_of_range(change, message, tmp_path)
     model = create_model("lambda_resnet20_small", num_classes=2, in_chans=1)
     card = {"task": "classification", "model": "lambda_resnet20_small", "classes": ["a", "b"], "recipe": {}}
     path = save_with_metadata(tmp_path / "weights.safetensors", model, card)
-    assert load_classifier(path).card.preprocessing == Preprocessing()
+    assert load(path).card.preprocessing == Preprocessing()
     with pytest.raises(InputError, match=re.escape(message)):
-        load_classifier(save_with_metadata(path, model, card | change))
+        load(save_with_metadata(path, model, card | change))

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -12,6 +12,9 @@ from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.errors import InputError
 from lambdanets.signals import deferred
+
+if TYPE_CHECKING:
+    from lambdanets.inference.model_card import ModelCard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,20 +72,21 @@ class PredictOptions:
 
 def evaluate_and_report(
     options: EvaluateOptions,
-    load: Callable[..., Any],
+    card_type: "type[ModelCard]",
     evaluate: Callable[..., Any],
     print_scores: Callable[[Any], None],
     write: Callable[..., None],
 ) -> int:
     """Evaluate a model, print the scores, write files to --out, and return the exit code.
 
-    load: returns a model, from a checkpoint and a device. evaluate: returns an evaluation, from a model, images, batch
+    card_type: card of the model. evaluate: returns an evaluation, from a model, images, batch
     size and workers. print_scores: prints an evaluation. write: writes the files of a model, images, an evaluation and
     a folder, in addition to scores.json.
     """
     from lambdanets.data.coco.sets import report_problems
     from lambdanets.folders import WorkFolder
     from lambdanets.inference.annotated_sets import open_evaluation_set
+    from lambdanets.inference.loading import load_one_of
     from lambdanets.records import write_json
 
     if (options.data is None) != (options.images is None):
@@ -90,7 +94,7 @@ def evaluate_and_report(
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
         folder.is_started()
-    model = load(options.checkpoint, options.device)
+    model = load_one_of([card_type], options.checkpoint, options.device)
     images = open_evaluation_set(model, options.data, options.images)
     report_problems(**{"validation" if options.data is None else "data": images})
     with folder.open() if folder is not None else contextlib.nullcontext():

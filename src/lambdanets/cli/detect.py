@@ -102,7 +102,7 @@ def _evaluate(arguments: list[str]) -> int:
     from lambdanets.inference.coco_results import write_results
     from lambdanets.inference.detection import evaluate_detector
     from lambdanets.inference.detection_figures import draw_detections
-    from lambdanets.inference.detector import load_detector
+    from lambdanets.inference.model_card import DetectorCard
 
     def print_evaluation(evaluation: "DetectionEvaluation") -> None:
         echo(f"{len(evaluation.readable)} images, {len(evaluation.results)} detections")
@@ -112,7 +112,7 @@ def _evaluate(arguments: list[str]) -> int:
         write_results(evaluation.results, folder / "results.json")
         draw_detections(detector, images, evaluation, folder)
 
-    return evaluate_and_report(options, load_detector, evaluate_detector, print_evaluation, write)
+    return evaluate_and_report(options, DetectorCard, evaluate_detector, print_evaluation, write)
 
 
 def _predict(arguments: list[str]) -> int:
@@ -136,15 +136,16 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files
-    from lambdanets.inference.detector import load_detector
     from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, save_label_image
+    from lambdanets.inference.loading import load_one_of
+    from lambdanets.inference.model_card import DetectorCard
     from lambdanets.inference.weights import file_identity
     from lambdanets.records import write_json
     from lambdanets.text_tables import csv_table
 
     if options.figures:  # imports Matplotlib
         from lambdanets.inference.detection_figures import draw_predicted
-    detector = load_detector(options.checkpoint, options.device)
+    detector = load_one_of([DetectorCard], options.checkpoint, options.device)
     unreadable: list[str] = []
     card = detector.card
     tile_size = card.tile_size if options.tile_size is None else options.tile_size or None

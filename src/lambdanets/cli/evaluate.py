@@ -25,8 +25,6 @@ class Evaluate:
     """Root folder of a timm dataset, such as torch/cifar10."""
     out: Path | None = None
     """New folder for per_class_accuracy.csv, confusion_matrix.csv and .png; no files by default."""
-    model: str | None = None
-    """Name of the model to load the weights into; the trained model by default."""
     batch_size: int | None = None
     """Images per forward pass; the most that fit into memory, up to 128, by default."""
     workers: int = 0
@@ -49,12 +47,13 @@ def main(arguments: list[str]) -> int:
     )
     from lambdanets.folders import WorkFolder
     from lambdanets.inference import classification
-    from lambdanets.inference.classifier import load_classifier
+    from lambdanets.inference.loading import load_one_of
+    from lambdanets.inference.model_card import ClassifierCard
 
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
         folder.is_started()
-    classifier = load_classifier(options.checkpoint, options.model, options.device)
+    classifier = load_one_of([ClassifierCard], options.checkpoint, options.device)
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = classification.evaluate(
             classifier, options.data, options.data_root, batch_size=options.batch_size, workers=options.workers

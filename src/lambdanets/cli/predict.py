@@ -33,8 +33,6 @@ class Predict:
     """Number of most probable classes to report per image."""
     out: Path = Path("predictions.jsonl")
     """New file in JSON Lines format, one line per image. The same command resumes an interrupted one."""
-    model: str | None = None
-    """Name of the model to load the weights into; the trained model by default."""
     batch_size: int = 1
     """Images per forward pass."""
     device: str | None = None
@@ -54,14 +52,15 @@ def main(arguments: list[str]) -> int:
         description="Classify image files, print the most probable classes and write them to a file.",
     )
     from lambdanets.data.images import find_images
-    from lambdanets.inference.classifier import load_classifier
+    from lambdanets.inference.loading import load_one_of
+    from lambdanets.inference.model_card import ClassifierCard
     from lambdanets.locks import locked
 
     _check_new(options.out)
     if not options.images:
         raise InputError("IMAGES must be at least one file, folder or glob, got none")
     paths = find_images(options.images)
-    classifier = load_classifier(options.checkpoint, options.model, options.device)
+    classifier = load_one_of([ClassifierCard], options.checkpoint, options.device)
     with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
         _check_new(options.out)  # another process may have written it in the meantime
         count = _predict(classifier, options, paths)
@@ -82,7 +81,7 @@ def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> i
 
     width = min(max(len(str(path)) for path in paths), 60)
     unreadable: list[str] = []
-    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.top, options.model]}
+    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.top]}
     with images_journal(options.out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
         remaining = [path for path in paths if str(path) not in done]

@@ -62,9 +62,9 @@ def _evaluate(arguments: list[str]) -> int:
         description="Evaluate Dice, IoU and boundary F1 per class, and their means without the background. --out gets "
         "scores.json and predictions.png.",
     )
+    from lambdanets.inference.model_card import SegmenterCard
     from lambdanets.inference.segmentation import evaluate_segmenter
     from lambdanets.inference.segmentation_figures import draw_segmentations
-    from lambdanets.inference.segmenter import load_segmenter
 
     def print_evaluation(evaluation: "SegmentationEvaluation") -> None:
         echo(f"{len(evaluation.readable)} images")
@@ -75,7 +75,7 @@ def _evaluate(arguments: list[str]) -> int:
     ) -> None:
         draw_segmentations(segmenter, images, evaluation.readable, folder)
 
-    return evaluate_and_report(options, load_segmenter, evaluate_segmenter, print_evaluation, write)
+    return evaluate_and_report(options, SegmenterCard, evaluate_segmenter, print_evaluation, write)
 
 
 def _predict(arguments: list[str]) -> int:
@@ -98,13 +98,14 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     from PIL import Image
 
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
+    from lambdanets.inference.loading import load_one_of
+    from lambdanets.inference.model_card import SegmenterCard
     from lambdanets.inference.segmentation import segment_files
     from lambdanets.inference.segmentation_figures import overlay_classes
-    from lambdanets.inference.segmenter import load_segmenter
     from lambdanets.inference.weights import file_identity
     from lambdanets.text_tables import csv_table
 
-    segmenter = load_segmenter(options.checkpoint, options.device)
+    segmenter = load_one_of([SegmenterCard], options.checkpoint, options.device)
     identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.figures]}
     unreadable: list[str] = []
 

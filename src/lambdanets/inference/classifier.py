@@ -1,7 +1,7 @@
 """Trained classifiers and their predictions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +14,6 @@ from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.inference.weights import read_model_file
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors
 
@@ -118,19 +117,6 @@ class Classifier:
         """Move the model to a device, in place. Raises InputError if the device does not exist."""
         self.model.to(resolve_device(device))
         return self
-
-
-def load_classifier(path: str | Path, model: str | None = None, device: str | torch.device | None = None) -> Classifier:
-    """Load a classifier from weights.safetensors, a checkpoint (.ckpt) or a run folder.
-
-    model: build this model instead of the model in the file.
-
-    Raises InputError, which lists the differences, if the weights do not match the model, and for a file without a
-    model card.
-    """
-    resolved = resolve_device(device)
-    tensors, card = read_model_file(Path(path), ClassifierCard)
-    return Classifier.from_weights(card if model is None else replace(card, model=model), tensors, str(path), resolved)
 
 
 def predict_files(

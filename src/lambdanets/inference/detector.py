@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -15,7 +14,6 @@ from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import DetectorCard
-from lambdanets.inference.weights import read_model_file
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.models.weights import load_tensors
 
@@ -149,14 +147,3 @@ def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training_opt
         box_detections_per_img=card.max_detections,
         **training_options,
     )
-
-
-def load_detector(path: str | Path, device: str | torch.device | None = None) -> Detector:
-    """Load a detector from weights.safetensors, a checkpoint (.ckpt) or a run folder.
-
-    Raises InputError, which lists the differences, if the weights do not match the model, and for a file without a
-    model card.
-    """
-    resolved = resolve_device(device)
-    tensors, card = read_model_file(Path(path), DetectorCard)
-    return Detector.from_weights(card, tensors, str(path), resolved)

@@ -16,9 +16,11 @@ from torch import nn
 from lambdanets.adoption import foreign_state_dict, is_adopted
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write
-from lambdanets.inference.classifier import Classifier, load_classifier
+from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub_folder import CONFIG, HUB_WEIGHTS
 from lambdanets.inference.hub_readme import write_readme
+from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.model_card import ClassifierCard
 
 FIGURES = ("curves.png", "predictions.png")
 
@@ -43,7 +45,7 @@ def save_pretrained(
     Raises InputError for models that timm's hub format does not support, such as detectors.
     """
     run = Path(model) if isinstance(model, str | os.PathLike) else None
-    source = model if run is None else load_classifier(run, device="cpu")
+    source = model if run is None else load_one_of([ClassifierCard], run, "cpu")
     network = source.model if isinstance(source, Classifier) else source
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
         raise InputError(

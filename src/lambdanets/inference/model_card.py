@@ -1,7 +1,7 @@
 """Model cards: the metadata of weight files that inference needs, such as class names and preprocessing.
 
 A card is stored as JSON under "lambdanets" in the metadata of a .safetensors file, and in checkpoints, together with
-the recipe of the training run. Older files have only the recipe; its fields have the same names.
+the recipe of the training run.
 """
 
 import json
@@ -48,7 +48,12 @@ class ModelCard:
             raise InputError("classes must have at least one name, got none")
         reserved = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"}
         if invalid := reserved & self.model_options.keys():
-            raise InputError(f"model_options must not have {', '.join(sorted(invalid))}, which the card determines")
+            advice = "; to start from timm's pretrained weights, save the network's state dict as a .safetensors file "
+            advice += "and pass that file as weights"
+            raise InputError(
+                f"model_options must not have {', '.join(sorted(invalid))}, which the data and the recipe determine"
+                + (advice if "pretrained" in invalid else "")
+            )
 
     def to_json(self, recipe: Mapping[str, Any]) -> str:
         """Encode the card and the recipe of the run as JSON, for weight files."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -13,7 +12,6 @@ from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.device import resolve_device
 from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.weights import read_model_file
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors
 
@@ -126,14 +124,3 @@ def build_segmenter(card: SegmenterCard) -> nn.Module:
     options: dict[str, Any] = dict(card.model_options)
     model = create_model(card.model, num_classes=1 + len(card.classes), **options)
     return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
-
-
-def load_segmenter(path: str | Path, device: str | torch.device | None = None) -> Segmenter:
-    """Load a segmenter from weights.safetensors, a checkpoint (.ckpt) or a run folder.
-
-    Raises InputError, which lists the differences, if the weights do not match the model, and for a file without a
-    model card.
-    """
-    resolved = resolve_device(device)
-    tensors, card = read_model_file(Path(path), SegmenterCard)
-    return Segmenter.from_weights(card, tensors, str(path), resolved)

@@ -23,7 +23,9 @@ from lambdanets.errors import InputError
 from lambdanets.files import file_sha256, remove_unfinished
 from lambdanets.folders import WorkFolder
 from lambdanets.inference.classification import batch_size_that_fits, make_batches
-from lambdanets.inference.classifier import Classifier, load_classifier
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.weights import find_weights
 from lambdanets.locks import InUseError, locked
 from lambdanets.progress import track
@@ -77,7 +79,7 @@ def label_shards(
     for name, value, minimum in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
         if value is not None and value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
-    classifier = load_classifier(teacher, device=device)
+    classifier: Classifier = load_one_of([ClassifierCard], teacher, device)
     splits, _ = open_shards(location)
     images = splits["train"].without_labels()
     batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)

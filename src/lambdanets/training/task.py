@@ -8,6 +8,7 @@ from torch import nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
+from lambdanets.inference.model_card import ModelCard
 from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
 from lambdanets.training.memory import MemoryProbe
@@ -56,8 +57,12 @@ class Task(ABC):
         """Return the training and validation batches."""
 
     @abstractmethod
+    def card(self, recipe: Any) -> ModelCard:
+        """Return the model card."""
+
     def description(self, recipe: Any) -> str:
         """Return the model card and the recipe as JSON, for weight files."""
+        return self.card(recipe).to_json(recipe.fields())
 
     @abstractmethod
     def module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:

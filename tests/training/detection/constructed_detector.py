@@ -21,7 +21,7 @@ from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection.model import build_model, describe, make_model_card
+from lambdanets.training.detection.model import build_model, make_model_card
 from lambdanets.training.detection.module import VALIDATION_METRICS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import (
@@ -69,7 +69,11 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     edit_annotations(
         digits / "train.json", annotations=[{"id": number, **entry} for number, entry in enumerate(annotations, 1)]
     )
-    save_weights(folder / "initial.safetensors", detector.model, describe(recipe, names, category_ids=ids))
+    save_weights(
+        folder / "initial.safetensors",
+        detector.model,
+        make_model_card(recipe, names, category_ids=ids).to_json(recipe.fields()),
+    )
     return replace(recipe, weights=str(folder / "initial.safetensors"))
 
 

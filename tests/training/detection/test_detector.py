@@ -11,14 +11,15 @@ from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
 from lambdanets.inference.detection import evaluate_detector
-from lambdanets.inference.detector import load_detector
+from lambdanets.inference.loading import load, load_one_of
+from lambdanets.inference.model_card import DetectorCard
 from lambdanets.inference.weights import save_weights
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.training import run
 from lambdanets.training.classification import model as classification
-from lambdanets.training.detection.model import build_model, describe
+from lambdanets.training.detection.model import build_model, make_model_card
 from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES, merge_into_two_categories, tiny_recipe
 from training.runs import load_weights
@@ -34,7 +35,7 @@ def pixels():
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "checkpoints/last.ckpt"])
 def test_weight_file_checkpoint_and_run_folder_detect_the_same(name, trained_detector, pixels):
-    expected, actual = (load_detector(trained_detector / "run" / path) for path in ("", name))
+    expected, actual = (load(trained_detector / "run" / path) for path in ("", name))
     assert actual.categories == expected.categories == tuple(Category(**category) for category in TWO_CATEGORIES)
     assert actual.card == expected.card
     for from_run, from_file in zip(expected.detect(pixels), actual.detect(pixels), strict=True):
@@ -43,7 +44,7 @@ def test_weight_file_checkpoint_and_run_folder_detect_the_same(name, trained_det
 
 
 def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
-    detector = load_detector(trained_detector / "run")
+    detector = load(trained_detector / "run")
     evaluation = evaluate_detector(detector, open_validation(detector.card, detector.categories))
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert evaluation.results
@@ -51,7 +52,7 @@ def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
 
 
 def test_detections_do_not_depend_on_the_batch_size(trained_detector):
-    detector = load_detector(trained_detector / "run")
+    detector = load(trained_detector / "run")
     validation = open_validation(detector.card, detector.categories)
     single, batched = (evaluate_detector(detector, validation, batch_size=size) for size in (1, 2))
     assert len(single.results) == len(batched.results) > 0
@@ -99,7 +100,7 @@ def write_classifier(path, **fields):
     recipe = replace(CLASSIFIER, **{"channels": 3, "model": "lambda_resnet20_small"} | fields)
     torch.manual_seed(5)
     model = classification.build_model(recipe, 6)
-    save_weights(path, model, classification.describe(recipe, tuple("abcdef")))
+    save_weights(path, model, classification.make_model_card(recipe, tuple("abcdef")).to_json(recipe.fields()))
     return model
 
 
@@ -175,7 +176,7 @@ def test_images_are_resized_in_evaluation_but_not_in_training():
 
 
 def test_rejects_model_options_set_by_the_recipe():
-    with pytest.raises(InputError, match="model_options must not contain in_chans, num_classes"):
+    with pytest.raises(InputError, match="model_options must not have in_chans, num_classes"):
         build_model(replace(DIGITS, model_options={"num_classes": 3, "in_chans": 1}), 3)
 
 
@@ -184,15 +185,15 @@ def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_p
     recipe = read_recipe(trained_detector / "run/recipe.json")
     category_ids = {} if ids is None else {"category_ids": ids}
     path = tmp_path / "weights.safetensors"
-    content = json.loads(describe(recipe, ("others", "with a loop"), (1, 2)))
+    content = json.loads(make_model_card(recipe, ("others", "with a loop"), (1, 2)).to_json(recipe.fields()))
     del content["category_ids"]
     description = json.dumps(content | category_ids)
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
     with pytest.raises(InputError, match=r"must have one id per category|category_ids must be integers"):
-        load_detector(path)
+        load(path)
 
 
 def test_load_detector_rejects_a_classifier(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
     with pytest.raises(InputError, match="must be a detection model, got a classification model"):
-        load_detector(tmp_path / "weights.safetensors")
+        load_one_of([DetectorCard], tmp_path / "weights.safetensors")

@@ -20,7 +20,7 @@ from lambdanets.inference.segmenter import Segmenter
 from lambdanets.training import run
 from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.memory import training_memory
-from lambdanets.training.segmentation.model import SegmentationProbe, build_model, describe, make_model_card
+from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
 from lambdanets.training.segmentation.module import Segmentation
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 from lambdanets.training.tasks import read_recipe
@@ -116,7 +116,12 @@ def make_module(recipe, batch_slice=None):
     names, ids = zip(*((category.name, category.id) for category in images.categories), strict=True)
     model = build_model(recipe, names).eval()
     module = Segmentation(
-        model, recipe, make_model_card(recipe, names, ids), 1, describe(recipe, names, ids), batch_slice
+        model,
+        recipe,
+        make_model_card(recipe, names, ids),
+        1,
+        make_model_card(recipe, names, ids).to_json(recipe.fields()),
+        batch_slice,
     )
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     return module, images

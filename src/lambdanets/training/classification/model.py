@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.errors import InputError
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.inference.weights import read_model_file
 from lambdanets.models import create_model
@@ -23,28 +22,20 @@ def make_model_card(recipe: Recipe, classes: Sequence[str]) -> ClassifierCard:
     return make_card(ClassifierCard, {**asdict(recipe), "classes": tuple(classes)}, "the recipe")
 
 
-def describe(recipe: Recipe, classes: Sequence[str]) -> str:
-    """Return the model card and the recipe as JSON, for weight files."""
-    return make_model_card(recipe, classes).to_json(recipe.fields())
-
-
 def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
     """Build the recipe's model for a number of classes or for class names, and load its initial weights, if any.
 
     The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
     interpolated.
     """
-    num_classes = classes if isinstance(classes, int) else len(classes)
-    options: dict[str, Any] = dict(recipe.model_options)
+    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    card = make_model_card(recipe, class_names)
+    options: dict[str, Any] = dict(card.model_options)
     if recipe.drop_path:
         options["drop_path_rate"] = recipe.drop_path
     if recipe.dropout:
         options["drop_rate"] = recipe.dropout
-    reserved = {"num_classes", "in_chans", "features_only", "pretrained"} & options.keys()
-    if reserved:
-        names = ", ".join(sorted(reserved))
-        raise InputError(f"model_options must not contain {names}, which the data and the recipe determine")
-    model: Any = create_model(recipe.model, num_classes=num_classes, in_chans=recipe.channels, **options)
+    model: Any = create_model(recipe.model, num_classes=len(class_names), in_chans=recipe.channels, **options)
     if recipe.weights is not None:
         load_initial_weights(model, Path(recipe.weights), classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU

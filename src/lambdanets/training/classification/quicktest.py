@@ -11,7 +11,7 @@ from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference.weights import WEIGHTS, save_weights
-from lambdanets.training.classification.model import build_model, describe
+from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets.training.pseudo_labeling import label_shards
 from lambdanets.training.recipe import Recipe
 
@@ -62,5 +62,5 @@ def _write_random_weights(recipe: Recipe, classes: tuple[str, ...], folder: Path
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build_model(recipe, len(classes))
-    save_weights(folder / WEIGHTS, model, describe(recipe, classes))
+    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_json(recipe.fields()))
     return folder

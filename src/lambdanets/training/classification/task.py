@@ -18,11 +18,11 @@ from lambdanets.device import best_device
 from lambdanets.inference.classification import predict_set
 from lambdanets.inference.classification_figures import draw_predictions
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import (
     ClassificationProbe,
     build_model,
-    describe,
     make_model_card,
     resolve_model_from_weights,
 )
@@ -90,8 +90,8 @@ class ClassificationTask(Task):
         )
         return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
 
-    def description(self, recipe: Recipe) -> str:
-        return describe(recipe, self.classes)
+    def card(self, recipe: Recipe) -> ClassifierCard:
+        return make_model_card(recipe, self.classes)
 
     def module(self, recipe: Recipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Classification:
         return Classification(
@@ -100,7 +100,7 @@ class ClassificationTask(Task):
 
     def finish(self, recipe: Recipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
-        classifier = Classifier(self.model.to(best_device()).eval(), make_model_card(recipe, self.classes))
+        classifier = Classifier(self.model.to(best_device()).eval(), self.card(recipe))
         evaluated = self.splits.validation if self.splits.test is None else self.splits.test
         predictions = predict_set(classifier, evaluated, recipe.micro_batch or recipe.batch_size, recipe.workers)
         draw_predictions(predictions, evaluated, folder / "predictions.png")

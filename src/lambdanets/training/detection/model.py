@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config as meta_device
 
-from lambdanets.errors import InputError
 from lambdanets.inference.detector import build_detector
 from lambdanets.inference.model_card import DetectorCard, make_card
-from lambdanets.inference.weights import find_weights, has_different_classes, resize_tables
 from lambdanets.models.mask_rcnn import MaskRCNN
-from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.initial_weights import read_initial_weights
 from lambdanets.training.memory import MemoryProbe
+
+# Prefixes of the tensors of the last layers.
+_HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
 
 
 def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
@@ -25,28 +26,12 @@ def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_id
     return make_card(DetectorCard, recipe.fields() | categories, "the recipe")
 
 
-def describe(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> str:
-    """Return the model card and the recipe as JSON, for weight files."""
-    return make_model_card(recipe, classes, category_ids).to_json(recipe.fields())
-
-
 def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
     """Build the recipe's model for a number of categories or for category names, and load its initial weights, if any.
 
     The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
     detector has other categories, its last layers are re-initialized.
     """
-    reserved = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"} & recipe.model_options.keys()
-    if reserved:
-        names = ", ".join(sorted(reserved))
-        advice = (
-            "; to start from timm's pretrained weights, save the network's state dict as a .safetensors file and pass "
-            "that file as weights"
-        )
-        raise InputError(
-            f"model_options must not contain {names}, which the data and the recipe determine"
-            + (advice if "pretrained" in reserved else "")
-        )
     class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
     card = make_model_card(recipe, class_names, range(len(class_names)))
     model = build_detector(
@@ -63,26 +48,19 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
 
 
 def _load_initial_weights(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
-    file = find_weights(path)
-    tensors, metadata = read_weights(file)
-    classes_differ = has_different_classes(file, metadata, classes)
+    weights = read_initial_weights(path, classes)
     module: nn.Module = model
-    if not any(name.startswith("backbone.network.") for name in tensors):  # weights of a classifier
+    if not any(name.startswith("backbone.network.") for name in weights.tensors):  # weights of a classifier
         module = model.backbone.network
-        by_normalized_name = {_normalize_name(name): tensor for name, tensor in tensors.items()}
+        by_normalized_name = {_normalize_name(name): tensor for name, tensor in weights.tensors.items()}
         normalized_names = {name: _normalize_name(name) for name in module.state_dict()}
         tensors = {
             name: by_normalized_name[normalized]
             for name, normalized in normalized_names.items()
             if normalized in by_normalized_name
         }
-    state = module.state_dict()
-    for prefix in ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."):
-        for name in state.keys() & tensors.keys():
-            if name.startswith(prefix) and (classes_differ or tensors[name].shape != state[name].shape):
-                tensors[name] = state[name]
-    resize_tables(module, tensors)
-    load_tensors(module, tensors, str(path))
+        weights = weights._replace(tensors=tensors)
+    weights.load_into(module, _HEADS)
 
 
 def _normalize_name(name: str) -> str:

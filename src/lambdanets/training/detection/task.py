@@ -12,11 +12,12 @@ from lambdanets.device import best_device
 from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.model_card import DetectorCard
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.training.coco.task import CocoTask
 from lambdanets.training.curves import Panels
 from lambdanets.training.detection.loaders import training_batches
-from lambdanets.training.detection.model import DetectionProbe, build_model, describe, make_model_card
+from lambdanets.training.detection.model import DetectionProbe, build_model, make_model_card
 from lambdanets.training.detection.module import LOSSES, VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.metrics_log import MetricsLog
@@ -58,8 +59,8 @@ class DetectionTask(CocoTask):
         training = training_batches(recipe, self.training, batch_slice)
         return training, evaluation_batches(self.validation, recipe.batch_size, recipe.workers, batch_slice)
 
-    def description(self, recipe: DetectionRecipe) -> str:
-        return describe(recipe, self.classes, self.category_ids)
+    def card(self, recipe: DetectionRecipe) -> DetectorCard:
+        return make_model_card(recipe, self.classes, self.category_ids)
 
     def make_module(self, recipe: DetectionRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Detection:
         return Detection(self.model, recipe, self.validation, steps_per_epoch, self.description(recipe), batch_slice)
@@ -67,7 +68,7 @@ class DetectionTask(CocoTask):
     def finish(self, recipe: DetectionRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         model: Any = self.model.to(best_device()).eval()
-        detector = Detector(model, make_model_card(recipe, self.classes, self.category_ids))
+        detector = Detector(model, self.card(recipe))
         evaluation = evaluate_detector(detector, self.validation, workers=recipe.workers)
         draw_detections(detector, self.validation, evaluation, folder)
         return {

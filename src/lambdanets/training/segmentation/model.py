@@ -22,11 +22,6 @@ def make_model_card(recipe: SegmentationRecipe, classes: Sequence[str], category
     return make_card(SegmenterCard, recipe.fields() | categories, "the recipe")
 
 
-def describe(recipe: SegmentationRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> str:
-    """Return the model card and the recipe as JSON, for weight files."""
-    return make_model_card(recipe, classes, category_ids).to_json(recipe.fields())
-
-
 def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
     """Build the recipe's model for the names of the categories, and load its initial weights, if any."""
     model = build_segmenter(make_model_card(recipe, classes, range(len(classes))))

@@ -12,6 +12,7 @@ from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
 from lambdanets.data.coco.semantic_masks import load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device
+from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.segmentation import evaluate_segmenter
 from lambdanets.inference.segmentation_figures import draw_segmentations
 from lambdanets.inference.segmentation_scores import SCORES
@@ -21,7 +22,7 @@ from lambdanets.training.curves import Panels
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.report import Result
 from lambdanets.training.segmentation.loaders import training_batches
-from lambdanets.training.segmentation.model import SegmentationProbe, build_model, describe, make_model_card
+from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
 from lambdanets.training.segmentation.module import Segmentation
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
@@ -63,17 +64,18 @@ class SegmentationTask(CocoTask):
         )
         return training, validation
 
-    def description(self, recipe: SegmentationRecipe) -> str:
-        return describe(recipe, self.classes, self.category_ids)
+    def card(self, recipe: SegmentationRecipe) -> SegmenterCard:
+        return make_model_card(recipe, self.classes, self.category_ids)
 
     def make_module(self, recipe: SegmentationRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Segmentation:
-        card = make_model_card(recipe, self.classes, self.category_ids)
-        return Segmentation(self.model, recipe, card, steps_per_epoch, self.description(recipe), batch_slice)
+        return Segmentation(
+            self.model, recipe, self.card(recipe), steps_per_epoch, self.description(recipe), batch_slice
+        )
 
     def finish(self, recipe: SegmentationRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         model = self.model.to(best_device()).eval()
-        segmenter = Segmenter(model, make_model_card(recipe, self.classes, self.category_ids))
+        segmenter = Segmenter(model, self.card(recipe))
         evaluation = evaluate_segmenter(segmenter, self.validation, workers=recipe.workers)
         draw_segmentations(segmenter, self.validation, evaluation.readable, folder)
         return {
