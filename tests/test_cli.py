@@ -133,9 +133,7 @@ def test_predict_keeps_predictions_on_a_signal_and_resumes(signum, trained, tmp_
     message = f"stopped after 7 of 20 images, saved in {out}.partial; run the same command to resume"
     assert capsys.readouterr().err.strip() == message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.partial", "uninterrupted.jsonl"]
-    assert "was started with options [3], not [1]; remove it" in run_failing(
-        capsys, *command, out, "--top", 1
-    )
+    assert "was started with options [3], not [1]; remove it" in run_failing(capsys, *command, out, "--top", 1)
     assert "was started with other images" in run_failing(capsys, *command[:2], trained / "images/dark", "--out", out)
     assert main([*command, str(out)]) == 0
     assert "resuming: 7 of 20 images are done" in capsys.readouterr().err

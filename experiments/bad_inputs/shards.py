@@ -13,7 +13,7 @@ SHARDS_JSON = "s/shards.json"
 
 
 def first_shard(content: Any) -> dict[str, Any]:
-    return content["parts"]["train"][0]
+    return content["splits"]["train"][0]
 
 
 def set_fields(**fields: Any) -> Callable[[Any], Any]:
@@ -37,21 +37,21 @@ def delete(*path: str) -> Callable[[Any], Any]:
 INVALID_SHARDS_JSON: dict[str, Callable[[Any], Any]] = {
     "not an object": lambda content: [],
     "a number": lambda content: 5,
-    "no parts": delete("parts"),
+    "no parts": delete("splits"),
     "no classes": delete("classes"),
-    "no training part": delete("parts", "train"),
-    "an empty training part": lambda content: content["parts"].update(train=[]),
-    "an unknown part": lambda content: content["parts"].update(other=[]),
+    "no training part": delete("splits", "train"),
+    "an empty training part": lambda content: content["splits"].update(train=[]),
+    "an unknown part": lambda content: content["splits"].update(other=[]),
     "parts is a list": lambda content: content.update(parts=[]),
-    "a part is a number": lambda content: content["parts"].update(train=5),
+    "a part is a number": lambda content: content["splits"].update(train=5),
     "classes is a number": lambda content: content.update(classes=5),
     "classes are numbers": lambda content: content.update(classes=[1, 2]),
     "classes is a string": lambda content: content.update(classes="ab"),
-    "no name": delete("parts", "train", "0", "name"),
-    "no images": delete("parts", "train", "0", "images"),
-    "no bytes": delete("parts", "train", "0", "bytes"),
-    "no sha256": delete("parts", "train", "0", "sha256"),
-    "an entry is a string": lambda content: content["parts"].update(train=["x"]),
+    "no name": delete("splits", "train", "0", "name"),
+    "no images": delete("splits", "train", "0", "images"),
+    "no bytes": delete("splits", "train", "0", "bytes"),
+    "no sha256": delete("splits", "train", "0", "sha256"),
+    "an entry is a string": lambda content: content["splits"].update(train=["x"]),
     "a name outside the folder": set_fields(name="../run/weights.tar"),
     "an absolute name": set_fields(name="/etc/passwd"),
     "a name is a number": set_fields(name=5),

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 # Failures of the machine that may occur for any file: disk full, too many open files, I/O errors.
 _MACHINE_ERRORS = {
@@ -18,7 +19,7 @@ _MACHINE_ERRORS = {
 # The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "scipy", "pyarrow", "duckdb"), "train"),
-    **dict.fromkeys(("faster_coco_eval", "pycocotools", "skimage", "tifffile"), "detection"),
+    **dict.fromkeys(("faster_coco_eval", "skimage", "tifffile"), "detection"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
     "gradio": "demo",
 }
@@ -29,6 +30,20 @@ class InputError(ValueError):
 
     The command line prints the message and exits with code 2.
     """
+
+
+class UnreadableError(InputError):
+    """A file cannot be read. path: the file, or the name of an image in memory. reason: the cause."""
+
+    message: ClassVar[str]
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(self.message.format(path=path, reason=reason))
+        self.path = path
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["UnreadableError"], tuple[str, str]]:
+        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
 
 
 def one_line(error: BaseException) -> str:

@@ -33,12 +33,12 @@ def markdown_table(header: Sequence[str], *rows: Sequence[str]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
-def format_mean(values: Sequence[float], sign: str = "") -> str:
-    """Format mean ± std with one decimal; "-" without values, and no std for one. sign: "+" to show that of a mean."""
+def format_mean(values: Sequence[float]) -> str:
+    """Format mean ± std with one decimal; "-" without values, and no std for one."""
     if not values:
         return "-"
     std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):{sign}.1f}{std}"
+    return f"{statistics.fmean(values):.1f}{std}"
 
 
 def csv_table(rows: Iterable[Iterable[object]]) -> str:

@@ -249,7 +249,7 @@ def test_rejects_a_folder_with_unknown_content(two_classes: Path, tmp_path: Path
         write_shards(list_images(two_classes), two_classes)
     (tmp_path / "other").mkdir()
     shard = {"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}
-    (tmp_path / "other/shards.json").write_text(json.dumps({"classes": [], "parts": {"train": [shard]}}))
+    (tmp_path / "other/shards.json").write_text(json.dumps({"classes": [], "splits": {"train": [shard]}}))
     with pytest.raises(InputError, match=r"is not empty, it has shards\.json"):
         write_shards(list_images(two_classes), tmp_path / "other")
 

@@ -156,7 +156,7 @@ def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: byte
             tar.addfile(info, io.BytesIO(member))
     size = (tmp_path / "train-0.tar").stat().st_size
     shard = {"name": "train-0.tar", "images": 1, "bytes": size, "sha256": "0" * 64}
-    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [shard]}}))
+    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "splits": {"train": [shard]}}))
     splits, _ = open_shards(str(tmp_path))
     with pytest.raises(UnreadableImage, match=reason):
         splits["train"].load(0)
@@ -164,7 +164,7 @@ def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: byte
 
 def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> None:
     content = json.loads((shards / "shards.json").read_text())
-    del content["parts"]["validation"]
+    del content["splits"]["validation"]
     (shards / "shards.json").write_text(json.dumps(content))
     splits = open_splits(str(shards), validation_share=0.3, seed=1)
     keys = []
@@ -193,7 +193,7 @@ def test_hold_out_takes_whole_training_shards(shards: Path) -> None:
 
 def test_rejects_holding_out_from_a_single_shard(shards: Path) -> None:
     content = json.loads((shards / "shards.json").read_text())
-    content["parts"] = {"train": content["parts"]["train"][:1]}
+    content["splits"] = {"train": content["splits"]["train"][:1]}
     (shards / "shards.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"at least 2 shards to hold some out, got 1"):
         open_splits(str(shards))
@@ -215,14 +215,14 @@ def test_fingerprint_depends_only_on_shards_json(shards: Path) -> None:
     assert fingerprint(open_splits(str(shards))) == original
     path.write_text(text.replace('"dark"', '"dim"'))
     assert fingerprint(open_splits(str(shards))) != original
-    sha256 = json.loads(text)["parts"]["train"][0]["sha256"]
+    sha256 = json.loads(text)["splits"]["train"][0]["sha256"]
     path.write_text(text.replace(sha256, sha256[::-1]))
     assert fingerprint(open_splits(str(shards))) != original
 
 
 def with_fields(**fields: object) -> dict[str, object]:
     """One shard with changed fields, in the format of shards.json."""
-    return {"parts": {"train": [{"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32} | fields]}}
+    return {"splits": {"train": [{"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32} | fields]}}
 
 
 @pytest.mark.parametrize(
@@ -231,13 +231,13 @@ def with_fields(**fields: object) -> dict[str, object]:
         ({"classes": []}, "got images without classes"),
         ({"classes": ["a"]}, "got only 'a'"),
         ({"classes": 3}, "is not a valid shards.json: classes must be strings, got 3"),
-        ({"parts": {}}, "parts must be 'train' and optionally 'validation', got no 'train'"),
+        ({"splits": {}}, "splits must be 'train' and optionally 'validation', got no 'train'"),
         (with_fields(name="../a.tar"), "name of a shard must be a relative path without '..', got '../a.tar'"),
-        (with_fields(images=-1), r"parts\.train\[0\]\.images must be an integer, at least 0 and below .*, got -1"),
-        (with_fields(images=10**30), r"parts\.train\[0\]\.images must be an integer, at least 0 and below "),
+        (with_fields(images=-1), r"splits\.train\[0\]\.images must be an integer, at least 0 and below .*, got -1"),
+        (with_fields(images=10**30), r"splits\.train\[0\]\.images must be an integer, at least 0 and below "),
         (with_fields(sha256="00"), "sha256 must be 64 hexadecimal digits, got '00'"),
-        ({"parts": {"train": [{"name": "a.tar"}]}}, r"parts\.train\[0\]\.images must be an integer, got nothing"),
-        ({"parts": {"other": []}}, "parts must be 'train' and optionally 'validation', got 'other'"),
+        ({"splits": {"train": [{"name": "a.tar"}]}}, r"splits\.train\[0\]\.images must be an integer, got nothing"),
+        ({"splits": {"other": []}}, "splits must be 'train' and optionally 'validation', got 'other'"),
     ],
 )
 def test_rejects_an_invalid_shards_json(shards: Path, change: dict[str, object], message: str) -> None:
@@ -263,7 +263,7 @@ def test_image_with_a_class_of_thousands_of_digits_is_unreadable(tmp_path: Path)
         index_shards(tmp_path)
     digest = hashlib.sha256((tmp_path / "0.tar").read_bytes()).hexdigest()
     shard = {"name": "0.tar", "images": 1, "bytes": (tmp_path / "0.tar").stat().st_size, "sha256": digest}
-    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "parts": {"train": [shard]}}))
+    (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "splits": {"train": [shard]}}))
     with pytest.raises(UnreadableImage, match=r"its class must be a number, got b'9999"):
         open_shards(str(tmp_path))[0]["train"].load(0)
 

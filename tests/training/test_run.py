@@ -100,7 +100,7 @@ def test_rejects_resuming_on_changed_shards(quick, shards, tmp_path, monkeypatch
         with pytest.raises(CrashError):
             run.start(replace(quick, data=str(shards)), tmp_path / "run")
     shard_list = json.loads((shards / "shards.json").read_text())
-    shard_list["parts"]["train"].reverse()
+    shard_list["splits"]["train"].reverse()
     (shards / "shards.json").write_text(json.dumps(shard_list))
     with pytest.raises(InputError, match="the data has changed"):
         run.resume(tmp_path / "run")

@@ -153,7 +153,7 @@ def test_rejects_a_teacher_class_that_the_student_lacks(shards, selection):
 
 def test_rejects_labels_of_other_images(shards, selection):
     shard_list = json.loads((shards / "shards.json").read_text())
-    shard_list["parts"]["train"].reverse()
+    shard_list["splits"]["train"].reverse()
     (shards / "shards.json").write_text(json.dumps(shard_list))
     with pytest.raises(InputError, match="selection has labels of other shards"):
         open_images(shards, selection)

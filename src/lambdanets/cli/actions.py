@@ -13,7 +13,8 @@ def run_action(command: str, actions: Mapping[str, Callable[[list[str]], int]], 
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<10}{(action.__doc__ or '').splitlines()[0]}" for name, action in actions.items()]
-        echo(f"usage: lambdanets {command} ACTION ...", "", *lines)
+        advice = f"lambdanets {command} ACTION --help lists the options."
+        echo(f"usage: lambdanets {command} ACTION ...", "", *lines, "", advice)
         return 0
     if arguments[0] not in actions:
         raise InputError(

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError, UnreadableError, one_line
 from lambdanets.files import open_regular
 
 IMAGE_SUFFIXES = frozenset(
@@ -34,16 +34,10 @@ PERCENTILES = (0.1, 99.9)  # intensities that `stretch` maps to 0 and 255
 _CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
 
 
-class UnreadableImage(InputError):  # noqa: N818 - it describes the image
-    """An image cannot be read. path: its file, or the name of an image in memory. reason: the cause, for messages."""
+class UnreadableImage(UnreadableError):  # noqa: N818 - it describes the image
+    """An image cannot be read. path: its file, or the name of an image in memory."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"cannot read the image {path}: {reason}")
-        self.path = path
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type["UnreadableImage"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
+    message = "cannot read the image {path}: {reason}"
 
 
 def read_image(

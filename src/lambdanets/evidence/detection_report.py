@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 from lambdanets.bounds import convert
 from lambdanets.errors import InputError
 from lambdanets.records import parse_json, reraise_as_input_error
-from lambdanets.text_tables import markdown_table, text_table
+from lambdanets.text_tables import format_mean, markdown_table, text_table
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.report import RESULT
 
@@ -38,10 +38,9 @@ class _Result(TypedDict):
     data: str
     images: int
     parameters: int
-    # missing in older results
-    initial_weights: NotRequired[_FileIdentity | None]
-    training_data: NotRequired[_FileIdentity | None]
-    validation_data: NotRequired[_FileIdentity | None]
+    initial_weights: _FileIdentity | None
+    training_data: _FileIdentity
+    validation_data: _FileIdentity
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class _Row:
         return (
             self.recipe == _without_seed(result["recipe"])
             and _sha256(first, "initial_weights") == _sha256(result, "initial_weights")
-            and _same_data(first, result, "training_data")
+            and _sha256(first, "training_data") == _sha256(result, "training_data")
         )
 
     def values(self, kind: str, name: str) -> list[float]:
@@ -84,7 +83,7 @@ def report(runs: Sequence[Path], format: Format) -> str:
     rows: list[_Row] = []
     seen: dict[tuple[int, int], Path] = {}
     for folder, result in results.items():
-        same = _same_data(first_result, result, "validation_data")
+        same = _sha256(first_result, "validation_data") == _sha256(result, "validation_data")
         if not same or result["images"] != first_result["images"]:
             changed = not same and result["data"] == first_result["data"]
             raise InputError(
@@ -113,14 +112,8 @@ def _without_seed(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sha256(result: dict[str, Any], field: str) -> str | None:
-    file = result.get(field)
+    file = result[field]
     return None if file is None else file["sha256"]
-
-
-def _same_data(left: dict[str, Any], right: dict[str, Any], field: str) -> bool:
-    """Compare two datasets by their hashes, or by their paths if an older result has no hash."""
-    hashes = [_sha256(result, field) for result in (left, right)]
-    return left["data"] == right["data"] if None in hashes else hashes[0] == hashes[1]
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -152,13 +145,9 @@ def _cells(rows: Sequence[_Row], kinds: Sequence[str]) -> list[list[str]]:
 
 def _cell(row: _Row, baseline: _Row, kind: str, name: str) -> str:
     values, baseline_values = row.values(kind, name), baseline.values(kind, name)
-    if not values:
-        return "-"
-    mean = statistics.fmean(values)
-    std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    if row is baseline or not baseline_values:
-        return f"{mean:.1f}{std}"
-    return f"{mean:.1f}{std} ({mean - statistics.fmean(baseline_values):+z.1f})"
+    if row is baseline or not values or not baseline_values:
+        return format_mean(values)
+    return f"{format_mean(values)} ({statistics.fmean(values) - statistics.fmean(baseline_values):+z.1f})"
 
 
 def _labels(rows: Sequence[_Row]) -> list[str]:

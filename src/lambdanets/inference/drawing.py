@@ -29,7 +29,7 @@ def overlay(
     boxes: Tensor,
     labels: Tensor,
     scores: Tensor | None,
-    masks: Tensor | Callable[[int], CroppedMask] | None,
+    masks: Callable[[int], CroppedMask] | None,
     names: Sequence[str] | None,
 ) -> Image.Image:
     """Draw objects on an image, each in its own color. Small images are enlarged.
@@ -37,8 +37,7 @@ def overlay(
     boxes: (n, 4) as x1, y1, x2, y2 in pixels.
     labels: (n,) from 1.
     scores: (n,), or None for ground truth.
-    masks: (n, H, W) or (n, 1, H, W), thresholded at 0.5; or a function that returns the mask at an index, to save
-        memory; or None.
+    masks: a function that returns the mask at an index, or None.
     names: class names in order of the labels; None to draw only the outlines of the masks.
 
     Names overlap neither other names nor small objects. If there is not enough space for all names, those of objects
@@ -54,7 +53,7 @@ def overlay(
     by_area = np.argsort(-areas, kind="stable")
     if masks is not None:
         for index in by_area:
-            top, left, mask = masks(int(index)) if callable(masks) else CroppedMask(0, 0, _threshold(masks[index]))
+            top, left, mask = masks(int(index))
             window = pixels[top * factor :, left * factor :]
             opacity, width = (_OPACITY, line_width) if names else (0.0, min(line_width, max(1, min(mask.shape) // 10)))
             _paint_mask(window, mask.repeat(factor, 0).repeat(factor, 1), distinct_color(int(index)), width, opacity)
@@ -71,10 +70,6 @@ def overlay(
         text += "" if scores is None else f" {confidences[index]:.2f}"
         _write_name(draw, text, tuple(clipped[index]), distinct_color(int(index)), clipped, name_boxes)
     return drawn
-
-
-def _threshold(mask: Tensor) -> np.ndarray:
-    return (mask.reshape(mask.shape[-2:]) > 0.5).cpu().numpy()
 
 
 def _paint_mask(pixels: np.ndarray, mask: np.ndarray, color: Color, line_width: int, opacity: float) -> None:

@@ -166,7 +166,7 @@ class TrainingModule(LightningModule):
         checkpoint["initial_weights"] = self.initial_weights
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.initial_weights = checkpoint.get("initial_weights")
+        self.initial_weights = checkpoint["initial_weights"]
 
 
 def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:

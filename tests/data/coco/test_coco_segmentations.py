@@ -152,8 +152,8 @@ def test_a_polygon_with_many_points_is_decoded_if_its_outline_is_short() -> None
     assert mask_area(segmentation, HEIGHT, WIDTH) == pytest.approx(np.pi * 81, rel=0.05)
 
 
-def test_error_without_pycocotools_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, pycocotools.mask.__name__, None)
+def test_error_without_faster_coco_eval_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     segmentation = parse_segmentation({"size": [2, 2], "counts": [1, 3]}, 2, 2)
     with pytest.raises(InputError, match=r"pip install 'lambdanets\[detection\]'"):
         to_mask(segmentation, 2, 2)

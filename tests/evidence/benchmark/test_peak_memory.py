@@ -2,15 +2,10 @@
 
 import torch
 
-from lambdanets.evidence.benchmark.peak_memory import max_running_sum, peak_bytes
+from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 
 CPU = torch.device("cpu")
 MIB = 2**20
-
-
-def test_running_sum_starts_at_zero():
-    assert max_running_sum([5, 3, -6, 4, -2]) == 8
-    assert max_running_sum([-4, 2]) == 0
 
 
 def test_peak_is_the_sum_of_simultaneous_allocations():

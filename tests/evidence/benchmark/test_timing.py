@@ -8,7 +8,6 @@ from lambdanets.evidence.benchmark.timing import (
     MAX_EXTRA_PASSES,
     MIN_REPEATS,
     fit_exponent,
-    geometric_mean,
     is_noisy,
     summarize,
     time_interleaved,
@@ -81,11 +80,6 @@ def test_interruption_keeps_the_samples():
 def test_summary_has_median_and_quartiles():
     assert summarize([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 2.0, 4.0)
     assert summarize([7.0]) == (7.0, 7.0, 7.0)
-
-
-def test_geometric_mean_of_a_ratio_and_its_inverse_is_one():
-    assert geometric_mean([4.0, 0.25]) == pytest.approx(1.0)
-    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 
 def test_fits_the_exponent_of_a_power_law():

@@ -15,6 +15,11 @@ def pixels(image):
     return np.asarray(image).astype(int)
 
 
+def whole_masks(masks):
+    """Return a function as `overlay` takes it, for masks (n, H, W)."""
+    return lambda index: CroppedMask(0, 0, masks[index].numpy())
+
+
 @pytest.fixture
 def objects():
     """Two objects, one below the other, in an image of 40 x 32 pixels."""
@@ -25,7 +30,7 @@ def objects():
         "boxes": torch.tensor([[5.0, 4, 35, 14], [5, 18, 35, 30]]),
         "labels": torch.tensor([1, 2]),
         "scores": torch.tensor([0.9, 0.4]),
-        "masks": masks,
+        "masks": whole_masks(masks),
         "names": ["cat", "dog"],
     }
 
@@ -48,12 +53,7 @@ def test_large_images_keep_their_size(objects):
     assert overlay(Image.new("RGB", (700, 500)), **objects | {"masks": None}).size == (700, 500)
 
 
-def test_overlay_accepts_mask_probabilities(objects):
-    probabilities = objects["masks"][:, None].float() * 0.9 + 0.05
-    assert overlay(GRAY, **objects) == overlay(GRAY, **objects | {"masks": probabilities})
-
-
-def test_overlay_accepts_a_function_of_cropped_masks(objects):
+def test_cropped_masks_are_drawn_at_their_place(objects):
     patches = [CroppedMask(4, 5, np.ones((10, 30), bool)), CroppedMask(18, 5, np.ones((12, 30), bool))]
     assert overlay(GRAY, **objects) == overlay(GRAY, **objects | {"masks": patches.__getitem__})
 
@@ -64,11 +64,9 @@ def test_overlay_draws_names_and_scores(objects):
 
 
 def test_names_do_not_cover_small_objects(objects):
-    with_small_object = {
-        "boxes": torch.tensor([[5.0, 4, 35, 30], [5, 3, 6, 4]]),
-        "masks": torch.zeros(2, 32, 40, dtype=torch.bool),
-    }
-    with_small_object["masks"][1, 3:4, 5:6] = True
+    masks = torch.zeros(2, 32, 40, dtype=torch.bool)
+    masks[1, 3:4, 5:6] = True
+    with_small_object = {"boxes": torch.tensor([[5.0, 4, 35, 30], [5, 3, 6, 4]]), "masks": whole_masks(masks)}
     long_name, no_name = (
         overlay(GRAY, **objects | with_small_object | {"names": [name, ""]}) for name in ("a" * 20, "")
     )
@@ -88,7 +86,7 @@ def test_names_of_any_script_are_drawn_without_a_warning(objects, name):
 def test_overlay_accepts_one_pixel_wide_images(size):
     width, height = size
     boxes, masks = torch.tensor([[0.0, 0, width, height]]), torch.ones(1, height, width, dtype=torch.bool)
-    drawing = overlay(Image.new("L", size), boxes, torch.tensor([1]), None, masks, ["cat"])
+    drawing = overlay(Image.new("L", size), boxes, torch.tensor([1]), None, whole_masks(masks), ["cat"])
     assert max(drawing.size) >= MIN_SIDE
     assert pixels(drawing).max() > 100
 
@@ -99,7 +97,7 @@ def test_overlay_accepts_boxes_outside_the_image_or_without_area(box):
 
 
 def test_overlay_without_objects_leaves_the_image_unchanged():
-    drawing = overlay(GRAY, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), torch.zeros(0, 1, 32, 40), [])
+    drawing = overlay(GRAY, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), None, [])
     assert set(pixels(drawing).reshape(-1)) == {90}
 
 
@@ -137,10 +135,12 @@ def test_precision_recall_curves_are_drawn_as_png(tmp_path, objects):
 
 def test_without_names_only_outlines_are_drawn(objects):
     image = Image.new("L", (700, 500), 90)
-    masks = torch.zeros(1, 500, 700)
-    masks[0, 100:200, 300:500] = 1
+    masks = torch.zeros(1, 500, 700, dtype=torch.bool)
+    masks[0, 100:200, 300:500] = True
     drawing = np.asarray(
-        overlay(image, torch.tensor([[300.0, 100, 500, 200]]), torch.tensor([1]), torch.ones(1), masks, None)
+        overlay(
+            image, torch.tensor([[300.0, 100, 500, 200]]), torch.tensor([1]), torch.ones(1), whole_masks(masks), None
+        )
     )
     changed = (drawing != 90).any(2)
     assert changed[100, 300:500].all()

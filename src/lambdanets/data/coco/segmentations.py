@@ -1,8 +1,8 @@
 """COCO segmentations: polygons, or run-length encodings (RLE) in column order, uncompressed or compressed to a string.
 
-They are validated, because the C code of pycocotools does not check them: it would write outside of the mask if runs
-are longer than the image, read past the end of a truncated string, and trace polygons far outside the image pixel by
-pixel.
+They are validated, because the C code of faster-coco-eval does not check them: it would write outside of the mask if
+runs are longer than the image, read past the end of a truncated string, and trace polygons far outside the image pixel
+by pixel.
 """
 
 from array import array
@@ -27,8 +27,8 @@ class CroppedMask(NamedTuple):
     mask: np.ndarray
 
 
-MAX_PIXELS = 2 * 10**8  # more than Pillow's limit; pycocotools counts pixels in 32 bits
-_MAX_OUTLINE = 4 * 10**6  # pixels; pycocotools needs 200 bytes per pixel of the outline
+MAX_PIXELS = 2 * 10**8  # more than Pillow's limit; the C code counts pixels in 32 bits
+_MAX_OUTLINE = 4 * 10**6  # pixels; the C code needs 200 bytes per pixel of the outline
 
 
 def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _parse_rle(value: dict[str, Any], height: int, width: int) -> "array[int] | 
 
 
 def _remove_empty_runs(lengths: np.ndarray) -> "array[int]":
-    """Remove runs of length 0, because pycocotools stops at them when it compares masks."""
+    """Remove runs of length 0, because the C code stops at them when it compares masks."""
     nonempty = np.flatnonzero(lengths)
     inside = nonempty % 2
     starts = np.flatnonzero(np.diff(inside, prepend=1 - inside[0]))
@@ -128,7 +128,7 @@ def segmentation_to_coco(segmentation: Segmentation, height: int, width: int) ->
 
 def to_mask(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
     """Decode a segmentation to a mask, uint8 (height, width), 1 inside; all 0 if polygons contain no pixel center."""
-    return np.ascontiguousarray(_pycocotools().decode(_to_rle(segmentation, height, width)))
+    return np.ascontiguousarray(_masks().decode(_to_rle(segmentation, height, width)))
 
 
 def to_cropped_mask(segmentation: Segmentation, height: int, width: int) -> CroppedMask:
@@ -149,23 +149,23 @@ def to_cropped_mask(segmentation: Segmentation, height: int, width: int) -> Crop
 
 def mask_area(segmentation: Segmentation, height: int, width: int) -> float:
     """Return the number of pixels of the mask."""
-    return float(_pycocotools().area(_to_rle(segmentation, height, width)))
+    return float(_masks().area(_to_rle(segmentation, height, width)))
 
 
 def encode_rle(mask: np.ndarray) -> str:
     """Encode a mask, bool (height, width), as a compressed RLE."""
-    return _pycocotools().encode(np.asfortranarray(mask, np.uint8))["counts"].decode()
+    return _masks().encode(np.asfortranarray(mask, np.uint8))["counts"].decode()
 
 
 def _to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, Any]:
-    masks = _pycocotools()
+    masks = _masks()
     if isinstance(segmentation, tuple):
-        return masks.merge(masks.frPyObjects(list(segmentation), height, width))
+        return masks.merge(masks.frPyObjects([polygon.tolist() for polygon in segmentation], height, width))
     runs: Any = segmentation_to_coco(segmentation, height, width)
     return runs if isinstance(segmentation, str) else masks.frPyObjects(runs, height, width)
 
 
-def _pycocotools() -> ModuleType:
+def _masks() -> ModuleType:
     with explain_missing_extras():
-        import pycocotools.mask
-    return pycocotools.mask
+        from faster_coco_eval import mask
+    return mask

@@ -68,7 +68,6 @@ class Criteria:
     per_class: int | None  # images per class; None selects each confident row once
     seed: int
     labels: str  # fingerprint of the labels
-    ties: str = "md5 of seed and key"  # order of rows with equal confidence; older selections used another hash
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:

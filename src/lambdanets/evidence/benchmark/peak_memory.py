@@ -1,7 +1,8 @@
 """Measure the peak memory of a function call."""
 
+import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,13 +30,5 @@ def peak_bytes(work: Callable[[], Any], device: torch.device) -> int:
     assert profiler.profiler is not None
     events = profiler.profiler.kineto_results.events()
     memory = [event for event in events if event.name() == "[memory]"]
-    return max_running_sum(event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns()))
-
-
-def max_running_sum(changes: Iterable[int]) -> int:
-    """Return the maximum of the running sum, which starts at 0."""
-    total = highest = 0
-    for change in changes:
-        total += change
-        highest = max(highest, total)
-    return highest
+    changes = (event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns()))
+    return max(itertools.accumulate(changes, initial=0))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from lambdanets.evidence.benchmark.measurement import NOT_REACHED, Row
 from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import CommonOptions
 from lambdanets.evidence.benchmark.peers import installed_version
-from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, geometric_mean, summarize
+from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, summarize
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.provenance import commit, hardware, read_unfinished, versions
 from lambdanets.text_tables import text_table
@@ -123,7 +124,7 @@ def _mean_ratios(rows: Sequence[Row], measure: Callable[[Row], float | None]) ->
             "candidate": name,
             "scope": scope,
             "pass": phase,
-            "geometric_mean_over_ours": geometric_mean(values) if values else None,
+            "geometric_mean_over_ours": statistics.geometric_mean(values) if values else None,
             "shapes": len(values),
             "noisy": noisy[name, scope, phase],
         }

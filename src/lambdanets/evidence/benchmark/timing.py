@@ -94,11 +94,6 @@ def is_noisy(samples: Sequence[float]) -> bool:
     return upper > NOISY_RATIO * lower
 
 
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """Compute the geometric mean."""
-    return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-
-
 def fit_exponent(sizes: Sequence[float], measured: Sequence[float]) -> float | None:
     """Fit the exponent p of measured ~ size^p by least squares of logarithms; None for fewer than two sizes."""
     if len(set(sizes)) < 2:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.ops import lambda_interaction, position_interaction
-from lambdanets.ops.attention_forms import linear_attention
+from lambdanets.ops.linear_attention import linear_attention
 
 Sizes = Mapping[str, int]
 Operation = Callable[[Any], object]

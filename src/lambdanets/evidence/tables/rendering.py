@@ -1,7 +1,5 @@
 """Format comparisons with the paper as text tables, Markdown, CSV or JSON."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,7 +18,7 @@ from lambdanets.evidence.tables.verdicts import (
     Comparison,
     summary,
 )
-from lambdanets.text_tables import markdown_table, text_table
+from lambdanets.text_tables import csv_table, markdown_table, text_table
 
 NO_MEASUREMENTS = Measured()
 FIELDS = ("table", "row", "column", "unit", "paper", "ours", "verdict", "note", "model")
@@ -48,12 +46,8 @@ def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREME
 
 def to_csv(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
     """Format as CSV, with one row per number in the paper's tables."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    for comparison in comparisons:
-        writer.writerow(to_record(comparison))
-    return text.getvalue()
+    records = (to_record(comparison) for comparison in comparisons)
+    return csv_table([FIELDS, *([record[field] for field in FIELDS] for record in records)])
 
 
 def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.baselines.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
-from lambdanets.ops.attention_forms import linear_attention
 from lambdanets.ops.checks import check_sizes
+from lambdanets.ops.linear_attention import linear_attention
 from lambdanets.ops.precision import accumulation_dtype, without_autocast
 
 _RELU_FLOOR = 1e-3  # keeps denominators positive; the value is from the authors' code
