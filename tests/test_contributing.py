@@ -50,7 +50,7 @@ def test_new_algorithm_needs_one_file_and_one_entry(package):
     )
     plan = package / "ops/position/plan.py"
     add_line(plan, "from lambdanets.ops.position.fourier", "from lambdanets.ops.position.all_pairs import AllPairs\n")
-    add_line(plan, "        ValueAxisConvolution(),\n", "        AllPairs(),\n")
+    add_line(plan, "        Convolution(),\n", "        AllPairs(),\n")
     script = """
 import torch, lambdanets as ln
 x = torch.randn(2, 3, 12, 4), torch.randn(3, 5, 4), torch.randn(2, 12, 6), (3, 4)

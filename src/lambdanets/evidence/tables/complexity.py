@@ -120,7 +120,7 @@ def _lambda_convolution(s: Sizes) -> Tensor:
         torch.empty(scope, scope, s["k"]),
         torch.empty(s["b"], s["n"], s["d"] // s["h"]),
         (side, side),
-        algorithm="depthwise_convolution",
+        algorithm="convolution",
     )
 
 

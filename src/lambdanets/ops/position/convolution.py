@@ -1,15 +1,12 @@
 """Lambda convolution (Sec. 3.4): an n-d convolution of the values with one output channel per query depth.
 
-lambda[b,v,k,:] = conv(V[b,v,u,:], R[k,u,r]) has the same weights for every value channel v. The forward pass has three
-implementations, with v in the batch, in the channels or as a spatial axis; the backward pass is the same for all.
+lambda[b,v,k,:] = conv(V[b,v,u,:], R[k,u,r]) has the same weights for every value channel v, so v is in the batch. The
+paper's two implementations, with v in groups of channels or as a spatial axis, compute the same more slowly on CPUs.
 Cost: n k u v b prod(r) multiply-adds, without tensors of size n m. Suitable for small scopes.
 """
 
 import itertools
 import math
-from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -25,74 +22,18 @@ _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose
 _MAX_TERMS = 256
 
 
-class _ConvolutionAlgorithm(Algorithm):
+class Convolution(Algorithm):
+    name = "convolution"
     keeps_bfloat16 = True
 
-    @staticmethod
-    @abstractmethod
-    def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
-        """Compute lambdas (b, v, k, S..) from zero-padded maps (b, v, u, S..) and weights (k, u, r..)."""
-
     def bind(self, problem: Problem, rates: Rates) -> "BoundConvolution":
-        return BoundConvolution(problem.limit_lambda_bytes(), self.lambdas)
-
-
-class Convolution(_ConvolutionAlgorithm):
-    """An n-d convolution with v in the batch."""
-
-    name = "convolution"
+        return BoundConvolution(problem.limit_lambda_bytes())
 
     def cost(self, problem: Problem, rates: Rates) -> Cost:
         return _cost(problem, rates)
 
-    @staticmethod
-    def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
-        return _CONVOLUTIONS[maps.ndim - 3](maps.flatten(0, 1), weights).unflatten(0, maps.shape[:2])
-
-
-class DepthwiseConvolution(_ConvolutionAlgorithm):
-    """A grouped n-d convolution with v groups of u input and k output channels; copies the table v times."""
-
-    name = "depthwise_convolution"
-
-    def cost(self, problem: Problem, rates: Rates) -> Cost:
-        copied_elements = problem.value_depth * problem.query_depth * problem.intra_depth * math.prod(problem.scope)
-        return _direct_cost(problem, rates, 2, copied_elements)  # a group has too few channels for a matrix product
-
-    @staticmethod
-    def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
-        v, k = maps.shape[1], weights.shape[0]
-        repeated = weights.expand(v, *weights.shape).flatten(0, 1)  # ((v k), u, r..)
-        lambdas = _CONVOLUTIONS[maps.ndim - 3](maps.flatten(1, 2), repeated, groups=v)
-        return lambdas.unflatten(1, (v, k))
-
-
-class ValueAxisConvolution(_ConvolutionAlgorithm):
-    """An (n+1)-d convolution with v as an additional spatial axis, along which the kernel has size 1.
-
-    The output has v after k; the paper's code omits the transposition. Copies the values.
-    """
-
-    name = "value_axis_convolution"
-    limits = "supports only 1-D and 2-D data, because PyTorch has no 4-d convolution"
-
-    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        if len(problem.grid) == 3:
-            return None
-        copied_elements = problem.batch * problem.num_positions * problem.value_depth * problem.intra_depth
-        return _direct_cost(problem, rates, 1, copied_elements)
-
-    @staticmethod
-    def lambdas(maps: Tensor, weights: Tensor) -> Tensor:
-        lambdas = _CONVOLUTIONS[maps.ndim - 2](maps.transpose(1, 2), weights.unsqueeze(2))
-        return lambdas.transpose(1, 2)
-
 
 class BoundConvolution(BoundPositionAlgorithm):
-    def __init__(self, problem: Problem, lambdas: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__(problem)
-        self._lambdas = lambdas
-
     def prepare(self, table: Tensor) -> Prepared:
         """Return weights (k, u, r_1..r_D)."""
         return (table.movedim((-2, -1), (0, 1)).contiguous(),)
@@ -101,7 +42,7 @@ class BoundConvolution(BoundPositionAlgorithm):
         return grad_prepared[0].movedim((0, 1), (-2, -1))
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        lambdas = self._lambdas(self._padded_maps(values), prepared[0])
+        lambdas = _lambdas(self._padded_maps(values), prepared[0])
         return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas.flatten(3))
 
     def position_gradients(
@@ -117,7 +58,7 @@ class BoundConvolution(BoundPositionAlgorithm):
         maps = self._padded_maps(values)
         grad_queries = grad_weights = grad_values = None
         if needs_grad.queries:
-            lambdas = Convolution.lambdas(maps, weights)
+            lambdas = _lambdas(maps, weights)
             grad_queries = torch.einsum("bhnv,bvkn->bhnk", grad_output, lambdas.flatten(3))
         if needs_grad.table or needs_grad.values:
             grad_lambdas = torch.einsum("bhnk,bhnv->bvkn", queries, grad_output).unflatten(3, p.grid).flatten(0, 1)
@@ -137,8 +78,12 @@ class BoundConvolution(BoundPositionAlgorithm):
         return F.pad(maps, [size for pair in zip(reversed(p.before), reversed(p.after), strict=True) for size in pair])
 
 
+def _lambdas(maps: Tensor, weights: Tensor) -> Tensor:
+    """Compute lambdas (b, v, k, S..) from zero-padded maps (b, v, u, S..) and weights (k, u, r..)."""
+    return _CONVOLUTIONS[maps.ndim - 3](maps.flatten(0, 1), weights).unflatten(0, maps.shape[:2])
+
+
 def _cost(problem: Problem, rates: Rates) -> Cost:
-    """Predict the cost of `Convolution`; its backward cost applies to all three algorithms."""
     p = problem.limit_lambda_bytes()
     num_calls = -(-problem.batch // p.batch)
     num_offsets, lambda_elements = math.prod(p.scope), p.lambda_elements
@@ -163,18 +108,6 @@ def _cost(problem: Problem, rates: Rates) -> Cost:
         workspace_bytes=max(4, p.dtype.itemsize) * (2 * lambda_elements + scattered_elements),
         seconds=num_calls * (conv_seconds + apply_seconds + copy_seconds + rates.call_overhead(10)),
         backward_seconds=num_calls * (backward_seconds + rates.call_overhead(20 + 6 * num_rows)),
-    )
-
-
-def _direct_cost(problem: Problem, rates: Rates, slowdown: int, copied_elements: int) -> Cost:
-    """Predict the cost of a direct convolution that is `slowdown` times slower than a matrix product."""
-    base, p = _cost(problem, rates), problem
-    matmul_seconds = 2.0 * p.lambda_elements * p.intra_depth * math.prod(p.scope) / rates.operations_per_second
-    return replace(
-        base,
-        # the copies are freed before the lambdas are applied
-        workspace_bytes=max(base.workspace_bytes, 4 * (p.lambda_elements + copied_elements)),
-        seconds=base.seconds + slowdown * matmul_seconds + rates.copy_seconds(4.0 * copied_elements),
     )
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusions
-from lambdanets.ops.position.convolution import Convolution, DepthwiseConvolution, ValueAxisConvolution
+from lambdanets.ops.position.convolution import Convolution
 from lambdanets.ops.position.fourier import Fourier
 from lambdanets.ops.position.fused import Fused
 from lambdanets.ops.position.lambda_order import LambdaOrder
@@ -28,8 +28,6 @@ ALGORITHMS: dict[str, Algorithm] = {
         Fourier(),
         LambdaOrder(),
         Convolution(),
-        DepthwiseConvolution(),
-        ValueAxisConvolution(),
     )
 }
 
