@@ -13,6 +13,7 @@ half the number of cores.
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,12 @@ def measure(options: argparse.Namespace, out: Path) -> None:
 
 
 def write_section(results: dict[str, Any]) -> str:
-    """The text between the page's markers."""
-    runs = results["runs"]
+    """The text between the page's markers, about the seeds that have runs of both networks at all sizes."""
+    sizes = sorted({run["image_size"] for run in results["runs"]})
+    counts = Counter(run["seed"] for run in results["runs"])
+    seeds = [seed for seed, count in counts.items() if count == len(MIXERS) * len(sizes)]
+    runs = [run for run in results["runs"] if run["seed"] in seeds]
     first = runs[0]
-    sizes, seeds = (sorted({run[name] for run in runs}) for name in ("image_size", "seed"))
     top1: dict[tuple[str, int], dict[int, float]] = {}
     for run in runs:
         top1.setdefault((run["mixer"], run["image_size"]), {})[run["seed"]] = 100 * run["top1"]
