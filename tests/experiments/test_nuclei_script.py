@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts import load_script
+from scripts import ROOT, load_script
 
-ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/detection.md"
 
 

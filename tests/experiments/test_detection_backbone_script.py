@@ -2,15 +2,13 @@ import functools
 import json
 import shutil
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from lambdanets.evidence.benchmark import peers
-from scripts import load_script
+from scripts import ROOT, load_script
 
-ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "experiments/detection_backbone.py"
 
 

@@ -1,12 +1,10 @@
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from scripts import load_script
+from scripts import ROOT, load_script
 
-ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "experiments/results/epyc-2-cores"
 
 

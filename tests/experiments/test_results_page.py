@@ -9,9 +9,7 @@ import pytest
 import torch
 
 import lambdanets
-from scripts import load_script
-
-ROOT = Path(__file__).parents[1]
+from scripts import ROOT, load_script
 
 
 @pytest.mark.parametrize("script", ["claims", "frontier", "photographs"])
