@@ -37,7 +37,7 @@ from lambdanets.evidence.benchmark.measurement import (
     measurement_settings,
     prepare_module,
 )
-from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
+from lambdanets.evidence.benchmark.model import capture_inputs, set_batch_norm_statistics
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.peers import Skipped, build_peer
 from lambdanets.evidence.benchmark.reference import Error, Expected, compute_expected, reference_copy
@@ -120,20 +120,8 @@ class Backbones:
     @functools.cached_property
     def captured(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """The input of each lambda layer and, with a backward pass, the gradient of its output."""
-        captured: dict[str, tuple[Tensor, Tensor | None]] = {}
-
-        def capture(path: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            x = arguments[0].detach().clone()
-            captured[path] = (x, None)
-            if self.backward:
-                output.register_hook(lambda grad: captured.update({path: (x, grad.detach().clone())}))
-
-        layers = [(path, self.lambda_resnet.get_submodule(path)) for path in self.lambda_layers]
-        hooks = [layer.register_forward_hook(functools.partial(capture, path)) for path, layer in layers]
-        run(self.lambda_resnet, self.inputs)
-        for hook in hooks:
-            hook.remove()
-        return captured
+        network = self.lambda_resnet
+        return capture_inputs(network, self.lambda_layers, lambda: run(network, self.inputs))
 
     @functools.cached_property
     def expected(self) -> dict[str, Expected]:

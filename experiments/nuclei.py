@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import markers, replace_section
-from seeded_runs import SeededRunsParser, store, train
+from seeded_runs import SeededRunsParser, processors, store, train
 
 from lambdanets.evidence.paired import format_difference, paired_differences
 from lambdanets.text_tables import format_mean, markdown_table

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,8 @@ def _case(options: Model, device: torch.device, phase: str) -> Case:
     def expected(pattern: str | None) -> dict[str, tuple[Tensor, Tensor | None, Expected]]:
         """Map each middle layer to its input and grad_output in the network, and the expected tensors."""
         reference = reference_copy(network(pattern))
-        captured = _capture_inputs(copy.deepcopy(reference).to(dtype), *inputs())
+        model = copy.deepcopy(reference).to(dtype)
+        captured = capture_inputs(model, LAYERS, prepare_module(model, *inputs(), lambda: Expected({}, 0.0)).run)
         return {
             name: (x, grad_output, compute_expected(reference.get_submodule(name), x, grad_output))
             for name, (x, grad_output) in captured.items()
@@ -109,20 +110,20 @@ def _identity(expected: Expected) -> Expected:
     return expected
 
 
-def _capture_inputs(
-    model: nn.Module, images: Tensor, grad_output: Tensor | None
+def capture_inputs(
+    model: nn.Module, layers: Iterable[str], run: Callable[[], object]
 ) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Return the input and, in training, the grad_output of each middle layer."""
+    """Return the input of each layer in a run of the model and, if the run computes it, the gradient of its output."""
     captured: dict[str, tuple[Tensor, Tensor | None]] = {}
 
     def capture(name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         x = arguments[0].detach().clone()
         captured[name] = (x, None)
-        if grad_output is not None:
+        if output.requires_grad:
             output.register_hook(lambda grad: captured.update({name: (x, grad.detach().clone())}))
 
-    hooks = [model.get_submodule(name).register_forward_hook(functools.partial(capture, name)) for name in LAYERS]
-    prepare_module(model, images, grad_output, lambda: Expected({}, 0.0)).run()
+    hooks = [model.get_submodule(name).register_forward_hook(functools.partial(capture, name)) for name in layers]
+    run()
     for hook in hooks:
         hook.remove()
     return captured
