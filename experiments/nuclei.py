@@ -68,7 +68,7 @@ def section(results: dict[str, Any]) -> str:
     lines = [
         f"{runs[0]['training_images']} training images, {runs[0]['images']} validation images, {runs[0]['epochs']} "
         f"epochs from random\ninitialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per run on "
-        f"{' and '.join(sorted({run['hardware']['processor'] for run in runs}))}"
+        f"{processors(runs)}"
         + (f", {jobs} at a time" if jobs > 1 else "")
         + f" with {num_threads} thread{'s' * (num_threads > 1)} each; "
         + (f"mean ± std of {len(seeds)} seeds, " if len(seeds) > 1 else "one seed, ")
