@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -39,35 +39,6 @@ class EvaluateOptions:
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int, Range(1))
         check("workers", self.workers, int, WORKERS_RANGE)
-
-
-@dataclasses.dataclass(frozen=True)
-class PredictOptions:
-    """Options of detect predict and segment predict."""
-
-    checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
-    images: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
-    ] = ()
-    """Image files, folders and globs."""
-    figures: bool = True
-    """Draw the predictions on each image."""
-    batch_size: int = 1
-    """Images per forward pass."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
-
-    def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
-
-    def find_images(self) -> list[Path]:
-        """Return the paths of all images. Raises InputError if there are none."""
-        from lambdanets.data.images import find_images
-
-        if not self.images:
-            raise InputError("IMAGES must be at least one file, folder or glob, got none")
-        return find_images(self.images)
 
 
 def evaluate_and_report(

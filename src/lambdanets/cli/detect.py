@@ -10,10 +10,11 @@ import tyro
 
 from lambdanets.bounds import Range, check
 from lambdanets.cli.actions import run_action
-from lambdanets.cli.annotated_sets import EvaluateOptions, PredictOptions, evaluate_and_report
+from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import (
     ImageOutput,
+    PredictOptions,
     numbered_name,
     open_image_folder,
     process_images,
@@ -46,6 +47,8 @@ class Predict(PredictOptions):
     out: Path = Path("detections")
     """New folder for results.json (COCO format), objects.csv, and a label image and a figure per image. The same
     command resumes."""
+    figures: bool = True
+    """Draw the detections of each image."""
     score: float = 0.5
     """Minimum score of the detections in figures, label images and objects.csv; results.json has all detections."""
     labels: bool = True

@@ -1,12 +1,16 @@
 """Shared by commands that process image files: a journal to resume from, and a report of unreadable images."""
 
 import contextlib
+import dataclasses
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import tyro
+
+from lambdanets.bounds import Range, check
 from lambdanets.errors import InputError
 from lambdanets.folders import WorkFolder
 from lambdanets.journal import SUFFIX, Journal, open_journal
@@ -36,6 +40,33 @@ def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -
             done = f"stopped after {len(journal.entries)} of {len(paths)} images, saved in {path}"
             echo(f"{done}; run the same command to resume", file=sys.stderr)
         raise
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictOptions:
+    """Options of all commands that predict on image files."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
+    images: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
+    ] = ()
+    """Image files, folders and globs."""
+    batch_size: int = 1
+    """Images per forward pass."""
+    device: str | None = None
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+
+    def __post_init__(self) -> None:
+        check("batch_size", self.batch_size, int, Range(1))
+
+    def find_images(self) -> list[Path]:
+        """Return the paths of all images. Raises InputError if there are none."""
+        from lambdanets.data.images import find_images
+
+        if not self.images:
+            raise InputError("IMAGES must be at least one file, folder or glob, got none")
+        return find_images(self.images)
 
 
 class ImageOutput(NamedTuple):

@@ -4,13 +4,11 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from lambdanets.bounds import Range, check
 from lambdanets.cli.arguments import parse
-from lambdanets.cli.image_results import images_journal, report_unreadable
+from lambdanets.cli.image_results import PredictOptions, images_journal, report_unreadable
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.terminal import echo
@@ -20,27 +18,17 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Predict:
+class Predict(PredictOptions):
     """Options of predict."""
 
-    checkpoint: tyro.conf.Positional[Path]
-    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
-    images: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
-    ] = ()
-    """Image files, folders and globs."""
     top: int = 3
     """Number of most probable classes to report per image."""
     out: Path = Path("predictions.jsonl")
     """New file in JSON Lines format, one line per image. The same command resumes an interrupted one."""
-    batch_size: int = 1
-    """Images per forward pass."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check("top", self.top, int, Range(1))
-        check("batch_size", self.batch_size, int, Range(1))
 
 
 def main(arguments: list[str]) -> int:
@@ -51,15 +39,12 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets predict",
         description="Classify image files, print the most probable classes and write them to a file.",
     )
-    from lambdanets.data.images import find_images
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import ClassifierCard
     from lambdanets.locks import locked
 
     _check_new(options.out)
-    if not options.images:
-        raise InputError("IMAGES must be at least one file, folder or glob, got none")
-    paths = find_images(options.images)
+    paths = options.find_images()
     classifier = load_one_of([ClassifierCard], options.checkpoint, options.device)
     with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
         _check_new(options.out)  # another process may have written it in the meantime

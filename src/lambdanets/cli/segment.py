@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambdanets.cli.actions import run_action
-from lambdanets.cli.annotated_sets import EvaluateOptions, PredictOptions, evaluate_and_report
+from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import (
     ImageOutput,
+    PredictOptions,
     numbered_name,
     open_image_folder,
     process_images,
@@ -39,6 +40,8 @@ class Predict(PredictOptions):
 
     out: Path = Path("segmentations")
     """New folder for classes.csv, and a semantic mask and a figure per image. The same command resumes."""
+    figures: bool = True
+    """Draw the classes over each image."""
 
 
 def main(arguments: list[str]) -> int:
