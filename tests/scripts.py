@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,3 +21,9 @@ def load_script(path: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up
     spec.loader.exec_module(module)
     return module
+
+
+def call_main(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *options: object) -> None:
+    """Call `main` of a script with command line options."""
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), *map(str, options)])
+    script.main()

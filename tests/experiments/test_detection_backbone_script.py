@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lambdanets.evidence.benchmark import peers
-from scripts import ROOT, load_script
+from scripts import ROOT, call_main, load_script
 
 SCRIPT = ROOT / "experiments/detection_backbone.py"
 
@@ -17,14 +17,9 @@ def script():
     return load_script("experiments/detection_backbone.py")
 
 
-def call(script, monkeypatch, *options):
-    monkeypatch.setattr(sys, "argv", ["detection_backbone.py", *map(str, options)])
-    script.main()
-
-
 def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypatch, tmp_path):
     out = tmp_path / "results.json"
-    call(
+    call_main(
         script,
         monkeypatch,
         "--size",
@@ -74,11 +69,13 @@ def test_training_step_is_measured_in_a_separate_process(script, monkeypatch, tm
 
     def run(command, **options):
         assert command[:2] == [sys.executable, str(SCRIPT)]
-        call(script, monkeypatch, *command[2:])
+        call_main(script, monkeypatch, *command[2:])
         return SimpleNamespace(stdout=capsys.readouterr().out)
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run, PIPE=None))
-    call(script, monkeypatch, "--size", 64, "--candidates", script.TRAINING_STEP, "--out", tmp_path / "results.json")
+    call_main(
+        script, monkeypatch, "--size", 64, "--candidates", script.TRAINING_STEP, "--out", tmp_path / "results.json"
+    )
     step = json.loads((tmp_path / "results.json").read_text())["training_step"]
     assert len(step["seconds"]) == 2
     assert step["peak_resident_bytes"] > step["peak_bytes"] > 0
@@ -90,6 +87,6 @@ def test_page_has_the_tables_of_the_committed_results(script, monkeypatch, tmp_p
     text = committed.read_text(encoding="utf-8")
     tables = text.partition(script.BEGIN)[2].partition(script.END)[0]
     page.write_text(text.replace(tables, ""), encoding="utf-8")
-    call(script, monkeypatch, "--page", page)
+    call_main(script, monkeypatch, "--page", page)
     assert page.read_text(encoding="utf-8") == text
     assert "lambda layer |" in tables

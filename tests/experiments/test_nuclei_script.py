@@ -1,12 +1,11 @@
 import json
 import statistics
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from scripts import ROOT, load_script
+from scripts import ROOT, call_main, load_script
 
 PAGE = ROOT / "docs/detection.md"
 
@@ -14,11 +13,6 @@ PAGE = ROOT / "docs/detection.md"
 @pytest.fixture
 def script():
     return load_script("experiments/nuclei.py")
-
-
-def call(script, monkeypatch, *options):
-    monkeypatch.setattr(sys, "argv", ["nuclei.py", *map(str, options)])
-    script.main()
 
 
 def without_table(script, page):
@@ -31,7 +25,7 @@ def without_table(script, page):
 def test_nuclei_page_has_the_committed_results(script, monkeypatch, tmp_path):
     page = tmp_path / "detection.md"
     table = without_table(script, page)
-    call(script, monkeypatch, "--page", page)
+    call_main(script, monkeypatch, "--page", page)
     assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
     assert "| masks, lambda layers, 1.19 M parameters |" in table
 
@@ -71,8 +65,8 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
 
     monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
     options = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page]
-    call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
-    call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
+    call_main(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
+    call_main(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
     trained = sorted((command[5], command[7]) for command in commands)
     assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
     table = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]

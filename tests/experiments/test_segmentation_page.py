@@ -3,13 +3,12 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from scripts import ROOT, load_script
+from scripts import ROOT, call_main, load_script
 
 PAGE = ROOT / "docs/segmentation.md"
 
@@ -17,11 +16,6 @@ PAGE = ROOT / "docs/segmentation.md"
 @pytest.fixture
 def script():
     return load_script("experiments/segmentation.py")
-
-
-def call(script, monkeypatch, *options):
-    monkeypatch.setattr(sys, "argv", ["segmentation.py", *map(str, options)])
-    script.main()
 
 
 def test_python_code_of_the_page_segments_a_photo(trained_segmenter, tmp_path, monkeypatch, capsys):
@@ -43,7 +37,7 @@ def test_segmentation_page_has_the_committed_results(script, monkeypatch, tmp_pa
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(script.BEGIN)
     page.write_text(before + script.BEGIN + script.END + rest.partition(script.END)[2], encoding="utf-8")
-    call(script, monkeypatch, "--page", page)
+    call_main(script, monkeypatch, "--page", page)
     assert page.read_text(encoding="utf-8") == text
 
 
@@ -69,8 +63,8 @@ def test_script_trains_both_networks_and_keeps_other_results(script, monkeypatch
     monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
     monkeypatch.setattr(script, "score", score)
     options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--jobs", 2]
-    call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
-    call(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
+    call_main(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
+    call_main(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
     trained = sorted((command[2], command[4]) for command in commands)
     assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
     runs = json.loads(out.read_text())["runs"]
