@@ -208,7 +208,7 @@ def layer_costs() -> list[Finding]:
 
 def network_costs() -> list[Finding]:
     """Compare ResNet-50 with lambda layers and with local or axial attention in all stages."""
-    rows = {(row["row"], row["phase"]): row for row in read("xeon-2-cores/tables/table-4.json")["rows"]}
+    rows = {(row["candidate"], row["sizes"]["pass"]): row for row in read("xeon-2-cores/tables/table-4.json")["rows"]}
     findings = []
     for layer, images in (("axial self-attention", 960), ("local self-attention 7x7", 440)):
         speeds, memory = [], []

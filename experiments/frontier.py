@@ -33,8 +33,8 @@ from lambdanets.deployment.runtimes import RUNTIMES
 from lambdanets.evidence import plot_style
 from lambdanets.evidence.benchmark.peak_memory import peak_bytes
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
+from lambdanets.evidence.paper_models import PAPER_MODELS
 from lambdanets.evidence.tables.paper import select_numbers
-from lambdanets.evidence.tables.rows import ROWS
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
@@ -103,7 +103,7 @@ class Row(NamedTuple):
 
 def all_rows() -> list[Row]:
     top1 = {number.row: float(number.value) for number in select_numbers(["18"]) if number.column == "supervised top-1"}
-    rows = [Row(OURS, spec.name, spec.image_size, top1[row]) for row, spec in ROWS["18"].items() if row in top1]
+    rows = [Row(OURS, spec.name, spec.image_size, top1[row]) for row, spec in PAPER_MODELS["18"].items() if row in top1]
     rows += [Row(family, *point, top1) for family, points in PUBLISHED.items() for point, top1 in points.items()]
     return rows
 

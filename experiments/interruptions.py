@@ -67,13 +67,11 @@ def count_files(pattern: str) -> CountFinished:
 
 
 def count_rows(out: Path) -> int:
-    """Count the measured rows in the results of `benchmark` or `tables`."""
-    path = out / "results.json" if out.is_dir() else out
+    """Count the measured rows in the results of `benchmark`."""
+    path = out / "results.json"
     if not path.is_file():
         return 0
     content = json.loads(path.read_bytes())
-    if "phases" in content:
-        return len(content["phases"])
     incomplete = [row["sizes"] for row in content["rows"] if row["skip_reason"] and "not reached" in row["skip_reason"]]
     return sum(row["sizes"] not in incomplete for row in content["rows"])
 
@@ -113,8 +111,10 @@ def commands(scratch: Path) -> dict[str, Command]:
             count_rows,
             ("results.json", "layer.png"),
         ),
-        "tables --measure": Command(
-            "tables 10 12 --measure --image-size 32 --batch-size 1 --repeats 1 --out {}", count_rows, ("",)
+        "benchmark tables": Command(
+            "benchmark tables --tables 10 12 --image-size 32 --batch-size 1 --repeats 1 --out {}",
+            count_rows,
+            ("results.json",),
         ),
     }
 

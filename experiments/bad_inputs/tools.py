@@ -99,6 +99,10 @@ TOOLS: list[Input] = [
         for option in ("patterns XXXX", "patterns CCC", "patterns", "image-size=0", "image-size=x", "scope=4")
     ),
     rejected("benchmark memory --passes nonsense --out new", "passes"),
+    rejected("benchmark tables --tables 3 --out new", "3"),
+    rejected("benchmark tables --tables 12 --batch-size 0 --out new", "batch[-_ ]size"),
+    rejected("benchmark tables --tables 12 --image-size 0 --out new", "image[-_ ]size"),
+    rejected("benchmark tables --tables 12 --repeats 0 --out new", "repeats"),
     accepted(f"{LAYER} {ONLY_LAMBDANETS}", "new", check=check_json("new/results.json")),
     accepted(f"{LAYER} {ONLY_LAMBDANETS} --shapes 1x1x4 --scopes 9", "new", check=check_json("new/results.json")),
     *(
@@ -110,16 +114,11 @@ TOOLS: list[Input] = [
             "''": "''",
             "3 99": "99",
             "3 --format html": "html",
-            "3 --batch-size 8": "measure",
-            "3 --repeats 0": "repeats",
-            "3 --measure --measured x": "measure",
             "3 --check --format json": "check",
             "3 --check --out x": "check",
             "3 --out nowhere/x": "nowhere",
             "3 --measured nowhere": "nowhere",
-            "3 --image-size 0": "image[-_ ]size",
-            "12 --measure --batch-size 0": "batch[-_ ]size",
-            "3 --measure --out m": "3",
+            "3 --measure": "measure",
         }.items()
     ),
     rejected("tables 3 --figures file", "figures|file", file("file", "x")),

@@ -1,20 +1,15 @@
 """Provenance of results: commit, versions and hardware."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
 import lambdanets
-from lambdanets.errors import InputError
-from lambdanets.folders import describe_differences
-from lambdanets.records import parse_json
 
 
 def commit() -> str | None:
@@ -51,26 +46,6 @@ def hardware() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-class _Measurements(TypedDict):
-    finished: bool
-
-
-def read_unfinished(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the JSON file of interrupted measurements, to resume them.
-
-    expected: values that must be equal in the file, such as options, versions and hardware.
-
-    Raises InputError if the measurements are finished, a value differs, or the file has other content.
-    """
-    advice = "choose another path with --out"
-    content = parse_json(path.read_bytes(), _Measurements, f"{path} has no measurements to resume", advice)
-    if content["finished"]:
-        raise InputError(f"{path} exists and is finished; {advice}, or remove it")
-    if differing := describe_differences(content, json.loads(json.dumps(expected, default=str))):
-        raise InputError(f"{path} was started with {differing}; remove it, or {advice}")
-    return {**content}
 
 
 def _read_lines(path: Path) -> list[str]:

@@ -6,8 +6,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d, create_model
+from lambdanets.evidence.paper_models import PAPER_MODELS, find_model
 from lambdanets.evidence.tables.paper import paper_numbers
-from lambdanets.evidence.tables.rows import ROWS, find_model
 from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 
 
@@ -119,7 +119,7 @@ def test_count_flops_rejects_models_not_on_meta():
 
 def test_every_table_row_with_a_model_exists_in_the_paper():
     paper_rows = {(figure.table, figure.row) for figure in paper_numbers()}
-    assert {(table, row) for table, rows in ROWS.items() for row in rows} <= paper_rows
+    assert {(table, row) for table, rows in PAPER_MODELS.items() for row in rows} <= paper_rows
 
 
 def test_counts_frozen_parameters_and_shared_ones_once():

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lambdanets.evidence.tables.rows import ROWS
+from lambdanets.evidence.paper_models import PAPER_MODELS
 from lambdanets.models.mask_rcnn import mask_rcnn
 
-RESNETS = {row: build for row, build in ROWS["13"].items() if row.startswith("ResNet")}
+RESNETS = {row: build for row, build in PAPER_MODELS["13"].items() if row.startswith("ResNet")}
 
 
 @pytest.mark.parametrize("row", RESNETS)

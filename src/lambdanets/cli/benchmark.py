@@ -1,6 +1,7 @@
 """`lambdanets benchmark`."""
 
 import functools
+import inspect
 from typing import Any
 
 from lambdanets.cli.actions import run_action
@@ -9,9 +10,9 @@ from lambdanets.cli.arguments import parse
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets benchmark` and return its exit code."""
-    from lambdanets.evidence.benchmark.options import KINDS
+    from lambdanets.evidence.benchmark.options import OPTIONS
 
-    return run_action("benchmark", {kind: _action(kind, options) for kind, options in KINDS.items()}, arguments)
+    return run_action("benchmark", {kind: _action(kind, options) for kind, options in OPTIONS.items()}, arguments)
 
 
 def _action(kind: str, options_type: type[Any]) -> Any:
@@ -21,7 +22,7 @@ def _action(kind: str, options_type: type[Any]) -> Any:
 
 
 def _benchmark(kind: str, options_type: type[Any], arguments: list[str]) -> int:
-    description = f"{options_type.__doc__}\n\nOutputs and gradients are verified against float64 before timing."
+    description = inspect.cleandoc(options_type.__doc__ or "")
     options = parse(options_type, arguments, prog=f"lambdanets benchmark {kind}", description=description)
     from lambdanets.evidence.benchmark.run import run
 

@@ -90,13 +90,13 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
 
 
 def test_benchmark_interrupted_at_its_end_has_its_figures(tmp_path, capsys, monkeypatch):
-    draw, out = benchmark.plots.draw, tmp_path / "out"
+    save, out = benchmark.plot_style.save, tmp_path / "out"
 
-    def with_signal(report, folder):
+    def with_signal(figure, path):
         os.kill(os.getpid(), signal.SIGTERM)
-        draw(report, folder)
+        save(figure, path)
 
-    monkeypatch.setattr(benchmark.plots, "draw", with_signal)
+    monkeypatch.setattr(benchmark.plot_style, "save", with_signal)
     arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
     assert main(arguments) == 130
     assert sorted(path.name for path in out.iterdir()) == ["layer.png", RESULTS]
@@ -131,7 +131,7 @@ def test_rejects_a_folder_with_other_files(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["layers"], "action must be one of layer, model, memory, scaling, got 'layers'; the nearest is layer"),
+        (["layers"], "action must be one of layer, model, memory, scaling, tables, got 'layers'; the nearest is layer"),
         (["layer", "--repeat", "3"], "has no option --repeat; the nearest is --repeats"),
         (["layer", "--candidates", "tim"], "got 'tim'; the nearest is timm"),
         (["layer", "--shapes", "28x28"], "--shapes must be HEIGHTxWIDTHxCHANNELS such as 28x28x128, got '28x28'"),
@@ -143,6 +143,8 @@ def test_rejects_a_folder_with_other_files(tmp_path, capsys):
         (["layer", "--shapes", "100000x100000x64"], "--shapes must fit into memory, got 100000x100000x64"),
         (["memory", "--repeats", "3"], "has no option --repeats"),
         (["model", "--patterns", "CCL"], "--patterns must be four letters"),
+        (["tables", "--tables", "8"], "--tables must be among 4, 5, 10, 12, 13, 18, got 8"),
+        (["tables", "--tables", "18", "--passes", "inference"], "--passes must include training for these tables"),
         (["scaling", "--heads", "17"], "--heads must be at most --query-depth"),
         (["scaling", "--seconds", "0"], "--seconds must be positive and finite, got 0.0"),
         (["layer", "--seconds", "inf"], "--seconds must be positive and finite, got inf"),
@@ -164,7 +166,7 @@ def test_rejects_cuda_without_a_gpu(capsys, monkeypatch, tmp_path):
 def test_help_lists_the_kinds(capsys):
     assert main(["benchmark"]) == 0
     printed = capsys.readouterr().out
-    assert all(kind in printed for kind in COMMANDS)
+    assert all(kind in printed for kind in (*COMMANDS, "tables"))
 
 
 def test_benchmark_that_measures_nothing_fails(tmp_path, capsys, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lambdanets.evidence.benchmark import report
+from lambdanets.evidence.benchmark.kinds import KINDS
 from lambdanets.evidence.benchmark.measurement import Row
 from lambdanets.evidence.benchmark.options import Layer
 
@@ -21,7 +22,7 @@ LAYERS = [
 
 
 def test_layers_are_compared_by_geometric_mean_over_shapes():
-    (entry,) = report.aggregate("layer", LAYERS)
+    (entry,) = KINDS["layer"].aggregate(LAYERS)
     assert entry["candidate"] == "convolution"
     assert entry["shapes"] == 2
     assert entry["geometric_mean_over_ours"] == pytest.approx(2.0)
@@ -29,14 +30,14 @@ def test_layers_are_compared_by_geometric_mean_over_shapes():
 
 def test_memory_is_compared_by_peak_bytes():
     rows = [Row({"shape": "a", "scope": 7, "pass": "x"}, n, peak_bytes=b) for n, b in (("lambdanets", 2), ("timm", 6))]
-    (entry,) = report.aggregate("memory", rows)
+    (entry,) = KINDS["memory"].aggregate(rows)
     assert entry["geometric_mean_over_ours"] == pytest.approx(3.0)
 
 
 def test_models_are_compared_by_throughput_relative_to_resnet50():
     rows = rows_with_times({"resnet50": 1.0, "lambdanets CCCL": 4.0}, image_size=32, **{"pass": "training"})
     throughputs = {
-        entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in report.aggregate("model", rows)
+        entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in KINDS["model"].aggregate(rows)
     }
     assert throughputs == {"resnet50": 1.0, "lambdanets CCCL": 0.25}
 
@@ -45,13 +46,13 @@ def test_exponent_is_fitted_to_the_larger_half_of_sizes():
     rows = []
     for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):
         rows += rows_with_times({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
-    (entry,) = report.aggregate("scaling", rows)
+    (entry,) = KINDS["scaling"].aggregate(rows)
     assert (entry["from_n"], entry["to_n"]) == (256, 1024)
     assert entry["exponent_of_time"] == pytest.approx(1.0)
 
 
 def test_case_table_has_times_or_the_reason_of_each_candidate():
-    table = report.case_table("layer", LAYERS[2:], batch_size=8).splitlines()
+    table = report.case_table(KINDS["layer"], LAYERS[2:], "lambdanets", batch_size=8).splitlines()
     assert table[1] == "shape b, scope 7, pass inference"
     assert [line.split()[0] for line in table[2:]] == ["candidate", "lambdanets", "convolution", "timm"]
     assert "8000.00" in table[4]
@@ -59,7 +60,7 @@ def test_case_table_has_times_or_the_reason_of_each_candidate():
 
 
 def test_case_table_without_measurements_lists_reasons():
-    table = report.case_table("memory", LAYERS[-1:], batch_size=8)
+    table = report.case_table(KINDS["memory"], LAYERS[-1:], "lambdanets", batch_size=8)
     assert "skipped: not installed" in table
 
 
@@ -85,16 +86,16 @@ NOISY = [
 
 
 def test_aggregates_exclude_noisy_times():
-    (entry,) = report.aggregate("layer", NOISY)
+    (entry,) = KINDS["layer"].aggregate(NOISY)
     assert (entry["shapes"], entry["noisy"]) == (1, 1)
     assert entry["geometric_mean_over_ours"] == pytest.approx(0.5)
-    (entry,) = report.aggregate("layer", NOISY[2:])
+    (entry,) = KINDS["layer"].aggregate(NOISY[2:])
     assert entry["geometric_mean_over_ours"] is None
     assert "noisy" in report.aggregates_table([entry]).splitlines()[-1]
 
 
 def test_case_table_and_results_file_mark_noisy_times(tmp_path):
-    table = report.case_table("layer", NOISY[2:], batch_size=8).splitlines()
+    table = report.case_table(KINDS["layer"], NOISY[2:], "lambdanets", batch_size=8).splitlines()
     assert "(noisy)" in table[3]
     assert "(noisy)" not in table[4]
     assert table[4].split()[-2] == "noisy"  # its ratio to ours
@@ -108,8 +109,8 @@ def test_case_table_and_results_file_mark_noisy_times(tmp_path):
 def test_models_and_exponents_exclude_noisy_times():
     rows = rows_with_times({"resnet50": 1.0}, image_size=32, **{"pass": "training"})
     rows += [Row(rows[0].sizes, "lambdanets CCCL", seconds=[1.0, 1.0, 4.0, 4.0])]
-    entries = {entry["candidate"]: entry for entry in report.aggregate("model", rows)}
+    entries = {entry["candidate"]: entry for entry in KINDS["model"].aggregate(rows)}
     assert entries["resnet50"]["throughput_relative_to_resnet50"] == 1.0
     assert entries["lambdanets CCCL"]["throughput_relative_to_resnet50"] is None
     points = [Row({"setting": "map", "pass": "x", "n": n}, "a", seconds=[1.0, 1.0, 4.0]) for n in (16, 64)]
-    assert report.aggregate("scaling", points) == []
+    assert KINDS["scaling"].aggregate(points) == []

@@ -18,28 +18,28 @@ def write_results(path, content):
     return path
 
 
-def measurement(table, row, seconds, phase="inference", **fields):
-    return {
-        "table": table,
-        "row": row,
-        "phase": phase,
-        "batch_size": 2,
-        "image_size": 224,
-        "seconds": [seconds] if seconds else [],
-    } | fields
+def row(table, name, seconds, phase="inference", **fields):
+    sizes = {"table": table, "pass": phase}
+    return {"sizes": sizes, "candidate": name, "seconds": [seconds] if seconds else [], "errors": {}} | fields
+
+
+def tables_results(rows):
+    """Content of results.json of `lambdanets benchmark tables`."""
+    options = {"batch_size": 2, "image_size": None, "dtype": "float32"}
+    return {"kind": "tables", "options": options, "rows": rows}
 
 
 @pytest.fixture
 def measurements_file(tmp_path):
     rows = [
-        measurement("18", "depth 50, 128px", 1.0, "training"),
-        measurement("18", "depth 50, 160px", 2.0, "training"),
-        measurement("4", "lambda layer", 1.0, peak_bytes=2**30),
-        measurement("4", "global self-attention", 4.0, "training", peak_bytes=3 * 2**30),
-        measurement("4", "lambda layer", 2.0, "training", peak_bytes=2**30),
-        measurement("4", "axial self-attention", None, "training", skip_reason="out of memory"),
+        row("18", "depth 50, 128px", 1.0, "training"),
+        row("18", "depth 50, 160px", 2.0, "training"),
+        row("4", "lambda layer", 1.0, peak_bytes=2**30),
+        row("4", "global self-attention", 4.0, "training", peak_bytes=3 * 2**30),
+        row("4", "lambda layer", 2.0, "training", peak_bytes=2**30),
+        row("4", "axial self-attention", None, "training", skip_reason="out of memory"),
     ]
-    return write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})
+    return write_results(tmp_path / "m.json", tables_results(rows))
 
 
 def test_training_steps_are_scaled_to_the_papers_batch(measurements_file):
@@ -80,7 +80,7 @@ def layer_file(tmp_path):
         {"sizes": sizes, "candidate": name, "skip_reason": reason, "median_seconds": seconds, "peak_bytes": None}
         for name, (seconds, reason) in candidates.items()
     ]
-    content = {"kind": "layer", "options": {"batch_size": 8, "heads": 4}, "rows": rows}
+    content = {"kind": "layer", "options": {"batch_size": 8, "heads": 4, "dtype": "float32"}, "rows": rows}
     return write_results(tmp_path / "layer.json", content)
 
 
@@ -98,31 +98,31 @@ def test_names_candidates_faster_than_the_lambda_layer(layer_file):
 
 def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
     rows = [
-        measurement("4", "global self-attention", 4.0),
-        measurement("4", "axial self-attention", 3.0),
-        measurement("4", "lambda layer", 2.0),
+        row("4", "global self-attention", 4.0),
+        row("4", "axial self-attention", 3.0),
+        row("4", "lambda layer", 2.0),
     ]
-    values = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
+    values = read([write_results(tmp_path / "m.json", tables_results(rows))]).values
     note = values["4", "axial self-attention", "throughput"][1]
     assert note == "0.67x the speed of lambda layer (paper: 0.83x); batch 2, 224 px"
     assert values["4", "global self-attention", "throughput"][1] == "0.50x the speed of lambda layer; batch 2, 224 px"
 
 
 def test_slowdown_is_missing_without_its_baseline(tmp_path):
-    rows = [measurement("5", "LambdaResNet-152", None), measurement("5", "EfficientNet-B7", 3.0)]
-    values = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).values
-    assert values["5", "EfficientNet-B7", "inference throughput"] == (2 / 3, "batch 2, 224 px")
+    rows = [row("5", "LambdaResNet-152", None), row("5", "EfficientNet-B7", 3.0)]
+    values = read([write_results(tmp_path / "m.json", tables_results(rows))]).values
+    assert values["5", "EfficientNet-B7", "inference throughput"] == (2 / 3, "batch 2, 600 px")
     assert not any("slowdown" in column for _, _, column in values)
 
 
 def test_speeds_of_table_10_are_an_additional_table(tmp_path):
-    rows = [measurement("10", "3x3", 1.0), measurement("10", "23x23", 2.0)]
-    (table,) = read([write_results(tmp_path / "m.json", {"kind": "tables", "rows": rows})]).additional["10"]
+    rows = [row("10", "3x3", 1.0), row("10", "23x23", 2.0)]
+    (table,) = read([write_results(tmp_path / "m.json", tables_results(rows))]).additional["10"]
     assert table.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
 
 
 def test_rejects_files_from_different_machines(measurements_file, tmp_path):
-    other = write_results(tmp_path / "o.json", {"kind": "tables", "rows": [], "versions": {"torch": "3"}})
+    other = write_results(tmp_path / "o.json", tables_results([]) | {"versions": {"torch": "3"}})
     with pytest.raises(
         InputError, match="must be from the same machine and setup, got P, 2 of 2 cores, PyTorch 2, float32, and P"
     ):
@@ -144,15 +144,13 @@ def test_several_files_are_read_together(measurements_file, layer_file):
     assert text.index("Forward and backward pass") < text.index("next to attention over the same context")
 
 
-@pytest.mark.parametrize(
-    "content", [{}, {"kind": "model", "rows": []}, {"kind": "tables", "rows": [{}]}, {"kind": "tables", "rows": 3}]
-)
+@pytest.mark.parametrize("content", [{}, {"kind": "model", "rows": []}, tables_results([{}]), tables_results(3)])
 def test_rejects_files_that_are_not_results(tmp_path, content):
     (tmp_path / "nested.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="must be a file that lambdanets tables --measure"):
+    with pytest.raises(InputError, match=r"must be results\.json of lambdanets benchmark"):
         read([tmp_path / "nested.json"])
     path = write_results(tmp_path / "other.json", content)
-    with pytest.raises(InputError, match="a file that lambdanets tables --measure or lambdanets benchmark layer"):
+    with pytest.raises(InputError, match=r"must be results\.json of lambdanets benchmark"):
         read([path])
 
 

@@ -1,7 +1,4 @@
-import json
-import os
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +7,9 @@ import torch
 from PIL import Image
 
 from lambdanets.cli import main
-from lambdanets.evidence.tables import paper, speed, verdicts
+from lambdanets.evidence.tables import paper, verdicts
 from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.evidence.tables.plots import draw
-from lambdanets.evidence.tables.rows import ROWS, ModelSpec
 
 pytestmark = pytest.mark.xdist_group("figures")  # one worker counts the models once for both files
 
@@ -74,12 +70,8 @@ def test_command_reproduces_the_committed_page(tmp_path):
     [
         (["6", "--check", "--format", "json"], "--check prints only a summary"),
         (["21"], "tables must be among 2, 3, 4"),
-        (["--repeats", "0", "--measure"], "--repeats must be at least 1, got 0"),
-        (["--batch-size", "2"], "--batch-size needs --measure"),
-        (["--measure", "--measured", "x.json"], "--measure and --measured must not be given together"),
-        (["--check", "--measure"], "--check prints only a summary"),
+        (["--check", "--measured", "x.json"], "--check prints only a summary"),
         (["--measured", "nowhere.json"], "nowhere.json: No such file"),
-        (["8", "--measure", "--out", "x"], "tables to measure must be among 4, 5, 10, 12, 13, 18, got 8"),
         (["--out", "nowhere/tables.md"], "--out must be in an existing folder, got nowhere/tables.md"),
         (["--figures", __file__], "--figures must be a folder"),
     ],
@@ -92,92 +84,9 @@ def test_rejects_invalid_options(capsys, tmp_path, monkeypatch, arguments, messa
 
 def test_rejects_files_that_are_not_measurements(capsys, tmp_path):
     (tmp_path / "other.json").write_text("{}")
-    assert "must be a file that lambdanets tables --measure or lambdanets benchmark layer or" in error_line(
+    assert "other.json must be results.json of lambdanets benchmark tables" in error_line(
         capsys, "--measured", tmp_path / "other.json"
     )
-
-
-def test_existing_file_is_not_overwritten_by_measurements(capsys, tmp_path):
-    (tmp_path / "old.json").write_text("old")
-    assert "old.json has no measurements to resume" in error_line(
-        capsys, "12", "--measure", "--out", tmp_path / "old.json"
-    )
-    assert (tmp_path / "old.json").read_text() == "old"
-
-
-@pytest.fixture
-def few_rows(monkeypatch):
-    """Two small models in place of Table 12's eight."""
-    rows = {"C-C-C-C": ModelSpec("resnet18"), "C-C-C-L": ModelSpec("lambda_resnet20_small")}
-    monkeypatch.setattr(speed, "ROWS", ROWS | {"12": rows, "18": {"depth 50, 128px": ModelSpec("resnet18")}})
-    monkeypatch.setattr(speed, "estimate_seconds", lambda plan, device: 60.0)
-
-
-def test_measure_writes_samples_with_provenance_and_prints_them(few_rows, capsys, tmp_path):
-    out = tmp_path / "measured.json"
-    options = ["--batch-size", "2", "--repeats", "3", "--image-size", "32", "--out", str(out)]
-    assert main(["tables", "12", "--measure", *options]) == 0
-    text, log = capsys.readouterr()
-    assert "about 1.0 minutes on" in log
-    assert f"written to {out}" in log
-    content = json.loads(out.read_text())
-    assert content["finished"]
-    assert {"commit", "versions", "hardware", "options"} <= content.keys()
-    assert {len(row["seconds"]) for row in content["rows"]} <= {3, 6, 9}  # noisy rows run again
-    assert all(row["peak_bytes"] > 2 * 3 * 32 * 32 for row in content["rows"])
-    assert main(["tables", "12", "--measured", str(out)]) == 0
-    printed_again = capsys.readouterr().out
-    assert printed_again.strip() in text
-    assert "1.00x the speed of C-C-C-C (paper: 1.00x); batch 2, 32 px, peak" in printed_again
-    assert "x the speed of C-C-C-C (paper: 0.99x); batch 2, 32 px, peak" in printed_again
-    assert "Speeds measured on " in printed_again
-
-
-def test_rejects_sizes_that_a_model_does_not_support(few_rows, capsys, tmp_path):
-    sizes = ["--image-size", "32", "--batch-size", "1"]
-    assert main(["tables", "18", "--measure", *sizes, "--out", str(tmp_path / "measured.json")]) == 2
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert "depth 50, 128px of table 18 failed with 1 images of 32 x 32 in training: Expected more than 1" in message
-    assert "choose another --batch-size or --image-size" in message
-    assert not list(tmp_path.iterdir())
-
-
-def test_interrupted_measurement_keeps_finished_phases_and_resumes(few_rows, tmp_path, monkeypatch, capsys):
-    measure_phase, out = speed._measure_phase, tmp_path / "measured.json"
-
-    def with_signal(name, *arguments):
-        if name == "18":
-            os.kill(os.getpid(), signal.SIGTERM)
-        measure_phase(name, *arguments)
-
-    arguments = ["tables", "12", "18", "--measure", "--image-size", "32", "--out", str(out)]
-    with monkeypatch.context() as patch:
-        patch.setattr(speed, "_measure_phase", with_signal)
-        assert main(arguments) == 130
-    assert f"interrupted; results so far are in {out}; resume with" in capsys.readouterr().err
-    content = json.loads(out.read_text())
-    assert not content["finished"]
-    assert [row["table"] for row in content["rows"]] == ["12", "12"]
-    assert main([*arguments, "--repeats", "4"]) == 2
-    assert "was started with options (repeats 3, not 4); remove it" in capsys.readouterr().err
-    assert main(arguments) == 0
-    resumed = json.loads(out.read_text())
-    assert resumed["finished"]
-    assert resumed["rows"][:2] == content["rows"]
-    assert [row["table"] for row in resumed["rows"]] == ["12", "12", "18"]
-    assert [path.name for path in tmp_path.iterdir()] == ["measured.json"]
-    assert main(arguments) == 2
-    assert "is finished; choose another path" in capsys.readouterr().err
-
-
-def test_estimated_cost_is_proportional_to_repeats():
-    def seconds(**changes):
-        plan = replace(speed.Plan(("12",), 1, 3, 32), **changes)
-        rows = speed._planned_rows(plan)
-        return sum(speed._estimate_flops(spec, plan, training=training) * plan.repeats for _, spec, training in rows)
-
-    assert seconds(repeats=6) == 2 * seconds()
-    assert speed.estimate_seconds(speed.Plan(("12",), 1, 1, 32), torch.device("cpu")) > 0
 
 
 @pytest.mark.figures

@@ -87,7 +87,7 @@ def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, p
     builders |= {name: functools.partial(prepare_attention, name) for name in attention.NAMES}
     builders[CONVOLUTION] = prepare_convolution
     sizes = {"shape": shape, "scope": scope, "pass": phase}
-    return Case(sizes, select_candidates(builders, options.candidates))
+    return Case(sizes, select_candidates(builders, options.candidates), OURS)
 
 
 def select_candidates(builders: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:

@@ -37,10 +37,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Case:
-    """Candidates to compare, with the same sizes and pass. These identify the case."""
+    """Candidates to compare, with the same sizes and pass. These identify the case.
+
+    baseline: the candidate that printed ratios refer to.
+    """
 
     sizes: dict[str, Any]
     candidates: Sequence[Candidate]
+    baseline: str | None = None
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.sizes.items())

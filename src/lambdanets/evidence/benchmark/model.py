@@ -75,7 +75,7 @@ def _case(options: Model, device: torch.device, phase: str) -> Case:
         builders[f"{OURS} {pattern}"] = functools.partial(prepare, pattern)
         builders |= {f"{peer} {pattern}": functools.partial(prepare, pattern, peer) for peer in PEERS}
     selected = [entry for entry in builders if entry == PLAIN or entry.split()[0] in (options.candidates or NAMES)]
-    return Case({"image_size": options.image_size, "pass": phase}, select_candidates(builders, selected))
+    return Case({"image_size": options.image_size, "pass": phase}, select_candidates(builders, selected), PLAIN)
 
 
 def _prepare(

@@ -17,8 +17,8 @@ class CommonOptions:
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # groups of options in the help
         "workload": (
-            *("candidates", "passes", "shapes", "patterns", "sides", "lengths", "scopes", "scope", "image_size"),
-            *("batch_size", "query_depth", "value_depth", "heads", "algorithm", "seed"),
+            *("tables", "candidates", "passes", "shapes", "patterns", "sides", "lengths", "scopes", "scope"),
+            *("image_size", "batch_size", "query_depth", "value_depth", "heads", "algorithm", "seed"),
         ),
         "device": ("device", "dtype", "threads"),
         "measurement": ("repeats", "seconds", "memory"),
@@ -34,6 +34,8 @@ class CommonOptions:
     """Number of CPU threads; by default that of PyTorch."""
     passes: tuple[Pass, ...] = ("inference", "training")
     """inference: the forward pass in eval mode; training: forward and backward in training mode."""
+    batch_size: int = 8
+    """Feature maps or images per batch."""
     seed: int = 0
     """Random seed of weights, inputs and the order of the candidates."""
     out: Path | None = None
@@ -61,8 +63,6 @@ class LayerOptions(CommonOptions):
     """Feature maps as HEIGHTxWIDTHxCHANNELS."""
     scopes: tuple[int, ...] = (23, 7)
     """Scopes of the lambda layers: m x m positions around each position."""
-    batch_size: int = 8
-    """Feature maps per batch."""
     query_depth: int = 16
     """Depth of queries and keys, k."""
     heads: int = 4
@@ -73,12 +73,18 @@ class LayerOptions(CommonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(LayerOptions, Timed):
-    """Time of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution."""
+    """Time of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution.
+
+    Outputs and gradients are verified against float64 first.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(LayerOptions):
-    """Peak memory of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution."""
+    """Peak memory of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution.
+
+    Outputs and gradients are verified against float64 first.
+    """
 
     passes: tuple[Pass, ...] = ("training",)
     """inference: the forward pass in eval mode; training: forward and backward in training mode."""
@@ -86,14 +92,15 @@ class Memory(LayerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Timed):
-    """Throughput of ResNet-50 with lambda layers in some stages, relative to ResNet-50 without them."""
+    """Throughput of ResNet-50 with lambda layers in some stages, relative to ResNet-50 without them.
+
+    Outputs and gradients are verified against float64 first.
+    """
 
     patterns: tuple[str, ...] = ("CCCL", "CCLL", "CLLL", "LLLL")
     """Convolutions (C) or lambda layers (L) in each of stages c2 to c5. ResNet-50 itself, CCCC, is always measured."""
     image_size: int = 224
     """Side of the images in pixels."""
-    batch_size: int = 8
-    """Images per batch."""
     scope: int = 23
     """Scope of the lambda layers: m x m positions around each position."""
     algorithm: str = "auto"
@@ -102,7 +109,10 @@ class Model(Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Timed):
-    """Time and peak memory of each algorithm of the position term, as the number of positions n grows."""
+    """Time and peak memory of each algorithm of the position term, as the number of positions n grows.
+
+    Outputs and gradients are verified against float64 first.
+    """
 
     sides: tuple[int, ...] = (14, 20, 28, 40, 56, 80, 112, 160, 224, 256)
     """Sides of square feature maps with global scope; n = side x side."""
@@ -122,7 +132,40 @@ class Scaling(Timed):
     """Memory limit per candidate in GiB; half of the free memory by default."""
 
 
-KINDS: dict[str, type[CommonOptions]] = {"layer": Layer, "model": Model, "memory": Memory, "scaling": Scaling}
+# Passes that are measured for each table.
+TABLE_PASSES: dict[str, tuple[Pass, ...]] = {
+    "4": ("inference", "training"),
+    "5": ("training", "inference"),
+    "10": ("inference",),
+    "12": ("inference",),
+    "13": ("inference",),
+    "18": ("training",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables(Timed):
+    """Speed and peak memory of the models in the paper's tables, for `lambdanets tables --measured`."""
+
+    tables: tuple[str, ...] = tuple(TABLE_PASSES)
+    """Numbers of the tables; all of them take hours on a CPU."""
+    batch_size: int = 4
+    """Images per batch."""
+    image_size: int | None = None
+    """Side of the images in pixels; by default that of each row in the paper."""
+    repeats: int = 3
+    """Maximum number of timed runs per candidate and case."""
+    seconds: float = 60.0
+    """Time budget per candidate and case; slow candidates get fewer runs, at least three."""
+
+
+OPTIONS: dict[str, type[CommonOptions]] = {
+    "layer": Layer,
+    "model": Model,
+    "memory": Memory,
+    "scaling": Scaling,
+    "tables": Tables,
+}
 
 
 def _check(options: CommonOptions) -> None:
@@ -144,6 +187,12 @@ def _check(options: CommonOptions) -> None:
         for pattern in options.patterns:
             if not re.fullmatch("[CL]{4}", pattern):
                 raise InputError(f"--patterns must be four letters, C or L for each of c2 to c5, got {pattern!r}")
+    if isinstance(options, Tables):
+        if unknown := [table for table in options.tables if table not in TABLE_PASSES]:
+            raise InputError(f"--tables must be among {', '.join(TABLE_PASSES)}, got {unknown[0]}")
+        measurable = {phase for table in options.tables for phase in TABLE_PASSES[table]}
+        if not measurable & set(options.passes):
+            raise InputError(f"--passes must include {' or '.join(sorted(measurable))} for these tables")
     if isinstance(options, Scaling) and not (options.sides or options.lengths):
         raise InputError("--sides or --lengths must have at least one value, got none")
     if isinstance(options, Scaling) and options.heads > options.query_depth:

@@ -1,7 +1,6 @@
-"""Draw figures of benchmark results."""
+"""Draw figures of benchmark results; None if nothing was measured."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axis import Axis
@@ -9,33 +8,40 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullLocator
 
 from lambdanets.evidence import plot_style
+from lambdanets.evidence.benchmark.aggregates import (
+    Quantity,
+    fit_exponents,
+    median_seconds,
+    peak_bytes,
+    ratios,
+    relative_throughput,
+)
 from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
 from lambdanets.evidence.benchmark.measurement import Row
-from lambdanets.evidence.benchmark.report import Report, aggregate, median_seconds, peak_bytes, ratios
 from lambdanets.evidence.benchmark.timing import summarize
 from lambdanets.evidence.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
 
 _LABELS = {CONVOLUTION: "3x3 convolution"}
 
 
-def draw(report: Report, folder: Path) -> None:
-    """Write the figure KIND.png, unless nothing was measured."""
-    figures = {"model": _draw_model, "scaling": _draw_scaling, "layer": _draw_layers, "memory": _draw_layers}
-    figure = figures[report.kind](report)
-    if figure is not None:
-        plot_style.save(figure, folder / f"{report.kind}.png")
+def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
+    """Draw the time with quartiles, relative to the 3x3 convolution; one panel per scope and pass."""
+    return _draw_layers(rows, median_seconds, "time", "fast")
 
 
-def _draw_layers(report: Report) -> Figure | None:
-    """Draw time with quartiles, or peak memory, relative to the 3x3 convolution; one panel per scope and pass."""
-    measure, quantity = (peak_bytes, "peak memory") if report.kind == "memory" else (median_seconds, "time")
-    measured = [row for row in report.rows if measure(row)]
+def draw_layer_memory(rows: Sequence[Row]) -> Figure | None:
+    """Draw the peak memory, relative to the 3x3 convolution; one panel per scope and pass."""
+    return _draw_layers(rows, peak_bytes, "peak memory", "much")
+
+
+def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str) -> Figure | None:
+    measured = [row for row in rows if quantity(row)]
     names = _names(measured)
     if not measured:
         return None
     base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
     plotted = [name for name in names if name != base] or names
-    all_pairs = ratios(measured, measure, base)
+    all_pairs = ratios(measured, quantity, base)
     limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
     panels = _groups(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
     figure, axes = plot_style.subplots(len(panels), height=3.4)
@@ -48,7 +54,7 @@ def _draw_layers(report: Report) -> Figure | None:
             offset = (plotted.index(row.candidate) - (len(plotted) - 1) / 2) * 0.7 / len(plotted)
             x = shapes.index(row.sizes["shape"]) + offset
             spread = None
-            if row.seconds and report.kind != "memory":
+            if quantity is median_seconds:
                 median, lower, upper = summarize(row.seconds)
                 spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
             color, marker = _color_and_marker(row.candidate, names)
@@ -58,20 +64,18 @@ def _draw_layers(report: Report) -> Figure | None:
                 axis.annotate(text, (x, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
         axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
         axis.set(yscale="log", ylim=limits, xlim=(-0.75, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
-        axis.set(xlabel="map (height x width x channels)", ylabel=f"{quantity} / {_LABELS.get(base, base)}")
+        axis.set(xlabel="map (height x width x channels)", ylabel=f"{name} / {_LABELS.get(base, base)}")
         axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
         axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.grid(axis="y", **GRID)
-    _legend(
-        figure, plotted, names, f"1 = as {'fast as' if quantity == 'time' else 'much as'} the {_LABELS.get(base, base)}"
-    )
+    _legend(figure, plotted, names, f"1 = as {adverb} as the {_LABELS.get(base, base)}")
     return figure
 
 
-def _draw_model(report: Report) -> Figure | None:
+def draw_throughput(rows: Sequence[Row]) -> Figure | None:
     """Draw throughput relative to plain ResNet-50; one panel per pass."""
-    measured = [entry for entry in aggregate("model", report.rows) if not entry["noisy"]]
+    measured = [entry for entry in relative_throughput(rows) if not entry["noisy"]]
     if not measured:
         return None
     passes = list(dict.fromkeys(entry["pass"] for entry in measured))
@@ -93,20 +97,20 @@ def _draw_model(report: Report) -> Figure | None:
     return figure
 
 
-def _draw_scaling(report: Report) -> Figure | None:
+def draw_scaling(rows: Sequence[Row]) -> Figure | None:
     """Draw time and peak memory against n, log-log, with fitted exponents; one row of panels per setting and pass."""
-    panels = _groups([row for row in report.rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
+    panels = _groups([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
     if not panels:
         return None
     exponents = {
         (entry["candidate"], entry["setting"], entry["pass"]): entry["exponent_of_time"]
-        for entry in aggregate("scaling", report.rows)
+        for entry in fit_exponents(rows)
     }
-    names = _names(report.rows)
+    names = _names(rows)
     figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
-    for i, ((setting, phase), rows) in enumerate(panels.items()):
+    for i, ((setting, phase), panel) in enumerate(panels.items()):
         time_axes, memory_axes = axes[2 * i : 2 * i + 2]
-        for name, points in _groups(rows, lambda row: row.candidate).items():
+        for name, points in _groups(panel, lambda row: row.candidate).items():
             sizes = [row.sizes["n"] for row in points]
             exponent = exponents.get((name, setting, phase))
             label = name if exponent is None else f"{name}: n^{exponent:.2f}"
@@ -114,7 +118,7 @@ def _draw_scaling(report: Report) -> Figure | None:
             style: dict[str, Any] = {"color": color, "marker": marker}
             time_axes.plot(sizes, [summarize(row.seconds).median * 1e3 for row in points], label=label, **style)
             memory_axes.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], **style)
-        ticks = sorted({row.sizes["n"] for row in rows})
+        ticks = sorted({row.sizes["n"] for row in panel})
         for ax, ylabel in ((time_axes, "time (ms)"), (memory_axes, "peak memory (MiB)")):
             ax.set(xscale="log", yscale="log", title=f"{setting}, {phase}")
             ax.set(xlabel="positions n", ylabel=ylabel)

@@ -1,26 +1,32 @@
-"""Write results.json with every sample, aggregate results over cases, and format tables."""
+"""Write results.json with every sample, and format tables."""
 
 import dataclasses
 import json
 import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from lambdanets.evidence.benchmark.layer import OURS
+from lambdanets.errors import InputError
+from lambdanets.evidence.benchmark.aggregates import ratios
+from lambdanets.evidence.benchmark.kinds import KINDS, Kind
 from lambdanets.evidence.benchmark.measurement import NOT_REACHED, Row
-from lambdanets.evidence.benchmark.model import PLAIN
 from lambdanets.evidence.benchmark.options import CommonOptions
 from lambdanets.evidence.benchmark.peers import installed_version
-from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, fit_exponent, summarize
+from lambdanets.evidence.benchmark.timing import MAX_EXTRA_PASSES, NOISY_RATIO, summarize
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.provenance import commit, hardware, read_unfinished, versions
+from lambdanets.folders import describe_differences
+from lambdanets.provenance import commit, hardware, versions
+from lambdanets.records import parse_json
 from lambdanets.text_tables import text_table
 
 RESULTS = "results.json"
 BASELINE_PACKAGES = ("lambda-networks", "pylocron", "natten")
+
+
+class _Results(TypedDict):
+    finished: bool
 
 
 @dataclass
@@ -40,7 +46,7 @@ class Report:
         content = {
             "started": self.started,
             "finished": self.finished,
-            "figures": aggregate(self.kind, self.rows),
+            "figures": KINDS[self.kind].aggregate(self.rows),
             "rows": rows,
             **self._settings(),
         }
@@ -49,7 +55,7 @@ class Report:
 
     def resume(self, folder: Path) -> None:
         """Load the finished cases from a folder. Raises InputError if its benchmark has other settings."""
-        content = read_unfinished(folder / RESULTS, self._settings())
+        content = _read_unfinished(folder / RESULTS, self._settings())
         rows = read_rows(content)
         unfinished = [row.sizes for row in rows if row.skip_reason == NOT_REACHED]
         self.rows += [row for row in rows if row.sizes not in unfinished]
@@ -67,6 +73,22 @@ class Report:
         }
 
 
+def _read_unfinished(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the JSON file of interrupted measurements, to resume them.
+
+    expected: values that must be equal in the file, such as options, versions and hardware.
+
+    Raises InputError if the measurements are finished, a value differs, or the file has other content.
+    """
+    advice = "choose another path with --out"
+    content = parse_json(path.read_bytes(), _Results, f"{path} has no measurements to resume", advice)
+    if content["finished"]:
+        raise InputError(f"{path} exists and is finished; {advice}, or remove it")
+    if differing := describe_differences(content, json.loads(json.dumps(expected, default=str))):
+        raise InputError(f"{path} was started with {differing}; remove it, or {advice}")
+    return {**content}
+
+
 def read_rows(content: Mapping[str, Any]) -> list[Row]:
     """Make rows from the content of results.json."""
     names = [field.name for field in dataclasses.fields(Row)]
@@ -81,107 +103,24 @@ def baseline_versions() -> dict[str, str | None]:
     return {name: installed_version(name) for name in BASELINE_PACKAGES}
 
 
-def aggregate(kind: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Aggregate over the cases.
-
-    layer, memory: geometric mean over shapes of baseline / ours, per scope and pass. model: throughput relative to
-    plain ResNet-50. scaling: the exponent of time against n, fitted to the larger half of the measured sizes.
-
-    Noisy times are excluded; "noisy" counts them.
-    """
-    if kind == "model":
-        return _relative_throughput(rows)
-    if kind == "scaling":
-        return _fit_exponents(rows)
-    return _mean_ratios(rows, median_seconds if kind == "layer" else peak_bytes)
-
-
-def ratios(rows: Iterable[Row], measure: Callable[[Row], float | None], base: str) -> list[tuple[Row, float]]:
-    """Pair each row with the ratio of its measure to that of the candidate `base` in the same case, if both exist."""
-    rows = list(rows)
-    denominators = {tuple(row.sizes.items()): measure(row) for row in rows if row.candidate == base}
-    pairs = []
-    for row in rows:
-        numerator, denominator = measure(row), denominators.get(tuple(row.sizes.items()))
-        if numerator and denominator:
-            pairs.append((row, numerator / denominator))
-    return pairs
-
-
-def _mean_ratios(rows: Sequence[Row], measure: Callable[[Row], float | None]) -> list[dict[str, Any]]:
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    noisy: dict[tuple[Any, ...], int] = {}
-    ours = {tuple(row.sizes.items()): row for row in rows if row.candidate == OURS}
-    for row, ratio in ratios(rows, measure, OURS):
-        if row.candidate == OURS:
-            continue
-        key = (row.candidate, row.sizes["scope"], row.sizes["pass"])
-        is_noisy = measure is median_seconds and (row.noisy or ours[tuple(row.sizes.items())].noisy)
-        noisy[key] = noisy.get(key, 0) + is_noisy
-        groups.setdefault(key, []).extend([] if is_noisy else [ratio])
-    return [
-        {
-            "candidate": name,
-            "scope": scope,
-            "pass": phase,
-            "geometric_mean_over_ours": statistics.geometric_mean(values) if values else None,
-            "shapes": len(values),
-            "noisy": noisy[name, scope, phase],
-        }
-        for (name, scope, phase), values in groups.items()
-    ]
-
-
-def _relative_throughput(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    plain = {row.sizes["pass"]: row for row in rows if row.candidate == PLAIN}
-    entries = []
-    for row, ratio in ratios(rows, median_seconds, PLAIN):
-        noisy = row.noisy or plain[row.sizes["pass"]].noisy
-        entry = {"candidate": row.candidate, "pass": row.sizes["pass"]}
-        entries.append(entry | {"throughput_relative_to_resnet50": None if noisy else 1 / ratio, "noisy": int(noisy)})
-    return entries
-
-
-def _fit_exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
-    noisy: dict[tuple[Any, ...], int] = {}
-    for row in rows:
-        if row.seconds:
-            key = (row.candidate, row.sizes["setting"], row.sizes["pass"])
-            points = groups.setdefault(key, [])
-            points += [] if row.noisy else [(row.sizes["n"], summarize(row.seconds).median)]
-            noisy[key] = noisy.get(key, 0) + row.noisy
-    entries = []
-    for (name, setting, phase), points in groups.items():
-        if not points:
-            continue
-        larger = points[-max(2, math.ceil(len(points) / 2)) :]
-        exponent = fit_exponent([n for n, _ in larger], [seconds for _, seconds in larger])
-        if exponent is not None:
-            entry = {"candidate": name, "setting": setting, "pass": phase, "exponent_of_time": exponent}
-            sizes = {"from_n": larger[0][0], "to_n": larger[-1][0], "noisy": noisy[name, setting, phase]}
-            entries.append(entry | sizes)
-    return entries
-
-
-def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
-    """Format the rows of one case as a text table."""
-    base = PLAIN if kind == "model" else OURS
+def case_table(kind: Kind, rows: Sequence[Row], baseline: str | None, batch_size: int) -> str:
+    """Format the rows of one case as a text table, with ratios to the baseline, if there is one."""
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
     header = ["candidate", "median ms", "quartiles", "runs", "peak MiB", "error"]
-    if kind == "model":
+    if kind.images_per_second:
         header[4:4] = ["images/s"]
-    ratio_by_id = {
-        id(row): ratio for row, ratio in ratios(rows, peak_bytes if kind == "memory" else median_seconds, base)
-    }
-    if kind != "scaling":
-        header.insert(-1, f"/ {base}")
+    ratio_by_id = {}
+    if baseline is not None:
+        ratio_by_id = {id(row): ratio for row, ratio in ratios(rows, kind.quantity, baseline)}
+        header.insert(-1, f"/ {baseline}")
     lines = []
     for row in rows:
         if row.skip_reason:
             lines.append([row.candidate, f"skipped: {row.skip_reason}"])
             continue
-        cells = {"candidate": row.candidate, "error": f"{max(row.errors.values(), default=0.0):.0e}"}
+        cells = {"candidate": row.candidate}
+        if row.errors:
+            cells["error"] = f"{max(row.errors.values()):.0e}"
         if row.seconds:
             median, lower, upper = summarize(row.seconds)
             cells["median ms"] = f"{median * 1e3:.2f}"
@@ -191,8 +130,8 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
         if row.peak_bytes is not None:
             cells["peak MiB"] = f"{row.peak_bytes / 2**20:.2f}"
         if id(row) in ratio_by_id:
-            noisy = kind != "memory" and (row.noisy or any(other.noisy for other in rows if other.candidate == base))
-            cells[f"/ {base}"] = "noisy" if noisy else f"{ratio_by_id[id(row)]:.2f}"
+            noisy = kind.time and (row.noisy or any(other.noisy for other in rows if other.candidate == baseline))
+            cells[f"/ {baseline}"] = "noisy" if noisy else f"{ratio_by_id[id(row)]:.2f}"
         lines.append([cells.get(name, "") for name in header])
     empty_columns = [i for i in range(1, len(header)) if not any(len(line) > 2 and line[i] for line in lines)]
     header = [name for i, name in enumerate(header) if i not in empty_columns]
@@ -203,7 +142,7 @@ def case_table(kind: str, rows: Sequence[Row], batch_size: int) -> str:
 
 
 def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Format the entries of `aggregate` as a text table; without entries, return an empty string."""
+    """Format the entries of aggregates as a text table; without entries, return an empty string."""
     if not entries:
         return ""
     header = [name.replace("_", " ") for name in entries[0]]
@@ -235,14 +174,6 @@ def _statistics(row: Row) -> dict[str, float]:
         return {}
     median, lower, upper = summarize(row.seconds)
     return {"median_seconds": median, "lower_quartile_seconds": lower, "upper_quartile_seconds": upper}
-
-
-def median_seconds(row: Row) -> float | None:
-    return summarize(row.seconds).median if row.seconds else None
-
-
-def peak_bytes(row: Row) -> float | None:
-    return row.peak_bytes
 
 
 def _json_safe(value: Any) -> Any:

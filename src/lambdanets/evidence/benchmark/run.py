@@ -10,14 +10,14 @@ import torch
 
 from lambdanets.device import best_device, check_bfloat16, free_memory
 from lambdanets.errors import InputError
-from lambdanets.evidence.benchmark import layer, model, plots, scaling
+from lambdanets.evidence import plot_style
+from lambdanets.evidence.benchmark.kinds import KINDS, Kind
 from lambdanets.evidence.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
-from lambdanets.evidence.benchmark.options import KINDS, CommonOptions, LayerOptions, check_candidates, parse_shape
+from lambdanets.evidence.benchmark.options import OPTIONS, CommonOptions, LayerOptions, check_candidates, parse_shape
 from lambdanets.evidence.benchmark.peers import KNOWN_INCORRECT, installed_version
 from lambdanets.evidence.benchmark.report import (
     RESULTS,
     Report,
-    aggregate,
     aggregates_table,
     case_table,
     noise_warning,
@@ -29,15 +29,6 @@ from lambdanets.provenance import hardware
 from lambdanets.signals import deferred, interruptible
 from lambdanets.terminal import echo
 
-Cases = Callable[[Any, torch.device, Sequence[Any]], list[Case]]
-
-_CASES: dict[str, tuple[Cases, list[str]]] = {
-    "layer": (layer.make_cases, layer.NAMES),
-    "model": (model.make_cases, model.NAMES),
-    "memory": (layer.make_cases, layer.NAMES),
-    "scaling": (scaling.make_cases, scaling.NAMES),
-}
-
 
 def run(kind: str, options: CommonOptions) -> Path:
     """Check the options, measure all cases, and return the folder with results.json and plots.
@@ -45,9 +36,8 @@ def run(kind: str, options: CommonOptions) -> Path:
     An interrupted benchmark writes its results so far and raises KeyboardInterrupt; another call with the same options
     and folder resumes after the last finished case. Raises InputError for invalid options before creating the folder.
     """
-    assert isinstance(options, KINDS[kind])
-    make_cases, names = _CASES[kind]
-    device = _check(options, names)
+    assert isinstance(options, OPTIONS[kind])
+    device = _check(options, KINDS[kind].candidates)
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
     work_folder = WorkFolder(folder, read_identity=lambda folder: {} if (folder / RESULTS).is_file() else None)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
@@ -58,7 +48,7 @@ def run(kind: str, options: CommonOptions) -> Path:
         echo(*_heading(device, options))
         try:
             with interruptible():
-                _measure_all(make_cases(options, device, report.rows), report, device, folder)
+                _measure_all(KINDS[kind].make_cases(options, device, report.rows), report, device, folder)
             report.finished = True
         finally:
             with deferred():  # otherwise a finished benchmark could lack its plots
@@ -70,9 +60,11 @@ def run(kind: str, options: CommonOptions) -> Path:
 
 def _write_results(report: Report, folder: Path) -> None:
     """Write results and plots, and print the summary."""
+    kind = KINDS[report.kind]
     report.write(folder)
-    plots.draw(report, folder)
-    echo(*aggregates_table(aggregate(report.kind, report.rows)).split("\n"))
+    if (figure := kind.draw(report.rows)) is not None:
+        plot_style.save(figure, folder / f"{report.kind}.png")
+    echo(*aggregates_table(kind.aggregate(report.rows)).split("\n"))
     if warning := noise_warning(report.rows):
         echo("", warning)
     if report.finished:
@@ -82,21 +74,20 @@ def _write_results(report: Report, folder: Path) -> None:
 
 
 def _measure_all(cases: list[Case], report: Report, device: torch.device, folder: Path) -> None:
+    kind = KINDS[report.kind]
     done = [row.sizes for row in report.rows]
     cases = [case for case in cases if case.sizes not in done]
     with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
         while cases:
             case = cases.pop(0)  # releases the inputs of each case after measuring it
             progress.set_note("", label=str(case))
-            rows = measure_case(
-                case, report.rows, _measure_options(report.kind, report.options, device, progress.set_note)
-            )
+            rows = measure_case(case, report.rows, _measure_options(kind, report.options, device, progress.set_note))
             progress.update()
-            echo(*case_table(report.kind, rows, getattr(report.options, "batch_size", 1)).split("\n"))
+            echo(*case_table(kind, rows, case.baseline, report.options.batch_size).split("\n"))
             report.write(folder)
 
 
-def _check(options: CommonOptions, names: list[str]) -> torch.device:
+def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
     """Return the device to measure on. Raises InputError for invalid options."""
     check_candidates(options, names)
     algorithm = getattr(options, "algorithm", "auto")
@@ -129,12 +120,12 @@ def _check_memory(options: CommonOptions, device: torch.device) -> None:
 
 
 def _measure_options(
-    kind: str, options: CommonOptions, device: torch.device, on_progress: Callable[[str], Any]
+    kind: Kind, options: CommonOptions, device: torch.device, on_progress: Callable[[str], Any]
 ) -> MeasureOptions:
     return MeasureOptions(
         device,
-        time=kind != "memory",
-        memory=kind in ("memory", "scaling"),
+        time=kind.time,
+        memory=kind.memory,
         repeats=getattr(options, "repeats", 1),
         seconds=getattr(options, "seconds", 0.0),
         seed=options.seed,

@@ -1,4 +1,4 @@
-"""Read measurements from files of `lambdanets tables --measure` and `lambdanets benchmark`."""
+"""Read results of `lambdanets benchmark`."""
 
 import json
 from collections import Counter
@@ -9,20 +9,30 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.evidence.benchmark.layer import CONVOLUTION, OURS
+from lambdanets.evidence.benchmark.report import read_rows
+from lambdanets.evidence.benchmark.tables import baseline_row
 from lambdanets.evidence.benchmark.timing import is_noisy, summarize
+from lambdanets.evidence.paper_models import PAPER_MODELS
 from lambdanets.evidence.tables.paper import select_numbers
-from lambdanets.evidence.tables.rows import ROWS
-from lambdanets.evidence.tables.speed import LATENCY, Measurement, machine
 from lambdanets.evidence.tables.verdicts import CellValues
 from lambdanets.files import open_regular
 
-# Row that is the baseline of each table's ratios; in other tables it is the first row.
-_BASELINE_ROWS = {"4": "lambda layer"}
-_WRITERS = {
-    "tables": "lambdanets tables --measure",
-    "layer": "lambdanets benchmark layer",
-    "memory": "lambdanets benchmark memory",
-}
+# Column of the paper's Table 18, for batches of 1,024 images.
+LATENCY = "train step latency"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds per batch and peak memory of a table row in one pass, or why it was skipped."""
+
+    table: str
+    row: str
+    phase: str
+    batch_size: int
+    image_size: int
+    seconds: list[float]
+    peak_bytes: int | None
+    skip_reason: str | None
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,10 @@ def read(paths: Sequence[Path]) -> Measured:
         try:
             with open_regular(path) as file:
                 content = json.loads(file.read())
-            measured_on = f"{machine(content['hardware'])}, PyTorch {content['versions']['torch']}, float32"
+            torch_version, dtype = content["versions"]["torch"], content["options"]["dtype"]
+            measured_on = f"{_machine(content['hardware'])}, PyTorch {torch_version}, {dtype}"
             if content["kind"] == "tables":
-                measurements = [Measurement(**row) for row in content["rows"]]
+                measurements = _read_measurements(content)
                 measured.values |= values_by_cell(measurements)
                 for table in dict.fromkeys(measurement.table for measurement in measurements):
                     measured.additional.setdefault(table, []).extend(
@@ -71,7 +82,7 @@ def read(paths: Sequence[Path]) -> Measured:
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"{path} must be a file that {' or '.join(_WRITERS.values())} wrote") from error
+            raise InputError(f"{path} must be results.json of lambdanets benchmark tables, layer or memory") from error
         if measured.machine not in ("", measured_on):
             raise InputError(
                 "--measured files must be from the same machine and setup, "
@@ -79,6 +90,29 @@ def read(paths: Sequence[Path]) -> Measured:
             )
         measured.machine = measured_on
     return measured
+
+
+def _machine(properties: Mapping[str, Any]) -> str:
+    """Format a short description of a machine from the result of `provenance.hardware`."""
+    return properties["gpu"] or f"{properties['processor']}, {properties['threads']} of {properties['cores']} cores"
+
+
+def _read_measurements(content: Mapping[str, Any]) -> list[Measurement]:
+    """Make measurements from the content of results.json of `lambdanets benchmark tables`."""
+    options = content["options"]
+    return [
+        Measurement(
+            row.sizes["table"],
+            row.candidate,
+            row.sizes["pass"],
+            options["batch_size"],
+            options["image_size"] or PAPER_MODELS[row.sizes["table"]][row.candidate].image_size,
+            row.seconds,
+            row.peak_bytes,
+            row.skip_reason,
+        )
+        for row in read_rows(content)
+    ]
 
 
 def values_by_cell(measurements: Sequence[Measurement]) -> CellValues:
@@ -121,7 +155,7 @@ def _find_baseline(measurement: Measurement, measurements: Sequence[Measurement]
     same_pass = [
         other for other in measurements if (other.table, other.phase) == (measurement.table, measurement.phase)
     ]
-    row = _BASELINE_ROWS.get(measurement.table, next(iter(ROWS[measurement.table])))
+    row = baseline_row(measurement.table)
     return next((other for other in same_pass if other.row == row and other.seconds), None)
 
 
@@ -160,10 +194,9 @@ def _additional_tables(table: str, measurements: Sequence[Measurement], measured
             rows.append((measurement.row, f"{1 / _seconds(measurement):.2f}", ratio, peak))
         else:
             rows.append((measurement.row, measurement.skip_reason or "not measured", "", peak))
-    baseline_row = _BASELINE_ROWS.get(table, next(iter(ROWS[table])))
     passes = "Forward and backward pass" if selected[0].phase == "training" else "Forward pass"
     title = f"{passes}, batch {selected[0].batch_size}, {selected[0].image_size} pixels. Measured on {measured_on}."
-    header = ("", "images/s", f"x {baseline_row}", "peak memory (GiB)")
+    header = ("", "images/s", f"x {baseline_row(table)}", "peak memory (GiB)")
     notes = (
         "attention here is PyTorch's SDPA, whose fused kernels store no attention maps; the paper's attention did",
     )

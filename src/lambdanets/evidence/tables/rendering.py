@@ -82,15 +82,15 @@ FORMATTERS = {"text": to_text, "markdown": to_markdown, "csv": to_csv, "json": t
 # Marks in the headers of columns that have no number of ours.
 _MARKS = {
     NOT_REPRODUCED: ("†", "the paper's, not reproduced"),
-    NOT_MEASURED: ("‡", "the paper's, on TPUs; not measured here (see --measure)"),
+    NOT_MEASURED: ("‡", "the paper's, on TPUs; not measured here (see `lambdanets benchmark tables`)"),
 }
 _OPENING = """\
     lambdanets tables                                   # all tables
     lambdanets tables 12                                # one table
     lambdanets tables --check                           # a summary; exit code 1 if a number differs
     lambdanets tables --format markdown --out tables.md # formats: text, markdown, csv, json
-    lambdanets tables 12 --measure --out measured.json  # measure speed and peak memory; all tables take hours on a CPU
-    lambdanets tables 12 --measured measured.json       # show these next to the paper's, with ratios to a baseline
+    lambdanets benchmark tables --tables 12 --out speed # measure speed and peak memory; all tables take hours on a CPU
+    lambdanets tables 12 --measured speed/results.json  # show these next to the paper's, with ratios to a baseline
     lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)
 
 The tables of the paper (Bello, ICLR 2021), with our numbers next to the paper's. Parameters and FLOPs are counted on

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from lambdanets.evidence.paper_models import OTHER_NETWORKS, ModelSpec, find_model, structure
 from lambdanets.evidence.tables import complexity
 from lambdanets.evidence.tables.memory import paper_memory
 from lambdanets.evidence.tables.paper import COUNTABLE, PaperNumber
-from lambdanets.evidence.tables.rows import OTHER_NETWORKS, ModelSpec, find_model, structure
 from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
 
 MATCH, DIFFERS, NOT_REPRODUCIBLE = "match", "differs", "not reproducible"

@@ -52,7 +52,7 @@ def _depths_and_sizes() -> dict[str, ModelSpec]:
     }
 
 
-ROWS: dict[str, dict[str, ModelSpec]] = {
+PAPER_MODELS: dict[str, dict[str, ModelSpec]] = {
     "3": {
         "conv (He et al. 2016, author run)": ModelSpec("resnet50"),
         "conv + channel attention (Hu et al. 2018c, author run)": ModelSpec("seresnet50"),
@@ -156,7 +156,7 @@ OTHER_NETWORKS = {
 
 def find_model(table: str, row: str) -> ModelSpec | None:
     """Find the model of a row; None if this package has none."""
-    return ROWS.get(table, {}).get(row)
+    return PAPER_MODELS.get(table, {}).get(row)
 
 
 @functools.cache
