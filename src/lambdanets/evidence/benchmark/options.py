@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -205,7 +206,7 @@ def _check(options: CommonOptions) -> None:
         raise InputError(f"scope must be odd, got {even[0]}")
 
 
-def check_candidates(options: CommonOptions, known: list[str]) -> None:
+def check_candidates(options: CommonOptions, known: Sequence[str]) -> None:
     """Raise InputError for a name that is not a candidate of this benchmark."""
     for name in options.candidates or ():
         if name not in known:
