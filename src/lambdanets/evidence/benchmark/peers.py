@@ -4,11 +4,13 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lambdanets.adoption.families import Holocron, Lucidrains, Timm
+from lambdanets.adoption.family import Family
+from lambdanets.adoption.layout import Source, scatter, shapes_of
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
 
@@ -19,20 +21,26 @@ class Skipped(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Peer:
-    """A package with a lambda layer. package: its name on PyPI. build: makes a layer with our layer's weights."""
+    """A package with a lambda layer.
+
+    package: its name on PyPI. build: makes a layer with the sizes of ours. family: the layout of its tensors.
+    """
 
     package: str
     build: Callable[[LambdaLayer2d], nn.Module]
-    table_parameter: str
-    """Name of the parameter with the embeddings: a convolution weight (k, 1, r, r) with another singleton axis."""
-    singleton_axis: int
-    """Index of that axis."""
+    family: Family
 
-    def grad_table(self, layer: nn.Module) -> Tensor:
+    def sources(self, theirs: nn.Module, heads: int) -> dict[str, Source]:
+        """Return the source of each tensor of our layer in a peer's layer."""
+        shapes = shapes_of(theirs)
+        return self.family.layout(shapes, heads).sources(shapes)
+
+    def grad_table(self, theirs: nn.Module, heads: int) -> Tensor:
         """Return the gradient of the embeddings in the layout of our table, (r, r, k)."""
-        gradient = layer.get_parameter(self.table_parameter).grad
+        source = self.sources(theirs, heads)["embedding.table"]
+        gradient = theirs.get_parameter(source.name).grad
         assert gradient is not None
-        return gradient.squeeze(self.singleton_axis).squeeze(1).movedim(0, -1)
+        return source.pick(gradient)
 
 
 # Packages whose lambda layer differs from the paper's, with the difference.
@@ -43,52 +51,27 @@ KNOWN_INCORRECT = {
 
 def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("lambda_networks")
-    scope = _scope(layer)
-    theirs = _move_like(
-        layer, module.LambdaLayer(layer.dim, dim_k=layer.query_depth, r=scope, heads=layer.heads, dim_out=layer.dim_out)
+    return module.LambdaLayer(
+        layer.dim, dim_k=layer.query_depth, r=_scope(layer), heads=layer.heads, dim_out=layer.dim_out
     )
-    _copy_projections(layer, theirs)
-    with torch.no_grad():
-        theirs.pos_conv.weight.copy_(_convolution_weight(layer).unsqueeze(2))  # (k, 1, 1, r, r)
-        theirs.pos_conv.bias.zero_()
-    return theirs
 
 
 def _pylocron(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("holocron.nn")
-    scope = _scope(layer)
-    theirs = _move_like(
-        layer, module.LambdaLayer(layer.dim, layer.dim_out, layer.query_depth, r=scope, num_heads=layer.heads)
-    )
-    _copy_projections(layer, theirs)
-    with torch.no_grad():
-        theirs.R.copy_(_convolution_weight(layer).unsqueeze(2))
-    return theirs
+    return module.LambdaLayer(layer.dim, layer.dim_out, layer.query_depth, r=_scope(layer), num_heads=layer.heads)
 
 
 def _timm(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("timm.layers.lambda_layer")
-    scope = _scope(layer)
     if layer.dim != layer.dim_out:
         raise Skipped("needs as many output channels as input channels")
-    theirs = _move_like(
-        layer, module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=scope)
-    )
-    assert layer.key_projection is not None
-    projections = (layer.query_projection, layer.key_projection, layer.value_projection)
-    with torch.no_grad():
-        theirs.qkv.weight.copy_(torch.cat([projection.weight for projection in projections]))
-        theirs.conv_lambda.weight.copy_(_convolution_weight(layer).unsqueeze(4))  # (k, 1, r, r, 1)
-        theirs.conv_lambda.bias.zero_()
-    theirs.norm_q.load_state_dict(layer.query_norm.state_dict())
-    theirs.norm_v.load_state_dict(layer.value_norm.state_dict())
-    return theirs
+    return module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=_scope(layer))
 
 
 PEERS = {
-    "lambda-networks": Peer("lambda-networks", _lambda_networks, "pos_conv.weight", 2),
-    "timm": Peer("timm", _timm, "conv_lambda.weight", 4),
-    "pylocron": Peer("pylocron", _pylocron, "R", 2),
+    "lambda-networks": Peer("lambda-networks", _lambda_networks, Lucidrains()),
+    "timm": Peer("timm", _timm, Timm()),
+    "pylocron": Peer("pylocron", _pylocron, Holocron()),
 }
 
 
@@ -112,6 +95,12 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
         theirs = peer.build(layer)
     except ImportError as error:
         raise Skipped(f"cannot be imported: {error}") from error
+    weight = layer.value_projection.weight
+    theirs = theirs.to(weight.device, weight.dtype).train(layer.training)
+    state, shapes = layer.state_dict(), shapes_of(theirs)
+    sources = {ours: source for ours, source in peer.sources(theirs, layer.heads).items() if ours in state}
+    zeros = {parameter: torch.zeros(shape) for parameter, shape in shapes.items()}  # our layer has no biases
+    theirs.load_state_dict(zeros | scatter(sources, state, shapes))
     if layer.stride == 1:
         return theirs
     # the peers do not pool; the paper averages over 3x3 positions for stride 2
@@ -123,29 +112,3 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
 def _scope(layer: LambdaLayer2d) -> int:
     assert isinstance(layer.embedding, RelativeEmbedding)
     return layer.embedding.scope[0]
-
-
-def _convolution_weight(layer: LambdaLayer2d) -> Tensor:
-    """Return the table (r, r, k) as a convolution weight, (k, 1, r, r)."""
-    assert isinstance(layer.embedding, RelativeEmbedding)
-    return layer.embedding.table.detach().movedim(-1, 0).unsqueeze(1)
-
-
-def _copy_projections(layer: LambdaLayer2d, theirs: nn.Module) -> None:
-    """Copy projections and norms to a layer of lambda-networks or pylocron."""
-    pairs = {
-        "to_q": layer.query_projection,
-        "to_k": layer.key_projection,
-        "to_v": layer.value_projection,
-        "norm_q": layer.query_norm,
-        "norm_v": layer.value_norm,
-    }
-    for name, ours in pairs.items():
-        assert ours is not None
-        theirs.get_submodule(name).load_state_dict(ours.state_dict())
-
-
-def _move_like(layer: LambdaLayer2d, theirs: Any) -> Any:
-    """Move a peer's layer to the dtype, device and training mode of our layer."""
-    weight = layer.value_projection.weight
-    return theirs.to(weight.device, weight.dtype).train(layer.training)
