@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -166,9 +167,10 @@ def test_rejects_a_damaged_model_folder(change, message, teacher, tmp_path):
         ln.load(folder)
 
 
-def test_torch_hub_loads_every_model():
+def test_torch_hub_lists_every_model_and_loads_them():
     repository = str(Path(__file__).parents[1])
-    for name in ln.list_models():
+    entry_points = runpy.run_path(f"{repository}/hubconf.py")
+    assert all(callable(entry_points[name]) for name in ("load", "mask_rcnn", *ln.list_models()))
+    for arguments in (["lambda_resnet20_small"], ["create_model", "resnet18"]):
         with torch.device("meta"):
-            assert torch.hub.load(repository, name, source="local", num_classes=4).num_classes == 4
-    assert torch.hub.load(repository, "create_model", "resnet18", source="local", num_classes=4).num_classes == 4
+            assert torch.hub.load(repository, *arguments, source="local", num_classes=4).num_classes == 4

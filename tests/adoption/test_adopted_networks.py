@@ -26,7 +26,7 @@ NETWORKS = {
         (128, 128),
         2,
     ),
-    "d-li14 R50": (functools.partial(dli14_resnet, [3, 4, 6, 3]), (64, 96), 16),
+    "d-li14 R14": (functools.partial(dli14_resnet, [1, 1, 1, 1]), (64, 96), 4),
     "leaderj1001 R18": (Leaderj1001ResNet18, (64, 96), 8),
 }
 
