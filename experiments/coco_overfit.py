@@ -24,7 +24,6 @@ from pycocotools.cocoeval import COCOeval
 from torchmetrics.detection import MeanAveragePrecision
 
 from lambdanets.data.coco.images import open_annotated
-from lambdanets.inference.coco_results import read_results
 from lambdanets.inference.coco_scores import IOUS, RECALLS, evaluate
 from lambdanets.provenance import commit, hardware, versions
 
@@ -76,7 +75,7 @@ def measure(options: argparse.Namespace) -> None:
     data_options = f"--data {data} --images {tar} --validation-data {data}"
     lambdanets(f"detect train digits {data_options} {RECIPE} --run {run}")
     lambdanets(f"detect evaluate {run} --out {scores}")
-    results = read_results(scores / "results.json")
+    results = json.loads((scores / "results.json").read_bytes())
     ours = evaluate(truth, results).summary()
     others = {
         "pycocotools": score_by_pycocotools(truth, results),

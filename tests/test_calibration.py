@@ -65,7 +65,7 @@ def test_planner_uses_calibrated_rates(cache):
 
 
 def test_calibration_rejects_an_unsupported_device():
-    with pytest.raises(ValueError, match="device must be 'cpu', or 'cuda' if there is a GPU, got 'tpu'"):
+    with pytest.raises(ValueError, match=r"device must be cpu.*, got 'tpu'"):
         calibration.calibrate("tpu")
 
 

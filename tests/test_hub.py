@@ -15,6 +15,7 @@ import torch
 import lambdanets as ln
 from hub_server import hub_server
 from lambdanets.cli import main
+from lambdanets.errors import InputError
 from training.teachers import RECIPE, write_teacher
 
 CLASSES = ("dark", "light")
@@ -43,6 +44,14 @@ def hub_environment(folder, url):
 
 def random_images(channels, side):
     return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_folder_cannot_be_saved_into_itself(tmp_path):
+    run = write_teacher(tmp_path / "run")
+    files = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with pytest.raises(InputError, match="folder must not be the folder of the model"):
+        ln.save_pretrained(run, run)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == files
 
 
 def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):

@@ -127,7 +127,7 @@ def test_calibrate_caches_rates_and_corrections_of_a_gpu(gpu, monkeypatch, capsy
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ["a GPU"][torch.device(device).index or 0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(calibration, "measure_rates", lambda device, threads: measured)
     monkeypatch.setattr(calibration, "calibrate_kernels", lambda device, rates, report: report("timed") or corrections)
@@ -136,7 +136,7 @@ def test_calibrate_caches_rates_and_corrections_of_a_gpu(gpu, monkeypatch, capsy
     assert read_corrections("cuda:0") == corrections
     assert rates.read_calibration("cuda:0", 1) == measured
     assert main(["calibrate", "--device", "cuda:3"]) == 2
-    assert "must be one of 1 GPUs, got 'cuda:3'" in capsys.readouterr().err
+    assert "device must be cpu or cuda or cuda:0, got 'cuda:3'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("corrections", ["3", '[["fused", "float32", 1]]', '[["fused", "float32", "x", 1]]', "null"])
@@ -147,12 +147,13 @@ def test_corrupt_corrections_are_ignored(corrections, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "mps"])
-def test_calibrate_rejects_unsupported_devices(device, capsys):
+def test_calibrate_rejects_unsupported_devices(device, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert main(["calibrate", "--device", device]) == 2
-    assert f"device must be cpu, cuda or one GPU such as cuda:1, got '{device}'" in capsys.readouterr().err
+    assert f"device must be cpu, got '{device}'; PyTorch finds no GPU" in capsys.readouterr().err
 
 
 def test_calibrate_rejects_threads_for_a_gpu(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert main(["calibrate", "--device", "cuda", "--threads", "2"]) == 2
     assert "threads must be none for a GPU" in capsys.readouterr().err

@@ -28,6 +28,7 @@ IMPORT_ORDERS = (
     "import timm, lambdanets",
     "import lambdanets.models, timm",
     "from lambdanets import create_model; import timm",
+    "import importlib.util, lambdanets; importlib.util.find_spec('timm'); import timm",
 )
 
 

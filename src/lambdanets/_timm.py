@@ -37,23 +37,24 @@ class _TimmFinder:
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "timm":
             return None
-        import importlib.util
-
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("timm")
+        # this finder remains until timm is loaded, since other code may ask for the spec without loading it
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((spec for finder in finders if (spec := finder.find_spec(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _RegisteringLoader(spec.loader)
+            spec.loader = _RegisteringLoader(spec.loader, self)
         return spec
 
 
 class _RegisteringLoader(Loader):
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: importlib.abc.Loader, finder: _TimmFinder) -> None:
+        self.loader, self.finder = loader, finder
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
         self.loader.exec_module(module)
         # restore timm's own loader, because other code may read timm's files through it
         module.__loader__ = self.loader

@@ -18,7 +18,7 @@ from typing import Any
 from lambdanets.terminal import echo
 
 EXIT_CODE = 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 # Only the main thread handles signals. These are the depths of the nested blocks that it is in.
 _interruptible_depth = 0

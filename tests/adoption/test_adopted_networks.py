@@ -7,10 +7,11 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.layers.lambda_layer import LambdaLayer
 from torch import nn
 
 from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet
-from lambdanets import LambdaLayer2d, adopt, foreign_state_dict
+from lambdanets import LambdaLayer2d, adopt, foreign_state_dict, mask_rcnn
 
 # (function that makes the network, sides of its images, number of lambda layers)
 NETWORKS = {
@@ -168,3 +169,9 @@ def test_rejects_converting_back_a_resized_table():
     layer.embedding.resize((39, 39))
     with pytest.raises(ValueError, match=r"cannot be converted back: embedding\.table had the shape \("):
         foreign_state_dict(ours)
+
+
+def test_adoption_and_mask_rcnn_do_not_seed_the_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded the GPUs"))
+    assert adopt(nn.Sequential(LambdaLayer(16, dim_head=4, r=5)))
+    mask_rcnn("resnet18", 3, levels=(2, 3))

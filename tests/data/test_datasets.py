@@ -256,3 +256,10 @@ def test_subset_rejects_an_impossible_number_of_images(count):
         InputError, match=rf"training_images must be 1437, or 10 \(one per class\) to 1427, got {count}"
     ):
         subset(open_splits("digits"), count, seed=0)
+
+
+def test_subset_rejects_a_class_with_one_image(tmp_path):
+    write_classes(tmp_path / "train", a=1, b=10)
+    write_classes(tmp_path / "val", a=1, b=1)
+    with pytest.raises(InputError, match="at least 2 images per class to be divided, but 'a' has 1"):
+        subset(open_splits(str(tmp_path)), 5, seed=0)

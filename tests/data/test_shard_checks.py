@@ -1,12 +1,14 @@
 import io
 import json
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from lambdanets.data.datasets import open_splits
+from lambdanets.data.shards import checks
 from lambdanets.data.shards.checks import index_shards, verify_shards
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
@@ -27,7 +29,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 
 def test_verify_accepts_intact_shards(shards: Path) -> None:
-    result = verify_shards(str(shards), processes=2)
+    result = verify_shards(str(shards), threads=2)
     assert (result.num_shards, result.num_images, result.damaged) == (10, 20, [])
 
 
@@ -109,6 +111,13 @@ def test_images_without_classes_are_indexed_without_classes(tmp_path: Path) -> N
     assert len(open_shards(str(tmp_path))[0]["train"]) == 2
 
 
+def test_index_rejects_names_of_classes_that_no_image_has(tmp_path: Path) -> None:
+    write_tar(tmp_path / "00000.tar", {"1.jpg": jpeg(1)})
+    with pytest.raises(InputError, match=r"classes must be None for images without classes \(\.cls\), got 2 names"):
+        index_shards(tmp_path, ["no", "yes"])
+    assert not (tmp_path / "shards.json").exists()
+
+
 @pytest.mark.parametrize(
     ("members", "message"),
     [
@@ -145,3 +154,14 @@ def test_index_rejects_folders_without_tars_or_with_shards_json(tmp_path: Path, 
     with pytest.raises(InputError, match="which does not exist"):
         index_shards(tmp_path / "nowhere")
     assert json.loads((shards / "shards.json").read_text())["classes"] == ["dark", "light"]
+
+
+def test_interrupted_verification_removes_its_cache(shards: Path, tmp_path: Path, monkeypatch) -> None:
+    def interrupt(store, shard):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(checks, "_check_shard", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        verify_shards(str(shards))
+    assert not list(tmp_path.glob("lambdanets-verify-*"))

@@ -73,9 +73,9 @@ def test_unreadable_images_and_full_folders_are_errors(quick_run, image, tmp_pat
     assert "is not empty" in capsys.readouterr().err
 
 
-def test_report_rejects_layers_that_are_not_on_2d_maps(tmp_path):
-    from lambdanets.interpretability.report import write_report
+def test_report_rejects_layers_that_are_not_on_2d_maps():
+    from lambdanets.interpretability.report import make_report
 
     explanation = ln.explain(ln.LambdaLayer1d(4, scope=3), torch.randn(1, 4, 5))
     with pytest.raises(ValueError, match="model must have only lambda layers on 2-D maps"):
-        write_report(explanation, Image.new("L", (5, 5)), "LambdaLayer1d", (0, 0), tmp_path)
+        make_report(explanation, "LambdaLayer1d", (0, 0))

@@ -76,6 +76,7 @@ def test_maps_of_a_detector_with_padding(tmp_path):
     field = explanation.receptive_field(at=(10, 20))
     assert field.gradient.shape == (70, 90)
     assert field.gradient.any()
+    assert field.view == View((70, 90), (0.0, 0.0), (70.0, 90.0))  # unlike the maps, without padding
 
 
 def test_maps_of_an_adopted_network():
@@ -148,6 +149,7 @@ def test_at_is_a_position_of_the_layer_for_tokens_and_sequences():
     assert explanation.position_share().shape == (7,)
     assert explanation.keys().shape == (7, 16)
     assert explanation.receptive_field(at=3).gradient.shape == (7,)
+    assert explanation.receptive_field("0", at=3).box == ((3, 4),)
     sequence = ln.LambdaLayer1d(8, scope=3, stride=2).eval()
     explanation = ln.explain(sequence, torch.randn(1, 8, 9))
     assert explanation.receptive_field(at=4).gradient.shape == (9,)

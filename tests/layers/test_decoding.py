@@ -190,3 +190,21 @@ def test_decode_step_rejects_invalid_arguments():
     _, state = decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
     with pytest.raises(ValueError, match=r"state must have positions left to decode, got a complete grid of \(1, 1\)"):
         decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    [
+        torch.nn.Conv1d(8, 8, 1, dtype=torch.float64),
+        torch.nn.Sequential(torch.nn.Conv1d(8, 8, 1, groups=2, dtype=torch.float64), torch.nn.Tanh()),
+    ],
+    ids=["bias", "sequential"],
+)
+def test_decoding_uses_replaced_projections(replacement):
+    layer = make_layer(LambdaLayer1d, {})
+    layer.query_projection = replacement
+    x = torch.randn(2, 8, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected, state = layer(x), start_decoding(layer, 2)
+    for n in range(9):
+        output, state = decode_step(layer, x[:, :, n], state)
+        torch.testing.assert_close(output, expected[:, :, n], rtol=1e-12, atol=1e-12)

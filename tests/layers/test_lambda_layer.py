@@ -570,3 +570,8 @@ def test_repr_shows_options_that_differ_from_the_defaults(dimensions):
     description = repr(make_layer(dimensions=dimensions, causal=True, normalize_keys=None))
     assert f"LambdaLayer{dimensions}d" in description
     assert "normalize_keys=None, causal=True" in description
+
+
+def test_causal_layers_reject_pooling():
+    with pytest.raises(ValueError, match="pool must be None if causal is True"):
+        LambdaLayer2d(8, causal=True, pool=nn.AvgPool2d(3, 1, 1))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import lambdanets as ln
 from lambdanets.errors import InputError
@@ -95,3 +96,37 @@ def test_python_code_of_the_page_runs(capsys):
     assert "top-1 0.99" in capsys.readouterr().out
     assert variables["network"].num_classes == 4
     assert [name for name in NAMES if f"## {name}" not in page] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"out_indices": (2, 4)}])
+def test_features_have_the_weights_of_the_trained_model(options):
+    trained = ln.create_model("lambda_resnet20_small", pretrained="digits")
+    features = ln.create_model("lambda_resnet20_small", pretrained="digits", features_only=True, **options)
+    tensors = trained.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in features.state_dict().items())
+
+
+def test_features_of_mobilenet_have_the_weights_of_a_file(tmp_path):
+    trained = ln.create_model("mobilenetv2_lambda", num_classes=2)
+    save_file(trained.state_dict(), tmp_path / "weights.safetensors")
+    path = str(tmp_path / "weights.safetensors")
+    features = ln.create_model("mobilenetv2_lambda", pretrained=path, num_classes=2, features_only=True)
+    tensors = trained.state_dict()
+    for name, tensor in features.state_dict().items():
+        assert torch.equal(tensor, tensors[name.removeprefix("model.")])
+
+
+def test_nuclei_are_evaluated_on_12_bit_files_as_they_are_predicted(tmp_path):
+    image, _ = draw_nuclei(8, seed=0)
+    Image.fromarray(np.asarray(image).astype(np.uint16) * 8).save(tmp_path / "a.png")
+    detector = ln.load("nuclei", device="cpu")
+    expected = detector.predict(tmp_path / "a.png")[0]
+    category = {"id": 1, "name": detector.categories[0].name}
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "area": 81, "iscrowd": 0}
+    box["segmentation"] = [[1, 1, 10, 1, 10, 10, 1, 10]]
+    sizes = {"id": 1, "file_name": "a.png", "width": image.width, "height": image.height}
+    content = {"images": [sizes], "annotations": [box], "categories": [category]}
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    evaluation = ln.evaluate(detector, tmp_path / "truth.json", images=tmp_path)
+    scores = sorted((result["score"] for result in evaluation.results), reverse=True)
+    assert scores == pytest.approx(expected.scores.tolist(), abs=1e-4)

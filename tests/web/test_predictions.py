@@ -129,9 +129,10 @@ def test_invalid_place_is_rejected(prediction, layer, head, at, message):
 
 
 def test_every_layer_and_head_can_be_shown(prediction):
+    calls = prediction.explanation.calls
     for layer in prediction.layers:
         for head in range(num_heads(prediction, layer)):
-            assert attention_maps(prediction, layer, head, (0, 7)).sides == prediction.explanation.calls[layer].sides
+            assert attention_maps(prediction, layer, head, (0, 7)).sides == calls[layer].inputs.grid
 
 
 def test_model_without_lambda_layers_has_no_maps(digits):
@@ -190,3 +191,13 @@ def test_scope_0_covers_the_whole_map():
 def test_invalid_shape_is_rejected(options, message):
     with pytest.raises(InputError, match=message):
         LayerShape(**options)
+
+
+def test_window_of_a_strided_layer_is_in_places_of_its_input(digits):
+    network = ln.create_model("lambda_resnet20_small", num_classes=10, in_chans=1, scope=15).eval()
+    prediction = predict_image(dataclasses.replace(digits, model=network), Image.new("L", (32, 32)), "black")
+    calls = prediction.explanation.calls
+    layer = next(name for name in prediction.layers if calls[name].layer.stride == 2)
+    maps = attention_maps(prediction, layer, 0, (7, 7))
+    assert maps.sides == calls[layer].inputs.grid == tuple(2 * side for side in calls[layer].sides)
+    assert (maps.window is None) == (2 * maps.sides[0] - 1 <= 15)

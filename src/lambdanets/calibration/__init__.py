@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -10,7 +9,7 @@ import torch
 
 from lambdanets.calibration.kernels import calibrate_kernels
 from lambdanets.calibration.rates import measure_rates
-from lambdanets.errors import InputError
+from lambdanets.device import resolve_device
 from lambdanets.files import atomic_write
 from lambdanets.ops.position.rates import Rates, calibration_file, calibration_key
 
@@ -29,17 +28,14 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
     factors that correct the predicted times. Raises ValueError for an unknown device, and OSError if the folder is not
     writable.
     """
-    if device != "cpu" and (re.fullmatch(r"cuda(:\d+)?", device) is None or not torch.cuda.is_available()):
-        raise InputError(f"device must be 'cpu', or 'cuda' if there is a GPU, got {device!r}")
-    if device != "cpu" and (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device must be one of {torch.cuda.device_count()} GPUs, got {device!r}")
+    on_cpu = resolve_device(device).type == "cpu"
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    num_threads = torch.get_num_threads() if device == "cpu" else 1
+    num_threads = torch.get_num_threads() if on_cpu else 1
     corrections: dict[str, object] = {}
-    with torch.no_grad(), contextlib.nullcontext() if device == "cpu" else torch.cuda.device(device):
+    with torch.no_grad(), contextlib.nullcontext() if on_cpu else torch.cuda.device(device):
         rates = measure_rates(device, num_threads)
-        if device != "cpu":
+        if not on_cpu:
             corrections["corrections"] = calibrate_kernels(device, rates, report or (lambda line: None))
     cached = {}
     with contextlib.suppress(OSError, ValueError):

@@ -57,6 +57,7 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets adopt",
         description="Replace the lambda layers of a timm model, compare outputs and speed, and save the model.",
     )
+    from lambdanets.device import resolve_device
     from lambdanets.inference.adopted import load_and_adopt
     from lambdanets.inference.hub import save_pretrained
 
@@ -65,8 +66,7 @@ def main(arguments: list[str]) -> int:
     paths = _find_images(options)
     networks = load_and_adopt(options.source, options.model, pretrained=options.pretrained)
     for classifier in (networks.original, networks.adopted):
-        if options.device is not None:
-            classifier.to(options.device)
+        classifier.to(resolve_device(options.device))
     for name, family in networks.families.items():
         echo(f"{name}: layer of {family}")
     _compare(networks, paths)

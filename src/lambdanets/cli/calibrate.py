@@ -1,7 +1,6 @@
 """`lambdanets calibrate`."""
 
 import dataclasses
-import re
 
 from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError
@@ -26,24 +25,22 @@ def main(arguments: list[str]) -> int:
         "kernels are tested in all dtypes and timed against the other algorithms, which takes a few minutes."
     )
     options = parse(Calibrate, arguments, prog="lambdanets calibrate", description=description)
-    if re.fullmatch(r"cpu|cuda(:\d+)?", options.device) is None:
-        raise InputError(f"device must be cpu, cuda or one GPU such as cuda:1, got {options.device!r}")
     if options.threads is not None and options.threads < 1:
         raise InputError(f"threads must be at least 1, got {options.threads}")
     import torch
 
     from lambdanets import calibration
+    from lambdanets.device import resolve_device
     from lambdanets.ops.position.rates import built_in_rates, calibration_file
     from lambdanets.text_tables import text_table
 
-    if options.device != "cpu" and not torch.cuda.is_available():
-        raise InputError(f"device must be cpu where PyTorch finds no GPU, got {options.device}")
-    if options.device != "cpu" and options.threads is not None:
+    on_cpu = resolve_device(options.device).type == "cpu"
+    if not on_cpu and options.threads is not None:
         raise InputError(f"threads must be none for a GPU, got {options.threads}")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     built_in = dataclasses.asdict(built_in_rates(options.device, torch.get_num_threads()))
-    gpu_options = {} if options.device == "cpu" else {"report": lambda text: echo(*text.split("\n"))}
+    gpu_options = {} if on_cpu else {"report": lambda text: echo(*text.split("\n"))}
     with interruptible():
         rates = dataclasses.asdict(calibration.calibrate(options.device, **gpu_options))
     if gpu_options:

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import ClassifierCard, DetectorCard
     from lambdanets.interpretability.explanation import explain
-    from lambdanets.interpretability.report import write_report
+    from lambdanets.interpretability.report import make_report
     from lambdanets.signals import deferred
     from lambdanets.text_tables import text_table
 
@@ -52,9 +52,9 @@ def main(arguments: list[str]) -> int:
     explanation = explain(source, image)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at
     layer = explanation.layers[-1] if options.layer is None else options.layer
-    explanation.attention_map(layer, at)  # raises if layer or at are invalid
+    report = make_report(explanation, layer, at)
     with folder.open(), deferred():  # an incomplete folder could not be used again
-        report = write_report(explanation, image, layer, at, options.out)
+        report.write(image, options.out)
     rows = [("layer", "map", "heads", "position share")]
     for name, share in report.shares.items():
         height, width = share.shape

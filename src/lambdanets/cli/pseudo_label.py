@@ -1,6 +1,7 @@
 """`lambdanets pseudo-label`."""
 
 import dataclasses
+import resource
 import sys
 import time
 from pathlib import Path
@@ -122,13 +123,9 @@ def _select(arguments: list[str]) -> int:
 
 
 def peak_memory() -> int:
-    """Return the peak resident memory of this process in bytes; 0 if unknown."""
+    """Return the peak resident memory of this process in bytes."""
     status = Path("/proc/self/status")
     if status.is_file():  # getrusage would include the parent process
         lines = status.read_text().splitlines()
         return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

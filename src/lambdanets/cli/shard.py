@@ -10,7 +10,7 @@ import tyro
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.option_groups import Groups
 from lambdanets.errors import InputError
-from lambdanets.signals import resumable
+from lambdanets.signals import interruptible, resumable
 from lambdanets.terminal import echo
 
 
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets shard` and return its exit code, 2 for damaged shards."""
     description = "Write a dataset as WebDataset shards, or verify or index existing shards."
     options = parse(Shard, arguments, prog="lambdanets shard", description=description)
-    processes = len(os.sched_getaffinity(0)) if options.processes is None else options.processes
+    processes = _num_cores() if options.processes is None else options.processes
     if processes < 1:
         raise InputError(f"processes must be at least 1, got {processes}")
     if not options.data:  # Path("") is the current folder
@@ -79,6 +79,11 @@ def main(arguments: list[str]) -> int:
     else:
         _check_unused(options, "writing shards", _WRITING_OPTIONS | {"data_root", "validation_share"})
     return _write(options, options.out, processes)
+
+
+def _num_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 def _check_unused(options: Shard, action: str, used: set[str]) -> None:
@@ -125,7 +130,8 @@ def _write(options: Shard, out: Path, processes: int) -> int:
 def _verify(location: str, processes: int) -> int:
     from lambdanets.data.shards.checks import verify_shards
 
-    result = verify_shards(location, processes=processes)
+    with interruptible():
+        result = verify_shards(location, threads=processes)
     echo(*result.damaged)
     num_intact = result.num_shards - len(result.damaged)
     echo(f"{num_intact:,} of {result.num_shards:,} shards are intact; {result.num_images:,} images in shards.json")

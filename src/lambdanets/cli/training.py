@@ -37,6 +37,10 @@ class TrainOptions:
     """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
     recipe: TrainingRecipe
 
+    def __post_init__(self) -> None:
+        if self.devices is not None and self.devices < 1:
+            raise InputError(f"devices must be at least 1, got {self.devices}")
+
 
 class TrainCommand(NamedTuple):
     """A parsed command that trains.
@@ -151,7 +155,6 @@ def _train(
     make_quicktest_recipe: makes the small recipe of --quicktest from a recipe and a folder for its data.
     """
     options: TrainOptions = command.options
-    _check_devices(options.devices)
     from lambdanets.training import run
     from lambdanets.training.distributed import get_world
 
@@ -171,7 +174,7 @@ def _train(
         )
     recipe = options.recipe
     if options.quicktest:
-        data = folder.with_name(f"{folder.name}-data")
+        data = folder.absolute().with_name(f"{folder.absolute().name}-data")
         if get_world().world_size > 1 or options.resume is not None:
             raise InputError("--quicktest needs a new run in one process; remove --quicktest")
         if folder.exists() and not data.exists():
@@ -208,8 +211,3 @@ def _launch(devices: int, command: list[str]) -> int:
         return launching.launch(devices, command)
     finally:
         del os.environ[LAUNCHED]
-
-
-def _check_devices(devices: int | None) -> None:
-    if devices is not None and devices < 1:
-        raise InputError(f"devices must be at least 1, got {devices}")

@@ -1,7 +1,7 @@
 """Opens datasets in any supported format as a training and a validation set."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,7 +116,8 @@ def subset(splits: Splits, count: int | None, seed: int) -> Splits:
         raise InputError(
             f"training_images must be {available}, or {classes} (one per class) to {available - classes}, got {count}"
         )
-    labels = splits.train.labels
+    labels = [int(label) for label in splits.train.labels]
+    _check_stratification(labels, splits.classes, splits.source)
     kept, _ = train_test_split(range(available), train_size=count, random_state=seed, stratify=labels)
     source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
     return replace(splits, train=_select(splits.train, sorted(kept)), source=source)
@@ -197,17 +198,22 @@ def _check_classes(train: _Split) -> None:
         raise InputError(f"{train.source} must have images of at least 2 classes, got only '{name}'")
 
 
+def _check_stratification(labels: Iterable[int], classes: Sequence[str], source: str) -> None:
+    """Raise InputError for a class with 1 image, which cannot be in both parts of a set."""
+    for label, count in sorted(Counter(labels).items()):
+        if count < 2:
+            name = classes[label]
+            raise InputError(f"{source} must have at least 2 images per class to be divided, but '{name}' has 1")
+
+
 def _hold_out(split: _Split, fraction: float, seed: int) -> Splits:
     from sklearn.model_selection import train_test_split
 
-    labels = split.images.labels
-    counts = Counter(labels)
-    for label, count in sorted(counts.items()):
-        if count < 2:
-            name = split.classes[label]
-            raise InputError(f"{split.source} must have at least 2 images per class for a hold-out, but '{name}' has 1")
+    labels = [int(label) for label in split.images.labels]
+    _check_stratification(labels, split.classes, split.source)
     # scikit-learn needs at least one image per class in both sets
-    num_held_out = min(max(int(np.ceil(fraction * len(labels))), len(counts)), len(labels) - len(counts))
+    num_classes = len(set(labels))
+    num_held_out = min(max(int(np.ceil(fraction * len(labels))), num_classes), len(labels) - num_classes)
     train, validation = train_test_split(range(len(labels)), test_size=num_held_out, random_state=seed, stratify=labels)
     source = f"{split.source}, {num_held_out} of {len(labels)} images held out with seed {seed}"
     return Splits(

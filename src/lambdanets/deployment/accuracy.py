@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +12,13 @@ from torchvision.ops import clip_boxes_to_image
 
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
-from lambdanets.data.coco.sets import open_digits, open_validation
+from lambdanets.data.coco.sets import open_digits
 from lambdanets.data.datasets import open_splits, remap_labels
-from lambdanets.data.images import list_images
+from lambdanets.data.images import list_images, read_image
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages
 from lambdanets.deployment.quantization import MAX_CALIBRATION_IMAGES, Run, Validation
 from lambdanets.errors import InputError
+from lambdanets.inference.annotated_sets import open_evaluation_set
 from lambdanets.inference.classification import make_batches
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.coco_results import Result
@@ -44,7 +46,10 @@ def open_validation_data(model: Classifier | Detector, data: str, shape: Sequenc
         )
         return _ClassifierValidation(model, train, validation, shape[0])
     detector = _RuntimeDetector(model.model, model.card, (shape[2], shape[3]), pad=not dynamic)
-    return _DetectorValidation(detector, _calibration_images(data), open_validation(model.card, model.categories))
+    if model.card.data == "":
+        raise InputError("int8 needs the validation data of the training run, and a model of the package has none")
+    annotated = open_evaluation_set(model, None, None)
+    return _DetectorValidation(detector, _calibration_images(data, model.card.stretch), annotated)
 
 
 def _calibration_indices(num_images: int) -> list[int]:
@@ -108,11 +113,12 @@ class _DetectorValidation:
     def accuracy(self, run: Run, indices: Sequence[int]) -> tuple[float, list[float]]:
         chosen = self.validation.select(indices)
         evaluation = evaluate_detector(replace(self.detector, run=run), chosen)
+        limit = self.detector.card.max_detections
         by_image: dict[int, list[Result]] = {image.id: [] for image in chosen.annotations.images}
         for result in evaluation.results:
             by_image[result["image_id"]].append(result)
         per_image = [
-            _mask_precision(evaluate(chosen.annotations.to_coco([index]), by_image[image.id]))
+            _mask_precision(evaluate(chosen.annotations.to_coco([index]), by_image[image.id], max_detections=limit))
             for index, image in enumerate(chosen.annotations.images)
         ]
         return _mask_precision(evaluation.scores), per_image
@@ -157,7 +163,7 @@ class _RuntimeDetector(Detector):
         return detections
 
 
-def _calibration_images(data: str) -> Callable[[], Iterator[Tensor]]:
+def _calibration_images(data: str, stretch: bool) -> Callable[[], Iterator[Tensor]]:
     """Return a function that yields the readable images (3, H, W) of a folder or of the scattered digits."""
     if data == "digits":
         digits = open_digits()[0]
@@ -167,4 +173,5 @@ def _calibration_images(data: str) -> Callable[[], Iterator[Tensor]]:
     if not paths:
         raise InputError(f"int8 must be a folder with images for a detector, got {data}")
     chosen = [paths[index] for index in _calibration_indices(len(paths))]
-    return lambda: (image_to_tensor(image) for batch in readable_batches(chosen, [], 1) for _, image in batch)
+    read = partial(read_image, stretch=stretch)
+    return lambda: (image_to_tensor(image) for batch in readable_batches(chosen, [], 1, read) for _, image in batch)

@@ -233,11 +233,13 @@ def _compare(graph: Graph, runtime: Runtime, path: Path, dynamic: bool) -> dict[
     """
     generator = torch.Generator().manual_seed(0)
     errors, num_objects = {}, 0
+    run: Run | None = None
     for shape in _test_shapes(graph) if dynamic else [graph.shape]:
         images = graph.make_images(shape, generator)
         expected = graph.run_pytorch(images)
         try:
-            actual = runtime.open(path)(images)
+            run = run or runtime.open(path)
+            actual = run(images)
         except InputError:
             raise
         except Exception as error:  # runtimes raise many types

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -184,6 +184,14 @@ class OpenVino(Int8Runtime):
         return run
 
 
+def _run_module(module: Callable[[Tensor], Iterable[Tensor]]) -> Run:
+    def run(images: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return list(module(images))
+
+    return run
+
+
 class Pt2(Runtime):
     """A file of torch.export, which PyTorch runs without the model's source code."""
 
@@ -197,13 +205,7 @@ class Pt2(Runtime):
         return [path]
 
     def open(self, path: Path) -> Run:
-        module = torch.export.load(path).module()
-
-        def run(images: Tensor) -> list[Tensor]:
-            with torch.inference_mode():
-                return list(module(images))
-
-        return run
+        return _run_module(torch.export.load(path).module())
 
 
 class Aoti(Runtime):
@@ -231,13 +233,7 @@ class Aoti(Runtime):
     def open(self, path: Path) -> Run:
         from torch._inductor import aoti_load_package
 
-        module = aoti_load_package(str(path))
-
-        def run(images: Tensor) -> list[Tensor]:
-            with torch.inference_mode():
-                return list(module(images))
-
-        return run
+        return _run_module(aoti_load_package(str(path)))
 
 
 RUNTIMES: dict[str, Runtime] = {"onnx": Onnx(), "openvino": OpenVino(), "pt2": Pt2(), "aoti": Aoti()}

@@ -1,6 +1,7 @@
 """Opens the annotated set on which a trained model is evaluated."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -10,11 +11,18 @@ from lambdanets.data.coco.sets import DataLocations, open_validation, open_with_
 from lambdanets.errors import InputError
 
 
+class Card(DataLocations, Protocol):
+    """The parts of a model card that the evaluation needs."""
+
+    @property
+    def stretch(self) -> bool: ...
+
+
 class TrainedOnAnnotations(Protocol):
     """A model that was trained on COCO-format annotations, such as a `Detector` or a `Segmenter`."""
 
     @property
-    def card(self) -> DataLocations: ...
+    def card(self) -> Card: ...
     @property
     def categories(self) -> tuple[Category, ...]: ...
 
@@ -24,6 +32,8 @@ def open_evaluation_set(
 ) -> AnnotatedImages:
     """Open the validation data with which the model was trained, or other data with the same categories.
 
+    Images are read as in the model card.
+
     data: COCO instances file, or None for the validation data.
     images: folder or tar of the images of `data`.
     """
@@ -32,5 +42,7 @@ def open_evaluation_set(
     if data is None or images is None:
         if model.card.data == "":
             raise InputError("data and images must be given for a model that comes with the package, got none")
-        return open_validation(model.card, model.categories)
-    return open_with_categories(Path(data), Path(images), model.categories)
+        annotated = open_validation(model.card, model.categories)
+    else:
+        annotated = open_with_categories(Path(data), Path(images), model.categories)
+    return replace(annotated, stretch=model.card.stretch)

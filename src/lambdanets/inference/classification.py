@@ -122,8 +122,8 @@ def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
 
     processes: number of ranks on this host, which share its memory if the model is on the CPU.
 
-    The estimate is based on the total size of the outputs of all layers, an upper bound of the memory of a forward
-    pass.
+    The estimate is based on the total size of the outputs of all layers, which a forward pass without gradients frees
+    early; the workspaces of operations are not counted.
     """
     model, preprocessing = classifier.model, classifier.card.preprocessing
     device = next(model.parameters()).device

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from lambdanets.bounds import Range, check
+from lambdanets.data.images import read_image
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
@@ -123,6 +125,7 @@ def predict_files(
     classifier: Classifier, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
 ) -> Iterator[tuple[Path, Prediction]]:
     """Yield path and prediction of each readable image file; messages about the others are added to `unreadable`."""
-    for batch in readable_batches(paths, unreadable, batch_size):
+    read = partial(read_image, stretch=classifier.card.stretch)
+    for batch in readable_batches(paths, unreadable, batch_size, read):
         predictions = classifier.predict_batch([image for _, image in batch])
         yield from zip([path for path, _ in batch], predictions, strict=True)

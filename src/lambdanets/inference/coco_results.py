@@ -11,10 +11,8 @@ from torchvision.ops import box_convert
 
 from lambdanets.bounds import convert
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.inference.objects import Objects
-from lambdanets.records import parse_json
 
 Result = dict[str, Any]
 
@@ -70,14 +68,3 @@ def check_result(result: Any, name: str) -> None:
 def write_results(results: Sequence[Result], path: Path) -> None:
     """Write COCO results to a JSON file, atomically."""
     atomic_write(path, (json.dumps(list(results), allow_nan=False) + "\n").encode())
-
-
-def read_results(path: Path) -> list[Result]:
-    """Read COCO results from a JSON file. Raises InputError if it cannot be read or has other content."""
-    try:
-        results = parse_json(path.read_bytes(), list[Any], f"{path} must have COCO results")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    for index, result in enumerate(results):
-        check_result(result, f"{path}: result {index}")
-    return results

@@ -53,6 +53,8 @@ def save_pretrained(
             f"got {type(source).__name__}; timm's hub format is for classifiers"
         )
     folder = Path(folder)
+    if run is not None and folder.exists() and folder.samefile(run):
+        raise InputError(f"folder must not be the folder of the model, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     tensors = foreign_state_dict(network) if is_adopted(network) else network.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -60,7 +62,7 @@ def save_pretrained(
     metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_json({})}
     _write_config(network, source, folder / CONFIG)
     atomic_write(folder / HUB_WEIGHTS[0], save(tensors, metadata=metadata))
-    figures = [run / name for name in FIGURES if (run / name).is_file()] if run is not None else []
+    figures = _figures(model)
     for figure in figures:
         shutil.copyfile(figure, folder / figure.name)
     write_readme(folder, network, card, run, [figure.name for figure in figures], license)
@@ -88,13 +90,19 @@ def push_to_hub(
     api = HfApi(token=token, library_name="lambdanets")
     try:
         repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        files = [CONFIG, HUB_WEIGHTS[0], *FIGURES]
+        files = [CONFIG, HUB_WEIGHTS[0], *(figure.name for figure in _figures(model))]
         if not api.file_exists(repository, "README.md"):
             files.append("README.md")
         api.upload_folder(repo_id=repository, folder_path=saved, allow_patterns=files, commit_message=commit_message)
     except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
         raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}; the model is in {saved}") from error
     return f"{api.endpoint}/{repository}"
+
+
+def _figures(model: str | os.PathLike[str] | Classifier | nn.Module) -> list[Path]:
+    """The figures of a run folder."""
+    run = Path(model) if isinstance(model, str | os.PathLike) else None
+    return [run / name for name in FIGURES if (run / name).is_file()] if run is not None else []
 
 
 def _write_config(network: nn.Module, source: Any, path: Path) -> None:

@@ -99,10 +99,7 @@ def _description(architecture: str, network: nn.Module, card: ClassifierCard | N
 
 def _usage(architecture: str, network: nn.Module) -> str:
     lines = ["import lambdanets as ln", "", 'classifier = ln.load("FOLDER")  # this folder, or "hf-hub:USER/NAME"']
-    lines += ['print(classifier.predict("image.jpg"))', ""]
-    if is_adopted(network):
-        lines += ["# in timm, without this package", "import timm", ""]
-    else:
-        lines += ["# in timm", "import timm", ""]
+    timm = "timm, without this package" if is_adopted(network) else "timm"
+    lines += ['print(classifier.predict("image.jpg"))', "", f"# in {timm}", "import timm", ""]
     lines += ['model = timm.create_model("local-dir:FOLDER", pretrained=True)']
     return "```python\n" + "\n".join(lines) + "\n```"

@@ -75,7 +75,8 @@ class DetectorCard(ModelCard):
     """The model card of a Mask R-CNN: arguments of `mask_rcnn`, COCO category ids, and training and validation data.
 
     data: the annotation file of the training data, "digits" for the synthetic scattered digits, or "" if unknown.
-    tile_size: side in pixels of the tiles into which larger images are divided; None for no tiles.
+    tile_size: side in pixels of the tiles into which `detect predict` divides images of more than twice this side; None
+        for no tiles.
     """
 
     task: ClassVar[str] = "detection"

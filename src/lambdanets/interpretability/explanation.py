@@ -55,11 +55,13 @@ class ReceptiveField:
         of the network's input, summed over their channels.
     box: (start, stop) of each axis of the smallest box with all nonzero gradients, the theoretical receptive field; the
         whole input as soon as one layer before is global, such as squeeze-and-excitation or the content term.
+    view: the part of the image that the gradient covers; None if the input is not an image.
     """
 
     module: str
     at: tuple[int, ...]
     gradient: Tensor
+    view: View | None
 
     @property
     def box(self) -> tuple[tuple[int, int], ...]:
@@ -105,7 +107,8 @@ class Explanation:
     def attention_map(self, layer: str | None = None, at: tuple[int, ...] | int | None = None) -> AttentionMap:
         """Return the exact weights, by content and by position, of all context positions for one output position.
 
-        Cost: m (k + v) h multiply-adds, and s^2 times this for a layer of stride s.
+        Cost: m (k + v) h multiply-adds. A strided layer multiplies this by the number of pooled positions, by default
+        (2 s - 1)^2 for stride s.
         """
         name, call = self._call(layer)
         return compute_attention_map(call.layer, call.inputs, self._position(at, call.sides), name)
@@ -152,13 +155,19 @@ class Explanation:
         network_input = (self.inputs[0][0] if is_detector else self.inputs[0]).detach().clone().requires_grad_()
         inputs = ([network_input],) if is_detector else (network_input, *self.inputs[1:])
         output = _run_until(self.model, inputs, modules[module], module)
-        is_tokens = getattr(modules[module], "is_token_layer", False)
+        has_token_layers = any(call.layer.is_token_layer for call in self.calls.values())
+        is_tokens = getattr(modules[module], "is_token_layer", has_token_layers and output.ndim == 3)
         output = output.movedim(-1, 1) if is_tokens else output
         position = self._position(at, tuple(output.shape[2:]))
         total = output[0].movedim(0, -1)[position].sum()
         (gradient,) = torch.autograd.grad(total, network_input)
         gradient = gradient.abs() if is_detector else gradient[0].abs()
-        return ReceptiveField(module, position, gradient.sum(-1 if is_tokens and gradient.ndim == 2 else 0))
+        gradient = gradient.sum(-1 if is_tokens and gradient.ndim == 2 else 0)
+        view = self.view
+        if is_detector:  # resizes and pads its input itself
+            sides = tuple(gradient.shape)
+            view = View(sides, (0.0, 0.0), tuple(map(float, sides)))
+        return ReceptiveField(module, position, gradient, view)
 
     def _call(self, layer: str | None) -> tuple[str, _Call]:
         name = self.layers[-1] if layer is None else layer

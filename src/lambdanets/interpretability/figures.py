@@ -69,7 +69,7 @@ def panel_image(
     _overlay(axis, image, view, values, *limits, colors)
     axis.set_aspect("auto")
     if field is not None:
-        axis.add_patch(_field_box(field, view))
+        axis.add_patch(_field_box(field))
     if at is not None:
         axis.plot(at[1], at[0], **MARK)
     canvas = FigureCanvasAgg(figure)
@@ -122,14 +122,13 @@ def draw_keys(keys: np.ndarray, layer: str, view: View, image: Image.Image, path
     _save(figure, path)
 
 
-def draw_receptive_field(
-    field: ReceptiveField, view: View, image: Image.Image, at: tuple[int, int], path: Path
-) -> None:
+def draw_receptive_field(field: ReceptiveField, image: Image.Image, at: tuple[int, int], path: Path) -> None:
     """Draw the gradient, logarithmic over four decades, and the theoretical receptive field as a box."""
+    assert field.view is not None
     figure, (axis,) = _panels(1, 1, side=2 * PANEL)
-    drawn = _overlay(axis, image, view, gradient_decades(field), -DECADES, 0)
+    drawn = _overlay(axis, image, field.view, gradient_decades(field), -DECADES, 0)
     axis.plot(at[1], at[0], **MARK)
-    axis.add_patch(_field_box(field, view))
+    axis.add_patch(_field_box(field))
     axis.set_title(f"{field.module}: 90% of the gradient in {field.area():.1%} of the input")
     figure.colorbar(drawn, ax=axis, label="log10 of the gradient / its maximum")
     _save(figure, path)
@@ -148,7 +147,9 @@ def _show(axis: Axes, image: Image.Image) -> None:
     axis.imshow(np.asarray(image.convert("L")), cmap="gray", vmin=0, vmax=255)
 
 
-def _field_box(field: ReceptiveField, view: View) -> Rectangle:
+def _field_box(field: ReceptiveField) -> Rectangle:
+    view = field.view
+    assert view is not None
     (top, bottom), (left, right) = field.box
     scales = [size / side for size, side in zip(view.size, field.gradient.shape, strict=True)]
     corner = (view.start[1] + left * scales[1] - 0.5, view.start[0] + top * scales[0] - 0.5)

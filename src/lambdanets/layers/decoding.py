@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lambdanets.layers.base import LambdaBase, Projection
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer
+from lambdanets.layers.projection import is_plain_projection
 from lambdanets.layers.token_layer import LambdaLayer
 from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.decoding import ContentState, causal_window, content_step, embeddings_for_query
@@ -168,8 +169,14 @@ def _dilation(layer: GridLambdaLayer | LambdaLayer) -> int:
 
 def _project(layer: GridLambdaLayer | LambdaLayer, x: Tensor, projection: Projection, norm: nn.Module) -> Tensor:
     """Project x (b, d) and normalize it; returns (b, channels)."""
-    projected = nn.functional.linear(x, projection.weight.flatten(1))
-    return norm(projected[(..., *(None,) * _dimensions(layer))]).flatten(1)
+    axes = (..., *(None,) * _dimensions(layer))
+    if is_plain_projection(projection):
+        projected = nn.functional.linear(x, projection.weight.flatten(1))[axes]
+    elif layer.is_token_layer:
+        projected = projection(x)[axes]
+    else:
+        projected = projection(x[axes])
+    return norm(projected).flatten(1)
 
 
 def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, length: int) -> Tensor:

@@ -77,6 +77,8 @@ class GridLambdaLayer(LambdaBase):
             raise ValueError(
                 f"stride must be 1 if causal is True, because pooling includes later positions; got {stride}"
             )
+        if causal and pool is not None:
+            raise ValueError("pool must be None if causal is True, because pooling includes later positions")
         check_flags(position_bias=position_bias)
         if position_bias and not position:
             raise ValueError("position_bias must be False when position is False, got True")
@@ -219,8 +221,9 @@ class LambdaLayer2d(GridLambdaLayer):
         heads: h, the number of queries per position that share one lambda; default 4.
         intra_depth: u, an extra dimension of keys, values and embeddings that the lambdas sum over (Sec. C.4);
             default 1.
-        scope: side of the neighborhood that the position term covers, in positions, as an odd integer or a tuple
-            (height, width) of odd integers; default 23. None for a global scope, which requires `grid`.
+        scope: number of embeddings per side of the neighborhood that the position term covers, as an odd integer or a
+            tuple (height, width) of odd integers; default 23. With a dilation d it covers d (scope - 1) + 1 positions
+            per side. None for a global scope, which requires `grid`.
         stride: stride of the average pooling after the layer, as in Sec. F.2; default 1, no pooling. The window is 3x3
             for stride 2.
         dilation: distance between adjacent positions of the scope; default 1.

@@ -39,7 +39,7 @@ def project(
             all positions.
     """
     grid = () if is_tokens else tuple(x.shape[2:])
-    if not all(_is_exactly(module, _PROJECTIONS) and _is_matrix_product(module) for module, _ in projections):
+    if not all(is_plain_projection(module) for module, _ in projections):
         outputs = [projection(x) for projection, _ in projections]
         rows = [output if is_tokens else output.flatten(2).mT for output in outputs]
         is_folded = [False] * len(projections)
@@ -74,6 +74,11 @@ def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tenso
     flat = rows[valid] if masked else rows.flatten(0, 1).contiguous()
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]).flatten(1))
     return torch.zeros_like(rows).index_put((valid,), flat) if masked else flat.view_as(rows)
+
+
+def is_plain_projection(module: nn.Module) -> bool:
+    """Return whether a module is exactly one matrix product per position, computed by its weight alone."""
+    return _is_exactly(module, _PROJECTIONS) and _is_matrix_product(module)
 
 
 def _is_exactly(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:

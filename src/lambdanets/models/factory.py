@@ -88,9 +88,20 @@ def create_model(
     if full_name != name or (":" in name and has_foreign_layers(model)):
         adopt(model)
     if pretrained is not None and not isinstance(pretrained, bool):
+        if overrides.get("features_only"):
+            others = {key: value for key, value in overrides.items() if key not in ("features_only", "out_indices")}
+            _copy_features(create_model(full_name, pretrained=pretrained, num_classes=num_classes, **others), model)
+            return model
         skip = "" if num_classes == num_trained_classes else model.pretrained_cfg["classifier"]
         load_weights(model, pretrained, skip)
     return model
+
+
+def _copy_features(trained: nn.Module, features: nn.Module) -> None:
+    """Copy the weights of a classifier to the same network built with features_only=True, which has only its stages."""
+    tensors = trained.state_dict()
+    prefix = "" if features.state_dict().keys() <= tensors.keys() else "model."  # of timm's wrappers for some networks
+    features.load_state_dict({name: tensors[name.removeprefix(prefix)] for name in features.state_dict()})
 
 
 def _constructor_arguments(name: str) -> list[str]:

@@ -26,7 +26,7 @@ from torchvision.ops.poolers import initLevelMapper
 from lambdanets.errors import InputError
 from lambdanets.models.factory import create_model, list_models
 from lambdanets.models.padding import Padding
-from lambdanets.models.padding_check import check_padding, check_sizes
+from lambdanets.models.padding_check import check_accepts_padded_batches, check_padding
 
 Target = dict[str, Tensor]
 _PADDING_LOGIT = -100.0  # objectness logit of anchors in padding, a probability of 4e-44
@@ -273,7 +273,9 @@ def mask_rcnn(
     network = _make_network(backbone, tuple(levels), backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     if backbone not in list_models() and not any(parameter.is_meta for parameter in pyramid_backbone.parameters()):
-        (check_padding if hide_padding else check_sizes)(pyramid_backbone, pyramid_backbone.strides[-1], backbone)
+        (check_padding if hide_padding else check_accepts_padded_batches)(
+            pyramid_backbone, pyramid_backbone.strides[-1], backbone
+        )
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")

@@ -63,8 +63,7 @@ class LightweightLambdaBlock(nn.Module):
 
     def feature_info(self, location: str) -> dict[str, Any]:
         """Return the module whose output is the feature, and its number of channels; timm requires this method."""
-        module = "conv_pwl" if location == "expansion" else ""
-        return {"module": module, "num_chs": self.conv_pwl.in_channels}
+        return {"module": "", "num_chs": self.conv_pwl.in_channels}
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.mixer(self.act1(self.bn1(self.conv_pw(x)))))

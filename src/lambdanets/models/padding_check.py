@@ -26,7 +26,7 @@ def check_padding(pyramid: nn.Module, stride: int, name: str) -> None:
     """
     batch_side, size = max(_SIDE, stride), (_SIDE * 5 // 8, _SIDE * 7 // 8)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs as well
         network = simulate_trained_weights(copy.deepcopy(pyramid))
         images = torch.rand(1, 3, 2 * batch_side, 2 * batch_side, dtype=torch.float64)
         more_padded = network(images, [size])
@@ -40,7 +40,7 @@ def check_padding(pyramid: nn.Module, stride: int, name: str) -> None:
             )
 
 
-def check_sizes(pyramid: nn.Module, stride: int, name: str) -> None:
+def check_accepts_padded_batches(pyramid: nn.Module, stride: int, name: str) -> None:
     """Raise InputError if a network does not accept all images whose sides are multiples of the stride."""
     height, width = max(_SIDE, stride), 3 * max(_SIDE, stride)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -63,7 +63,7 @@ def simulate_trained_weights(network: nn.Module) -> nn.Module:
     network = network.double().train()
     norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         for weight in network.parameters():
             if not weight.any():
                 weight.normal_(0, 0.1)

@@ -139,8 +139,10 @@ class EMA(WeightAveraging):
             self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
 
     def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if self._average_model is not None:  # running statistics of batch norm differ between ranks
-            broadcast_tensors(self._average_model.buffers())
+        if self._average_model is not None:
+            # Running statistics of batch norm differ between ranks. Those of the module may be frozen after this epoch,
+            # and DDP would broadcast only those that are in the model during validation.
+            broadcast_tensors([*self._average_model.buffers(), *module.buffers()])
         super().on_validation_epoch_start(trainer, module)
 
     def copy_to(self, module: LightningModule) -> None:

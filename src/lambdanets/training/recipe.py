@@ -51,7 +51,7 @@ class TrainingRecipe:
         "warmup_epochs": Range(0),
         "clip_gradient": Range(above=0),
         "ema_decay": Range(0, below=1),
-        "seed": Range(0, 2**63 - 1),
+        "seed": Range(0, 2**32 - 1),  # of NumPy
         "workers": WORKERS_RANGE,
         "checkpoint_every": Range(1),
         "max_unreadable": Range(0),
@@ -173,7 +173,13 @@ class Recipe(TrainingRecipe):
     task: ClassVar[str] = "classification"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
     REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights", "pseudo_labels", "pseudo_images")
-    CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE)
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (
+        "data",
+        "data_root",
+        "pseudo_labels",
+        "pseudo_images",
+        *TrainingRecipe.CHANGEABLE,
+    )
     KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")
     MIN_MICRO_BATCH: ClassVar[int] = 2  # batch norm after global pooling needs two values per channel
     RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {

@@ -21,7 +21,7 @@ class AttentionMaps:
     """The attention maps of one place, drawn over the image.
 
     layer, head: the layer and head that are shown. at: pixel (row, column) of the image. sides: (rows, columns) of the
-    layer's map.
+    layer's input map, before the pooling of a strided layer.
     window: sides of the neighborhood of the position term; None if it always covers the map.
     content, position: weights of all places, with one color scale from -limit to limit.
     largest_content, largest_position: largest absolute weights.
@@ -77,11 +77,13 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
     view, image = explanation.view, prediction.image
     assert isinstance(view, View)
     attention, call = explanation.attention_map(layer, at), explanation.calls[layer]
+    grid = call.inputs.grid
     weights_by_term = figures.attention_weights(attention)
     largest = [float(np.abs(weights[head]).max()) for weights in weights_by_term]
     limit = max(largest) or 1.0
     shares = explanation.position_share(layer).cpu().numpy()
     field = explanation.receptive_field(layer, at)
+    assert field.view is not None
     field_is_whole = field.box == tuple((0, side) for side in field.gradient.shape)
     content, position = (
         figures.panel_image(weights[head], (-limit, limit), view, image, colors=figures.SIGNED_COLORS, at=at)
@@ -92,8 +94,8 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
         layer,
         head,
         at,
-        call.sides,
-        _window(call.layer, call.inputs.table, call.sides),
+        grid,
+        _window(call.layer, call.inputs.table, grid),
         content,
         position,
         largest[0],
@@ -101,7 +103,7 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
         figures.panel_image(shares, (0, 1), view, blank, at=at),
         float(shares[view.position(at, shares.shape)]),
         figures.panel_image(
-            *(figures.gradient_decades(field), (-figures.DECADES, 0), view, image),
+            *(figures.gradient_decades(field), (-figures.DECADES, 0), field.view, image),
             at=at,
             field=None if field_is_whole else field,
         ),

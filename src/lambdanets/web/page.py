@@ -141,6 +141,8 @@ class _ImageTab:
     ) -> Updates:
         if prediction is None:
             return {self.maps: texts.error("the image must be chosen again, because it is removed after 30 minutes")}
+        if not prediction.layers:
+            return {self.maps: texts.NO_LAYERS}
         at = (int(row), int(column))
         count = num_heads(prediction, layer) if layer in prediction.layers else 1
         head = head if head < count else 0

@@ -59,3 +59,10 @@ def test_vision_transformers_are_built_for_the_image_size(tmp_path, monkeypatch)
     assert main(["benchmark", "tables", "--tables", "5", "--passes", "inference", *QUICK, "--out", str(out)]) == 0
     (row,) = json.loads((out / RESULTS).read_text())["rows"]
     assert row["skip_reason"] is None
+
+
+def test_rejects_candidates_that_are_not_in_the_tables(tmp_path, capsys):
+    arguments = ["benchmark", "tables", "--tables", "12", "--candidates", "EfficientNet-B7", "--out"]
+    assert main([*arguments, str(tmp_path / "out")]) == 2
+    assert "--candidates must be rows of the tables, got EfficientNet-B7" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -309,3 +309,13 @@ def test_deepcopy_does_not_share_the_prepared_table(algorithm):
     in_place_multiply(copied)
     torch.testing.assert_close(copied(queries, values), -2 * before, rtol=1e-11, atol=1e-10)
     assert torch.equal(layer(queries, values), before)
+
+
+@algorithms
+def test_bfloat16_table_gradient_sums_many_positions_in_float32(monkeypatch, algorithm):
+    rates = replace(built_in_rates("cpu", 1), bfloat16_gain=4.0)
+    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: rates)
+    queries, values = torch.ones(1, 1, 512, 1).bfloat16(), torch.ones(1, 512, 1).bfloat16()
+    table = torch.ones(3, 1).bfloat16().requires_grad_()
+    position_interaction(queries, table, values, (512,), algorithm=algorithm).sum().backward()
+    assert table.grad[:, 0].tolist() == pytest.approx([511, 512, 511], rel=2**-8)

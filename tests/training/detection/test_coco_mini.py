@@ -8,7 +8,6 @@ import pytest
 from synthetic_detections import pycocotools_scores
 
 from lambdanets.cli import main
-from lambdanets.inference.coco_results import read_results
 from lambdanets.training import run
 from lambdanets.training.detection.recipe import DetectionRecipe
 
@@ -57,7 +56,7 @@ def test_trains_and_scores_on_coco_images(coco, tmp_path, capsys):
     command = ["detect", "evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
     assert main([*command, "--data", paths["data"], "--images", paths["images"]]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"masks  AP {result['segm']['AP']:.4f}")
-    results = read_results(tmp_path / "out/results.json")
+    results = json.loads((tmp_path / "out/results.json").read_bytes())
     assert results
     for iou_type, scores in pycocotools_scores(truth, results).items():
         assert result[iou_type] == pytest.approx(scores, abs=1e-6)

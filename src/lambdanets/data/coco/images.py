@@ -54,12 +54,14 @@ class AnnotatedImages:
 
     file_indices: the index of each image in `files`.
     parent_fingerprint: for a subset, the fingerprint of the whole set.
+    stretch: whether images with more than 8 bits are stretched (see `to_8_bits`).
     """
 
     annotations: Annotations
     files: ImageSource
     file_indices: Sequence[int]
     parent_fingerprint: str | None = None
+    stretch: bool = False
 
     def __len__(self) -> int:
         return len(self.annotations.images)
@@ -85,8 +87,9 @@ class AnnotatedImages:
         """
         annotated = self.annotations.images[index]
         content = io.BytesIO(self.files.file(self.file_indices[index])[0])
-        image = read_image(content, self.name(index), known_size=(annotated.width, annotated.height))
-        if image.size != (annotated.width, annotated.height):
+        known_size = (annotated.width, annotated.height)
+        image = read_image(content, self.name(index), known_size=known_size, stretch=self.stretch)
+        if image.size != known_size:
             expected = f"its size must be the annotated {annotated.width} x {annotated.height} pixels"
             raise UnreadableImage(self.name(index), f"{expected}, got {image.width} x {image.height}")
         return image, annotated
@@ -96,7 +99,8 @@ class AnnotatedImages:
         indices = list(indices)
         annotations = replace(self.annotations, images=tuple(self.annotations.images[index] for index in indices))
         file_indices = [self.file_indices[index] for index in indices]
-        return AnnotatedImages(annotations, self.files, file_indices, self.parent_fingerprint or self.fingerprint)
+        parent = self.parent_fingerprint or self.fingerprint
+        return replace(self, annotations=annotations, file_indices=file_indices, parent_fingerprint=parent)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -27,20 +27,22 @@ class VerificationResult:
     damaged: list[str]
 
 
-def verify_shards(location: str, *, processes: int = 1) -> VerificationResult:
+def verify_shards(location: str, *, threads: int = 1) -> VerificationResult:
     """Compare size, SHA-256 and number of images of every shard, in a folder or at a URL, with shards.json.
-
-    processes: number of threads.
 
     Shards at a URL are downloaded again. Raises InputError if there is no shards.json.
     """
     shards = [shard for split in ShardStore(location).read_list().splits.values() for shard in split]
-    cache_bytes = 2 * processes * max(shard.bytes for shard in shards)
+    cache_bytes = 2 * threads * max(shard.bytes for shard in shards)
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache:
         store = ShardStore(location, cache=Path(cache), cache_bytes=cache_bytes)
-        with ThreadPoolExecutor(processes) as pool:  # hashing and reading release the GIL
+        with ThreadPoolExecutor(threads) as pool:  # hashing and reading release the GIL
             problems = pool.map(lambda shard: _check_shard(store, shard), shards)
-            messages = list(track(problems, "verifying", len(shards), "shards"))
+            try:
+                messages = list(track(problems, "verifying", len(shards), "shards"))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     return VerificationResult(
         len(shards), sum(shard.images for shard in shards), [message for message in messages if message]
     )
@@ -94,6 +96,8 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
         splits[split].append(Shard(path.name, num_images, path.stat().st_size, digest))
     if not splits["train"]:
         raise InputError(f"{folder} must have tar files of training images, got none")
+    if classes is not None and labeled == {False}:
+        raise InputError(f"classes must be None for images without classes (.cls), got {len(classes)} names")
     names = tuple(classes) if classes is not None else tuple(str(number) for number in range(max_class + 1))
     if max_class >= len(names):
         raise InputError(

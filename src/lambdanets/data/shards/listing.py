@@ -22,7 +22,7 @@ class UnreadableShard(UnreadableError):  # noqa: N818 - like UnreadableImage
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar file: relative path, number of images, size in bytes, and SHA-256 in hexadecimal digits."""
+    """A tar file: name, number of images, size in bytes, and SHA-256 in hexadecimal digits."""
 
     RANGES: ClassVar[dict[str, Range]] = {"images": _COUNT, "bytes": _COUNT}
 
@@ -32,9 +32,8 @@ class Shard:
     sha256: str
 
     def __post_init__(self) -> None:
-        path = PurePosixPath(self.name)
-        if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise InputError(f"name of a shard must be a relative path without '..', got {self.name!r}")
+        if PurePosixPath(self.name).name != self.name:
+            raise InputError(f"name of a shard must be a file name without a folder, got {self.name!r}")
         if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
             raise InputError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
 

@@ -38,6 +38,8 @@ def run(kind: str, options: CommonOptions) -> Path:
     """
     assert isinstance(options, OPTIONS[kind])
     device = _check(options, KINDS[kind].candidates)
+    if not KINDS[kind].make_cases(options, device, ()):
+        raise InputError(f"--candidates must be rows of the tables, got {', '.join(options.candidates or ())}")
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
     work_folder = WorkFolder(folder, read_identity=lambda folder: {} if (folder / RESULTS).is_file() else None)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))

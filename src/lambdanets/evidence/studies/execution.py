@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lambdanets.bounds import check
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.evidence.studies.catalog import STUDIES, Variant, variant_labels
 from lambdanets.folders import WorkFolder
@@ -101,8 +102,7 @@ def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[i
         if not values:
             raise InputError(f"{name} must have at least one value, got none")
     for seed in seeds:
-        if not 0 <= seed < 2**32:
-            raise InputError(f"seeds must be from 0 to 2**32 - 1, got {seed}")
+        check("seeds", seed, int, Recipe.RANGES["seed"])
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
     for study in studies:
         if not plan.study_variants(study):

@@ -234,11 +234,11 @@ def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, unit_si
                 cells.append(f"[{notes.index(note) + 1}]")
                 continue
             comparable = name != OURS and ours is not None
-            ratio = " (noisy)" if row.get("noisy") else f" ({row[key] / ours:.2f} x)" if comparable else ""
+            noisy = key == "median_seconds" and (row.get("noisy") or (comparable and results[OURS].get("noisy")))
+            ratio = " (noisy)" if noisy else f" ({row[key] / ours:.2f} x)" if comparable else ""
             cells.append(f"{row[key] / unit_size:.1f}{ratio}")
             if comparable:
                 num_compared[name] += 1
-                noisy = key == "median_seconds" and (row.get("noisy") or results[OURS].get("noisy"))
                 winners += [name] if row[key] < ours and not noisy else []
         num_wins.update(winners)
         rows.append((shape, str(scope), phase, *cells, ", ".join(winners)))

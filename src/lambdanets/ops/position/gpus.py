@@ -4,6 +4,7 @@ Sources: NVIDIA's data sheets and architecture papers, for dense matrix products
 compute capabilities 8.0 and 9.0 have 64 bytes per clock and SM, and published measurements reach about 60% of that.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,7 +30,7 @@ class GpuSpec:
     mma_sync_fraction: float = 1.0
 
 
-# Keys are substrings of device names; the first match is used.
+# Keys are parts of device names that no digit follows ("A100" is not in "RTX A1000"); the first match is used.
 SPECIFICATIONS = {
     "B200": GpuSpec(148, 1.85e9, 75e12, 2250e12, 8.0e12, 10e12, 0.5),
     "H200": GpuSpec(132, 1.755e9, 67e12, 989e12, 4.8e12, 5.5e12, 0.62),
@@ -48,7 +49,7 @@ _BY_CAPABILITY |= {(9, 0): "H100", (10, 0): "B200", (10, 3): "B200", (12, 0): "R
 
 def find_gpu_spec(name: str, capability: tuple[int, int] = (9, 0)) -> GpuSpec:
     """Find the specification by device name, else by compute capability; the default is the H100."""
-    spec = next((gpu for key, gpu in SPECIFICATIONS.items() if key in name), None)
+    spec = next((gpu for key, gpu in SPECIFICATIONS.items() if re.search(rf"{key}(?!\d)", name)), None)
     return spec or SPECIFICATIONS[_BY_CAPABILITY.get(capability, "H100")]
 
 

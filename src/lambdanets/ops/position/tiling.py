@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lambdanets.ops.position.problem import Problem
 from lambdanets.ops.position.scratch import contiguous
+from lambdanets.ops.precision import accumulation_dtype
 
 
 @dataclass(frozen=True)
@@ -233,12 +234,15 @@ def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
 
 
 def make_block_backward(grad_block: Tensor, axes: Sequence[Axis], sides: Sequence[int]) -> Tensor:
-    """The adjoint of `make_block` for a table with these sides; sums the pairs of each offset in a fixed order."""
+    """The adjoint of `make_block` for a table with these sides; sums the pairs of each offset in a fixed order.
+
+    Sums and returns float32 or wider.
+    """
     dim = len(axes)  # axis of the window, after the first axis of the tile is removed
     for axis, side in zip(axes, sides, strict=True):
         shape = list(grad_block.shape[1:])
         shape[dim] = axis.tile + axis.window - 1
-        offsets = grad_block.new_zeros(shape)
+        offsets = grad_block.new_zeros(shape, dtype=accumulation_dtype(grad_block.dtype))
         for t in range(axis.tile):
             offsets.narrow(dim, axis.tile - 1 - t, axis.window).add_(grad_block[t])
         before, after = axis.padding(side)

@@ -1,5 +1,6 @@
 """--plan: estimates steps, memory, hours and read rate of a training run without training."""
 
+import contextlib
 import statistics
 import time
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 
 from lambdanets.data.batches import min_batch_size, steps_per_epoch
-from lambdanets.data.labeled_images import image_file
+from lambdanets.data.images import UnreadableImage
+from lambdanets.data.labeled_images import LabeledImages, SelectedImages, image_file
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.pseudo_labels.selection import read_selection
 from lambdanets.data.shards.images import ShardedImages
@@ -167,9 +169,22 @@ def _data_size(recipe: Recipe) -> DataSize:
     if isinstance(images, ShardedImages):
         bytes_per_image = images.total_bytes / max(len(images), 1)
     else:
-        sampled = [image_file(images, index) for index in range(0, len(images), -(-len(images) // SAMPLED_FILES))]
-        bytes_per_image = statistics.mean(len(file[0]) if file else 0 for file in sampled)
+        bytes_per_image = _mean_file_size(images)
     return DataSize(len(images), len(splits.classes), bytes_per_image, splits.source)
+
+
+def _mean_file_size(images: LabeledImages) -> float:
+    """Estimate the mean size of the image files from a sample; 0 for images in memory or if no file can be read."""
+    stored: Any = images
+    while isinstance(stored, SelectedImages):
+        stored = stored.images
+    if not hasattr(stored, "file"):
+        return 0.0
+    sizes = []
+    for index in range(0, len(images), -(-len(images) // SAMPLED_FILES)):
+        with contextlib.suppress(UnreadableImage):
+            sizes.append(len(image_file(images, index)[0]))
+    return statistics.mean(sizes) if sizes else 0.0
 
 
 def _measure_throughput(probe: ClassificationProbe, batch_size: int, device: torch.device) -> float:

@@ -60,7 +60,7 @@ def _write_random_weights(recipe: Recipe, classes: tuple[str, ...], folder: Path
     recipe = replace(recipe, model=recipe.model or "lambda_resnet20_small")
     folder.mkdir(exist_ok=True)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
         model = build_model(recipe, len(classes))
     save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_json(recipe.fields()))
     return folder

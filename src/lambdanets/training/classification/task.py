@@ -120,7 +120,7 @@ def open_for_training(recipe: Recipe) -> Splits:
 def fingerprint(splits: Splits) -> str:
     """Return a hash of the classes and of all file names and labels, or of the shards' hashes. Reads no images."""
     digest = hashlib.sha256(repr(splits.classes).encode())
-    for images in (splits.train, splits.validation):
+    for images in (splits.train, splits.validation, *([] if splits.test is None else [splits.test])):
         if isinstance(images, ShardedImages):
             digest.update(images.fingerprint.encode())
             continue
