@@ -227,7 +227,7 @@ FOLDERS: list[Input] = [
     rejected("train --data images.zip --run new", "images.zip", file("images.zip", "PK")),
     rejected("train --data torch/cifar10 --run new", "data_root"),
     rejected("train --data torch/nonsense --data-root {cwd} --run new", "nonsense"),
-    rejected("train --data tfds/nonsense --run new", "tfds|nonsense"),
+    rejected("train --data hfds/nonsense --run new", "hfds|nonsense"),
     rejected("train image_folder --run new", "data must be given|data"),
     rejected(
         "shard d new --processes 1",

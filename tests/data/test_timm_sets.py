@@ -1,12 +1,10 @@
 import io
-import json
 import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -34,7 +32,7 @@ def test_a_torchvision_set_is_indexed(tmp_path: Path) -> None:
     assert splits.validation.name(1) == "torch/mnist/validation/1"
 
 
-@pytest.mark.parametrize("name", ["torch/mnist", "torch/no_such_set", "wds/x", "torch/image_folder"])
+@pytest.mark.parametrize("name", ["torch/mnist", "torch/no_such_set", "torch/image_folder"])
 def test_rejects_a_timm_set_that_cannot_be_opened(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=name):
         open_splits(name, root=str(tmp_path))
@@ -43,29 +41,11 @@ def test_rejects_a_timm_set_that_cannot_be_opened(tmp_path: Path, name: str) -> 
 def test_error_includes_timm_message_about_missing_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    monkeypatch.delitem(sys.modules, "timm.data.readers.reader_tfds", raising=False)
-    with pytest.raises(InputError, match=r"timm cannot open .* 'tfds/x' .*; Please install tensorflow_datasets"):
-        open_splits("tfds/x", root=str(tmp_path))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.delitem(sys.modules, "timm.data.readers.reader_hfds", raising=False)
+    with pytest.raises(InputError, match=r"timm cannot open .* 'hfds/x' .*; Please install Hugging Face datasets"):
+        open_splits("hfds/x", root=str(tmp_path))
     assert capsys.readouterr() == ("", "")
-
-
-def test_rejects_a_webdataset_with_a_tar_truncated_within_a_header(tmp_path: Path) -> None:
-    webdataset = pytest.importorskip("webdataset")
-    for split in ("train", "validation"):
-        with webdataset.TarWriter(str(tmp_path / f"{split}.tar")) as writer:
-            for number in range(6):
-                writer.write({"__key__": str(number), "png": png(number), "cls": number % 2})
-    splits = {
-        split: {"name": split, "num_samples": 6, "filenames": [f"{split}.tar"], "shard_lengths": [6]}
-        for split in ("train", "validation")
-    }
-    (tmp_path / "_info.json").write_text(json.dumps({"splits": splits}))
-    assert len(open_splits("wds/x", root=str(tmp_path)).train) == 6
-    tar = tmp_path / "train.tar"
-    tar.write_bytes(tar.read_bytes()[: 3 * 2048 + 100])
-    with pytest.raises(InputError, match=r"train\.tar must be a complete, uncompressed tar: it is truncated after"):
-        open_splits("wds/x", root=str(tmp_path))
 
 
 def test_rejects_a_torchvision_set_without_data_root() -> None:
@@ -83,17 +63,6 @@ class IndexedReader:
 
     def iter_targets(self) -> Iterator[int]:
         yield from (index % 2 for index in range(6))
-
-
-class StreamingDataset:
-    """A fake of timm's dataset without random access."""
-
-    reader = SimpleNamespace(class_to_idx={"cat": 0, "dog": 1})
-
-    def __iter__(self) -> Iterator[tuple[Image.Image | np.ndarray, int]]:
-        yield Image.new("CMYK", (4, 4)), 1
-        yield np.full((4, 4, 1), 7, np.uint8), 0
-        yield np.zeros((4, 4, 3), np.uint8), 0
 
 
 def open_fake(monkeypatch: pytest.MonkeyPatch, dataset: object, splits: set[str]) -> Splits:
@@ -114,18 +83,11 @@ def test_a_reader_with_random_access_is_indexed(monkeypatch: pytest.MonkeyPatch)
         splits.train.load(0)
 
 
-def test_a_set_without_random_access_is_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = open_fake(monkeypatch, StreamingDataset(), {"train", "validation"})
-    assert [splits.train.load(index)[0].mode for index in range(3)] == ["RGB", "L", "RGB"]
-    assert splits.train.labels == [1, 0, 0]
-    assert splits.train.load(1)[0].getpixel((0, 0)) == 7
-
-
 def test_the_test_split_replaces_a_missing_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = open_fake(monkeypatch, StreamingDataset(), {"train", "test"})
+    splits = open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train", "test"})
     assert splits.validation.name(0) == "hfds/someone/animals/test/0"
 
 
 def test_error_about_a_missing_split_has_the_reason_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="Unknown split 'validation'"):
-        open_fake(monkeypatch, StreamingDataset(), {"train"})
+        open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train"})

@@ -54,7 +54,7 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
       - a tar file of PNG and JPEG images with one folder per class; `val.tar`, `validation.tar` or `test.tar` in the
         same folder is the validation set;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards/`);
-      - a name with one of timm's prefixes "torch/", "hfds/", "hfids/", "tfds/", "wds/".
+      - a name with one of timm's prefixes "torch/" or "hfds/".
     root: the folder of a dataset with a timm prefix.
     validation_share: fraction of the images that are held out for validation if the set has no validation set. They
         are stratified by class and drawn with `seed`, independently of the order in the file system. For shards, the

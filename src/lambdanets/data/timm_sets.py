@@ -4,18 +4,15 @@ import contextlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from lambdanets.data.images import UnreadableImage, read_image, to_gray_or_rgb
 from lambdanets.data.labeled_images import LabeledImages, NamedByIndex
-from lambdanets.data.shards.tar_samples import names_in_tar
 from lambdanets.errors import InputError, one_line
 
-_PREFIXES = ("torch", "hfds", "hfids", "tfds", "wds")
+_PREFIXES = ("torch", "hfds")  # timm's other sets have no random access
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class IndexedImages(NamedByIndex):
 
 
 @dataclass(frozen=True)
-class StreamedImages(NamedByIndex):
+class ReaderImages(NamedByIndex):
     """Images of a timm reader, whose items are (binary file, label)."""
 
     reader: Any
@@ -52,21 +49,6 @@ class StreamedImages(NamedByIndex):
             return read_image(stream, self.name(index)), self.labels[index]
 
 
-@dataclass(frozen=True)
-class EncodedImages(NamedByIndex):
-    """Images that are kept in memory, encoded as PNG."""
-
-    files: Sequence[bytes]
-    labels: Sequence[int]
-    source: str
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        return read_image(io.BytesIO(self.files[index]), self.name(index)), self.labels[index]
-
-    def file(self, index: int) -> tuple[bytes, str]:
-        return self.files[index], ".png"
-
-
 def is_timm_name(data: str) -> bool:
     """Whether `data` begins with one of timm's dataset prefixes and a slash, ignoring case."""
     prefix, slash, _ = data.partition("/")
@@ -78,18 +60,14 @@ def open_timm_dataset(data: str, root: str | None) -> list[tuple[LabeledImages, 
 
     root: the folder of the dataset. "torch/" datasets are not downloaded.
 
-    If there is no split "validation", "test" is used. Iterable-style datasets ("hfids/", "tfds/", "wds/") are
-    read once and kept in memory, encoded as PNG. Raises InputError, which includes the reason, if timm fails.
+    If there is no split "validation", "test" is used. Raises InputError, which includes the reason, if timm fails.
     """
     prefix, _, name = data.partition("/")
-    if prefix.lower() in ("torch", "wds") and root is None:
+    if prefix.lower() == "torch" and root is None:
         raise InputError(f"data_root must be the folder that contains '{data}', got None")
     # timm may open the same folder as both splits
     if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):
         raise InputError(f"data must be the path of the folder, got '{data}'")
-    if prefix.lower() == "wds" and root is not None:
-        for path in sorted(Path(root).rglob("*.tar")):
-            names_in_tar(path)  # webdataset does not notice a tar truncated within a header
     train = _read_split(data, root, "train")
     try:
         return [train, _read_split(data, root, "validation")]
@@ -112,11 +90,8 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
             raise InputError(f"'{source}' must have a list of labels as `targets`; its torchvision class has none")
         labels = integer_labels(dataset.targets, source)
         return IndexedImages(dataset, labels, source), _torchvision_classes(dataset, labels)
-    if hasattr(reader, "__getitem__"):
-        labels = integer_labels(reader.iter_targets(), source)
-        return StreamedImages(reader, labels, source), class_names(reader.class_to_idx, labels)
-    files, labels = _read_into_memory(dataset, source)
-    return EncodedImages(files, labels, source), class_names(getattr(reader, "class_to_idx", None) or {}, labels)
+    labels = integer_labels(reader.iter_targets(), source)
+    return ReaderImages(reader, labels, source), class_names(reader.class_to_idx, labels)
 
 
 def create_timm_dataset(name: str, root: str | None, split: str, **options: Any) -> Any:
@@ -132,22 +107,6 @@ def create_timm_dataset(name: str, root: str | None, split: str, **options: Any)
         data = f"'{name}' (split '{split}')" if name else f"'{root}'"
         reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
         raise InputError(f"timm cannot open the dataset {data}: {reason}") from error
-
-
-def _read_into_memory(dataset: Iterable[tuple[Any, Any]], source: str) -> tuple[list[bytes], list[int]]:
-    files: list[bytes] = []
-    labels: list[Any] = []
-    try:
-        for image, label in dataset:
-            if isinstance(image, np.ndarray):  # "tfds/" returns arrays if the mode is empty
-                image = Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)
-            buffer = io.BytesIO()
-            to_gray_or_rgb(image).save(buffer, "PNG")
-            files.append(buffer.getvalue())
-            labels.append(label)
-    except Exception as error:  # readers raise exceptions of any type
-        raise InputError(f"cannot read '{source}' after {len(files)} images: {one_line(error)}") from error
-    return files, integer_labels(labels, source)
 
 
 def integer_labels(labels: Iterable[Any], source: str) -> list[int]:

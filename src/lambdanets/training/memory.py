@@ -38,9 +38,10 @@ class MemoryProbe(ABC):
         """Return the loss of `batch_size` synthetic images on a device, which may be the meta device."""
 
     @property
-    @abstractmethod
     def size(self) -> str:
-        """The image size as text, for messages."""
+        """The image size as text, for messages; all recipes have a field `image_size`."""
+        side = vars(self.recipe)["image_size"]
+        return f"{side} x {side}"
 
 
 def largest_micro_batch(probe: MemoryProbe, requested: int, free_bytes: int | None = None) -> int:

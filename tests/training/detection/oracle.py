@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lambdanets.data.coco.annotations import decode_mask
-from lambdanets.training.detection.loaders import image_to_tensor
+from lambdanets.data.coco.loader import image_to_tensor
 
 
 class Oracle(nn.Module):

@@ -22,7 +22,7 @@ from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training.detection.loaders import augment
+from lambdanets.training.detection.augmentation import augment
 
 HEIGHT, WIDTH, NUM_OBJECTS = 350, 1000, 8_000
 MAX_BYTES = 2**30  # all masks together have 2.8 GB

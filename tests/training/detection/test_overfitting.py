@@ -11,7 +11,8 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detector import Detector
 from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection.loaders import training_batches
+from lambdanets.training.coco.loaders import augmented_batches
+from lambdanets.training.detection.augmentation import augment
 from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
@@ -53,7 +54,7 @@ def test_overfits_one_image(tmp_path):
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
     detector = Detector(model, make_model_card(recipe, names, ids))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    (batch,) = training_batches(recipe, training, BatchSlice())
+    (batch,) = augmented_batches(recipe, training, BatchSlice(), augment)
     ap50_history = []
     for step in range(1, STEPS + 1):
         model.train()

@@ -73,7 +73,3 @@ class ClassificationProbe(MemoryProbe):
         size = self.recipe.image_size
         logits = model(torch.randn(batch_size, self.recipe.channels, size, size, device=device))
         return F.cross_entropy(logits.float(), torch.zeros(batch_size, dtype=torch.long, device=device))
-
-    @property
-    def size(self) -> str:
-        return f"{self.recipe.image_size} x {self.recipe.image_size}"

@@ -122,7 +122,3 @@ class DetectionProbe(MemoryProbe):
         num_positive = -(-num_regions // 4)
         masks = heads.mask_predictor(heads.mask_head(torch.empty(num_positive, channels, 14, 14, device="meta")))
         return torch.stack([output.sum() for output in (*logits, *offsets, *boxes, masks)]).sum()
-
-    @property
-    def size(self) -> str:
-        return f"{self.recipe.image_size} x {self.recipe.image_size}"

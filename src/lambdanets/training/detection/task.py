@@ -14,9 +14,10 @@ from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.models.mask_rcnn import MaskRCNN
+from lambdanets.training.coco.loaders import augmented_batches
 from lambdanets.training.coco.task import CocoTask
 from lambdanets.training.curves import Panels
-from lambdanets.training.detection.loaders import training_batches
+from lambdanets.training.detection.augmentation import augment
 from lambdanets.training.detection.model import DetectionProbe, build_model, make_model_card
 from lambdanets.training.detection.module import LOSSES, VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
@@ -56,7 +57,7 @@ class DetectionTask(CocoTask):
     def batches(
         self, recipe: DetectionRecipe, batch_slice: BatchSlice
     ) -> tuple[Batches[AnnotatedBatch], Batches[AnnotatedBatch]]:
-        training = training_batches(recipe, self.training, batch_slice)
+        training = augmented_batches(recipe, self.training, batch_slice, augment)
         return training, evaluation_batches(self.validation, recipe.batch_size, recipe.workers, batch_slice)
 
     def card(self, recipe: DetectionRecipe) -> DetectorCard:

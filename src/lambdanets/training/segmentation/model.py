@@ -51,7 +51,3 @@ class SegmentationProbe(MemoryProbe):
             )
         targets = torch.zeros(batch_size, size, size, dtype=torch.uint8, device=device)
         return torch.stack(cross_entropy_and_dice(logits, targets)).sum()
-
-    @property
-    def size(self) -> str:
-        return f"{self.recipe.image_size} x {self.recipe.image_size}"

@@ -17,11 +17,12 @@ from lambdanets.inference.segmentation import evaluate_segmenter
 from lambdanets.inference.segmentation_figures import draw_segmentations
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
+from lambdanets.training.coco.loaders import augmented_batches
 from lambdanets.training.coco.task import CocoTask
 from lambdanets.training.curves import Panels
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.report import Result
-from lambdanets.training.segmentation.loaders import training_batches
+from lambdanets.training.segmentation.augmentation import augment
 from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
 from lambdanets.training.segmentation.module import Segmentation
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
@@ -58,7 +59,7 @@ class SegmentationTask(CocoTask):
     def batches(
         self, recipe: SegmentationRecipe, batch_slice: BatchSlice
     ) -> tuple[Batches[AnnotatedBatch], Batches[AnnotatedBatch]]:
-        training = training_batches(recipe, self.training, batch_slice)
+        training = augmented_batches(recipe, self.training, batch_slice, augment)
         validation = evaluation_batches(
             self.validation, recipe.batch_size, recipe.workers, batch_slice, load_with_semantic_mask
         )

@@ -19,7 +19,8 @@ from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection.loaders import augment, training_batches
+from lambdanets.training.coco.loaders import augmented_batches
+from lambdanets.training.detection.augmentation import augment
 from training.detection.tiny_detection import tiny_recipe
 
 RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
@@ -212,7 +213,7 @@ def test_images_of_any_mode_become_rgb_in_0_to_1():
     objects = [coco_files.annotation(number, number) for number in range(1, 5)]
     annotations = parse_annotations(coco_files.to_json(coco_files.content(*objects, images=images)), Path("here"))
     annotated_images = AnnotatedImages(annotations, InMemoryFiles(files, list(files), "memory"), range(4))
-    training = training_batches(replace(RECIPE, batch_size=4), annotated_images, BatchSlice())
+    training = augmented_batches(replace(RECIPE, batch_size=4), annotated_images, BatchSlice(), augment)
     for (batch,), fields in ((training, 3), (evaluation_batches(annotated_images, 4), 0)):
         assert len(batch.images) == 4
         for image in batch.images:
@@ -230,7 +231,7 @@ def recipe(tmp_path_factory):
 
 
 def make_training_batches(recipe, batch_slice=BatchSlice()):  # noqa: B008 - BatchSlice is frozen
-    return training_batches(recipe, open_datasets(recipe)[0], batch_slice)
+    return augmented_batches(recipe, open_datasets(recipe)[0], batch_slice, augment)
 
 
 def test_detection_batches_do_not_depend_on_workers(recipe):

@@ -13,7 +13,8 @@ from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.data.coco.semantic_masks import IGNORED
 from lambdanets.data.order import BatchSlice
 from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.segmentation.loaders import augment, training_batches
+from lambdanets.training.coco.loaders import augmented_batches
+from lambdanets.training.segmentation.augmentation import augment
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 from training.segmentation.tiny_segmentation import tiny_segmentation
 
@@ -71,7 +72,7 @@ def test_training_crops_depend_only_on_seed_and_epoch(workers, tmp_path):
     images = open_datasets(recipe)[0]
 
     def crops(recipe):
-        with training_batches(recipe, images, BatchSlice()) as batches:
+        with augmented_batches(recipe, images, BatchSlice(), augment) as batches:
             return [torch.stack(batch.images) for _ in range(2) for batch in batches]
 
     expected, actual = crops(recipe), crops(replace(recipe, workers=workers))

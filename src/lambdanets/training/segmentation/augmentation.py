@@ -1,4 +1,4 @@
-"""Builds the training batches of segmentation, with augmentation of images and semantic masks."""
+"""Augmentation of images and semantic masks for segmentation."""
 
 import random
 
@@ -9,22 +9,11 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, Target, image_to_tensor
+from lambdanets.data.coco.loader import Target, image_to_tensor
 from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK, make_semantic_mask
-from lambdanets.data.order import BatchSlice
 from lambdanets.inference.segmenter import normalize
-from lambdanets.training.coco.loaders import augmented_batches
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
-
-
-def training_batches(
-    recipe: SegmentationRecipe, images: AnnotatedImages, batch_slice: BatchSlice
-) -> Batches[AnnotatedBatch]:
-    """Return the recipe's training batches: `augmented_batches` with `augment`."""
-    return augmented_batches(recipe, images, batch_slice, augment)
 
 
 def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe) -> tuple[Tensor, Target]:

@@ -1,4 +1,4 @@
-"""Builds the training batches of a detector, with augmentation of images, boxes and masks."""
+"""Augmentation of images, boxes and masks for detection."""
 
 import random
 from typing import Any
@@ -11,21 +11,10 @@ from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
-from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, Target, image_to_tensor
+from lambdanets.data.coco.loader import Target, image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.data.order import BatchSlice
-from lambdanets.training.coco.loaders import augmented_batches
 from lambdanets.training.detection.recipe import DetectionRecipe
-
-
-def training_batches(
-    recipe: DetectionRecipe, images: AnnotatedImages, batch_slice: BatchSlice
-) -> Batches[AnnotatedBatch]:
-    """Return the recipe's training batches: `augmented_batches` with `augment`."""
-    return augmented_batches(recipe, images, batch_slice, augment)
 
 
 def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:
