@@ -240,10 +240,10 @@ print(result["epochs"], sorted(path.name for path in folder.iterdir() if path.is
 
 def test_new_table_row_needs_one_entry_and_its_values(package):
     steps = read_steps("a row of the paper's tables")
-    assert "evidence/tables/rows.py" in steps
+    assert "evidence/paper_models.py" in steps
     assert "paper.json" in steps
     add_line(
-        package / "evidence/tables/rows.py",
+        package / "evidence/paper_models.py",
         '        "conv (He et al. 2016, author run)": ModelSpec("resnet50"),\n',
         '        "another": ModelSpec("resnet18"),\n',
     )

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lambdanets.data.datasets import open_splits, subset
+from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
+from lambdanets.training.classification.task import fingerprint
 
 
 def png(value: int) -> bytes:
@@ -263,3 +264,11 @@ def test_subset_rejects_a_class_with_one_image(tmp_path):
     write_classes(tmp_path / "val", a=1, b=1)
     with pytest.raises(InputError, match="at least 2 images per class to be divided, but 'a' has 1"):
         subset(open_splits(str(tmp_path)), 5, seed=0)
+
+
+def test_fingerprint_covers_the_test_set_of_a_hold_out(tmp_path):
+    write_classes(tmp_path / "train", a=4, b=4)
+    write_classes(tmp_path / "val", a=1, b=1)
+    before = fingerprint(hold_out(open_splits(str(tmp_path)), 0.25, 0))
+    next((tmp_path / "val/a").iterdir()).rename(tmp_path / "val/a/another.png")
+    assert fingerprint(hold_out(open_splits(str(tmp_path)), 0.25, 0)) != before

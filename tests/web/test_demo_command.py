@@ -1,15 +1,18 @@
 """`lambdanets demo` as a process: what it prints, and that it leaves no files."""
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
+import lambdanets as ln
 from lambdanets.cli import main
 
-pytest.importorskip("gradio", reason="gradio is not installed")
+gr = pytest.importorskip("gradio", reason="gradio is not installed")
 
 
 def test_occupied_port_is_a_users_error(capsys):
@@ -55,3 +58,16 @@ def test_signals_end_the_server_and_leave_no_files(tmp_path):
 def temporary_files(folder):
     names = [path.name for path in (folder / "temporary").iterdir()]
     return [name for name in names if not name.startswith("torchinductor_")]  # PyTorch makes this folder on import
+
+
+def test_page_of_a_model_without_lambda_layers_says_so(tmp_path):
+    from lambdanets.web import page, texts
+    from lambdanets.web.predictions import predict_image
+
+    digits = ln.load("digits", device="cpu")
+    network = ln.create_model("resnet20_mixer_small", num_classes=10, in_chans=1, mixer="convolution").eval()
+    model = dataclasses.replace(digits, model=network)
+    with gr.Blocks():
+        tab = page._ImageTab({"plain": model})
+    prediction = predict_image(model, Image.new("L", (8, 8)), "black")
+    assert tab.update_maps(prediction, None, None, 3, 4) == {tab.maps: texts.NO_LAYERS}

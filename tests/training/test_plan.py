@@ -1,0 +1,44 @@
+"""`lambdanets train --plan`: steps, memory, time and reading of a recipe."""
+
+import re
+
+import pytest
+
+from lambdanets.cli import main
+from noise_images import write_two_classes
+
+QUICK = ["--model", "lambda_resnet20_small", "--model-options", "scope", "3", "--image-size", "16", "--plan"]
+
+
+def plan(capsys, *arguments):
+    assert main(["train", *arguments, *QUICK]) == 0
+    return dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+
+
+def test_plan_of_images_in_memory_reads_nothing(capsys):
+    lines = plan(capsys, "digits", "--devices", "2", "--epochs", "3", "--batch-size", "100")
+    assert lines["data"].startswith("1,437 images of 10 classes, in memory")
+    assert lines["steps"].startswith("15 per epoch, 45 in 3 epochs; 100 images per step")
+    assert lines["reading"].startswith("0 MB/s for all devices")
+    assert "on 2 devices like this one" in lines["time"]
+
+
+def test_plan_estimates_file_sizes_and_skips_damaged_images(tmp_path, capsys):
+    folder = write_two_classes(tmp_path / "images")
+    image = sorted(folder.rglob("*.png"))[0]
+    image.write_bytes(b"")
+    lines = plan(capsys, "image_folder", "--data", str(folder))
+    assert re.search(r"of 2 classes, [\d.]+ kB each", lines["data"])
+    assert not list(tmp_path.glob("run*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "0"], "devices must be at least 1, got 0"),
+        (["--quicktest"], "--plan trains nothing; remove --resume, --run and --quicktest"),
+    ],
+)
+def test_plan_rejects_invalid_options(arguments, message, capsys):
+    assert main(["train", "digits", "--plan", *arguments]) == 2
+    assert message in capsys.readouterr().err
