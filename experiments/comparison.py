@@ -36,7 +36,7 @@ BATCH = (128, 3, 32, 32)  # of the CIFAR-10 recipe
 OPENING = """\
     lambdanets compare mixers,content_position cifar10 --data FOLDER --epochs 10 --learning-rate 0.4 \\
       --variants convolution lambda "Performer, softmax features" "position only"
-    lambdanets compare all fashion_mnist --data FOLDER --training-images 12000 --epochs 1 --out comparisons/clothes
+    lambdanets compare all fashion_mnist --data-root FOLDER --training-images 12000 --epochs 1 --out comparisons/clothes
     lambdanets compare --resume comparisons/clothes     # after an interruption, or in a second process
     lambdanets compare --report comparisons/clothes/results.json    # merges results, for example of different seeds
     lambdanets compare scope digits --variants 3x3 7x7 --seeds 0 1 2 3 4

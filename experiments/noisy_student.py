@@ -4,7 +4,7 @@
     python experiments/noisy_student.py                                                write docs/pseudo_labels.md
 
 Every step is a `lambdanets` command that writes into FOLDER. After an interruption, run the script again to resume.
-FASHION_MNIST has the four original files in torchvision's layout. The 10,000 test images are not used to select
+FASHION_MNIST is the root folder of torchvision's FashionMNIST. The 10,000 test images are not used to select
 weights or settings: 500 of them are evaluated during training, all of them at the end.
 """
 
@@ -161,7 +161,7 @@ def evaluate(folder: Path, data: Path) -> float:
 
 def write_images(seed: int, data: Path, work: Path) -> None:
     """Write the labeled images with 500 test images, the unlabeled images, and all test images, as PNG files."""
-    splits = open_splits(str(data))
+    splits = open_splits("torch/fashion_mnist", root=str(data))
     generator = np.random.default_rng(seed)
     labels, test_labels = np.asarray(splits.train.labels), np.asarray(splits.validation.labels)
     labeled = sample_per_class(generator, labels, LABELED)

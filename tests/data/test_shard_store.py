@@ -236,7 +236,7 @@ def test_missing_shard_at_a_url_is_not_retried(nginx: Server, shards: Path, tmp_
 
 @needs_nginx
 def test_verify_downloads_every_shard_at_a_url_again(nginx: Server, shards: Path) -> None:
-    assert verify_shards(nginx.url, processes=2).damaged == []
+    assert verify_shards(nginx.url, threads=2).damaged == []
     path = shards / "train-00001.tar"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from lambdanets.bounds import VALIDATION_SHARE_RANGE, check
-from lambdanets.data.idx_files import find_idx_folder, read_idx_set
 from lambdanets.data.image_folders import read_class_folders, split_folders
 from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
 from lambdanets.data.order import permutation
@@ -50,11 +49,10 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
       - a folder with one sub-folder per class, or with class folders in `train/` and in `val/` (or `valid/`,
         `validation/`, `test/`); images outside class folders are ignored;
-      - a folder of MNIST, FashionMNIST or KMNIST in torchvision's layout (the root, the set's folder or `raw/`);
       - a tar file of PNG and JPEG images with one folder per class; `val.tar`, `validation.tar` or `test.tar` in the
         same folder is the validation set;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards/`);
-      - a name with one of timm's prefixes "torch/" or "hfds/".
+      - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
     root: the folder of a dataset with a timm prefix.
     validation_share: fraction of the images that are held out for validation if the set has no validation set. They
         are stratified by class and drawn with `seed`, independently of the order in the file system. For shards, the
@@ -139,10 +137,6 @@ def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
             raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
         val_tar = find_validation_tar(path)
         return _Split(*read_tar(path), str(path)), _Split(*read_tar(val_tar), str(val_tar)) if val_tar else None
-    raw = find_idx_folder(path)
-    if raw is not None:
-        train, validation, classes = read_idx_set(raw)
-        return _Split(train, classes, f"{raw} (train)"), _Split(validation, classes, "its t10k images")
     folders = split_folders(path)
     if folders is None:
         return _Split(*read_class_folders(path), str(path)), None

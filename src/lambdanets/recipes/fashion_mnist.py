@@ -1,7 +1,7 @@
 """Fashion-MNIST (60,000 images, 28x28), small LambdaResNet: at least 90% top-1 on the 10,000 test images.
 
-Hardware: two CPU cores, about seven minutes. Data: the four original files in torchvision's layout, gzipped or not.
-Run: lambdanets train fashion_mnist --data FOLDER
+Hardware: two CPU cores, about seven minutes. Data: torchvision's FashionMNIST files in --data-root.
+Run: lambdanets train fashion_mnist --data-root FOLDER
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from lambdanets.recipes.digits import recipe as digits
 
 recipe = replace(
     digits,
-    data="",
+    data="torch/fashion_mnist",
     image_size=28,
     epochs=2,
     batch_size=64,

@@ -197,7 +197,7 @@ class Recipe(TrainingRecipe):
     }
 
     data: str = ""
-    """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, MNIST files, shards, or timm's torch/NAME."""
+    """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, shards, or timm's name such as torch/mnist."""
     data_root: str | None = None
     """Root folder for a dataset of timm, such as --data torch/cifar10."""
     validation_share: float = 0.2
