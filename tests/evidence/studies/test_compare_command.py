@@ -164,7 +164,7 @@ def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path):
         (["mixers,scope", "--variants", "lambda"], r"at least one of scope \(3x3, .*\), got lambda"),
         (["scope", "digitz"], "got 'digitz'; the nearest"),
         (["scope", "--epoch", "1"], "lambdanets compare scope has no option --epoch; the nearest is --epochs"),
-        (["scope", "fashion_mnist"], "data must be given"),
+        (["scope", "image_folder"], "data must be given"),
         (["scope", "--model-options", "scope", "5"], "model_options must not have scope, which the variants set"),
         (["mixers", "--model-options", "mixer", "lambda"], "model_options must not have mixer, which the variants set"),
         (["scope", "--seed", "5"], "--seed must not be given, got 5"),
