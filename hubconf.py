@@ -7,7 +7,7 @@ classifier = torch.hub.load("OWNER/lambdanets", "load", "hf-hub:USER/NAME")
 import sys
 from pathlib import Path
 
-dependencies = ["torch", "torchvision", "timm", "safetensors", "numpy", "PIL"]
+dependencies = ["torch", "torchvision", "timm", "safetensors", "numpy", "PIL", "psutil"]
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 

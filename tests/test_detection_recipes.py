@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from lambdanets.cli import main
+from lambdanets.cli.detect import Train
+from lambdanets.cli.training import parse_with_recipe
 from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.training import launching, run
@@ -116,3 +118,13 @@ def test_detection_quicktest_keeps_recipe_options_at_small_size(name, tmp_path, 
     assert small.batch_size * small.epochs <= 8
     for field in ("jitter", "flip", "schedule", "ema_decay", "clip_gradient", "levels", "aspect_ratios", "mean"):
         assert getattr(small, field) == getattr(recipe, field)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [("resnet50", {}), ("resnetrs101_plain", {}), ("lambda_resnet50", {"small_images": False})],
+)
+def test_another_model_drops_the_options_that_it_does_not_have(model, expected):
+    recipe = find_recipe("objects", DetectionRecipe)
+    options = parse_with_recipe(Train, recipe, ["--model", model], prog="", description="")
+    assert options.recipe.model_options == expected

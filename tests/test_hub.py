@@ -183,3 +183,9 @@ def test_torch_hub_lists_every_model_and_loads_them():
     for arguments in (["lambda_resnet20_small"], ["create_model", "resnet18"]):
         with torch.device("meta"):
             assert torch.hub.load(repository, *arguments, source="local", num_classes=4).num_classes == 4
+
+
+def test_evaluation_of_a_model_without_training_data_needs_data(timm_network, tmp_path):
+    ln.save_pretrained(timm_network, tmp_path / "model")
+    with pytest.raises(InputError, match="data must be given for a model whose card names no dataset"):
+        ln.evaluate(tmp_path / "model")

@@ -294,7 +294,7 @@ def test_evaluate_accepts_a_model_or_a_path_of_either_task(quick_run, trained_de
 
 
 def test_evaluate_accepts_other_data(classifier, detector, two_classes, trained_detector):
-    assert len(ln.evaluate(classifier, two_classes).labels) == 4
+    assert len(ln.evaluate(classifier, two_classes).labels) == 20  # all, since there is no validation split
     digits = trained_detector / "digits"
     evaluation = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
     assert len(evaluation.readable) == 4
@@ -307,8 +307,8 @@ def test_confusion_matrix_counts_every_image(classifier, two_classes):
         [int(((evaluation.labels == i) & (evaluation.predicted == j)).sum()) for j in range(2)] for i in range(2)
     ]
     assert matrix.tolist() == expected
-    assert matrix.sum() == 4
-    assert evaluation.accuracy_by_class == {name: matrix[i, i] / 2 for i, name in enumerate(CLASSES)}
+    assert matrix.sum() == 20
+    assert evaluation.accuracy_by_class == {name: matrix[i, i] / 10 for i, name in enumerate(CLASSES)}
 
 
 def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_path):
@@ -341,7 +341,7 @@ def test_evaluate_out_writes_per_class_accuracy_and_confusion_matrix(two_classes
     assert rows == [["true \\ predicted", *names], *counts]
     accuracy = (out / "per_class_accuracy.csv").read_text().splitlines()
     assert accuracy[0] == "class,images,right,accuracy"
-    assert accuracy[1] == f"dark,2,{matrix[0][0]},{matrix[0][0] / 2:.6f}"
+    assert accuracy[1] == f"dark,10,{matrix[0][0]},{matrix[0][0] / 10:.6f}"
     assert accuracy[3] == f"{names[2]},0,0,"
     assert min(Image.open(out / "confusion_matrix.png").size) > 200
     assert len(list(out.iterdir())) == 3

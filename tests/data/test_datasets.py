@@ -1,12 +1,13 @@
 import io
 import os
+import tarfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from lambdanets.data.datasets import hold_out, open_splits, subset
+from lambdanets.data.datasets import hold_out, open_evaluation_images, open_splits, subset
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
@@ -272,3 +273,19 @@ def test_fingerprint_covers_the_test_set_of_a_hold_out(tmp_path):
     before = fingerprint(hold_out(open_splits(str(tmp_path)), 0.25, 0))
     next((tmp_path / "val/a").iterdir()).rename(tmp_path / "val/a/another.png")
     assert fingerprint(hold_out(open_splits(str(tmp_path)), 0.25, 0)) != before
+
+
+def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path):
+    images, classes, source = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
+    assert (len(images), classes, source) == (4, ("a", "b"), str(tmp_path / "test"))
+    write_classes(tmp_path / "both/train", a=3, b=2)
+    write_classes(tmp_path / "both/val", a=1, b=1)
+    assert len(open_evaluation_images(str(tmp_path / "both"))[0]) == 2
+
+
+def test_a_test_tar_next_to_a_validation_tar_is_evaluated(tmp_path):
+    for name, count in (("test", 3), ("val", 1)):
+        folder = write_classes(tmp_path / name, a=count, b=count)
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            tar.add(folder, arcname=".")
+    assert len(open_evaluation_images(str(tmp_path / "test.tar"))[0]) == 6

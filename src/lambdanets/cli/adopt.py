@@ -73,7 +73,8 @@ def main(arguments: list[str]) -> int:
     if options.seconds > 0:
         _time(networks, options)
     save_pretrained(networks.adopted, options.out)
-    echo(f"model folder: {options.out}; load it with lambdanets evaluate | predict | train --weights, or timm")
+    commands = "evaluate --data DATA | predict | train --weights"
+    echo(f"model folder: {options.out}; load it with lambdanets {commands}, or timm")
     return 0
 
 

@@ -58,12 +58,25 @@ class TrainCommand(NamedTuple):
 
 
 def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **parse_options: str) -> Any:
-    """Parse options with a recipe as the default; model options are merged into those of the recipe."""
+    """Parse options with a recipe as the default; model options are merged into those of the recipe.
+
+    If another model is given, options of the recipe that it does not have are dropped.
+    """
     # with a non-empty dictionary as default, tyro would accept its keys only
     default = options(recipe=dataclasses.replace(recipe, model_options={}))
     parsed = parse(options, arguments, default=default, **parse_options)
-    merged = recipe.model_options | parsed.recipe.model_options
+    merged = _options_for(parsed.recipe.model, recipe) | parsed.recipe.model_options
     return dataclasses.replace(parsed, recipe=dataclasses.replace(parsed.recipe, model_options=merged))
+
+
+def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
+    """Return the recipe's model options that a model has."""
+    if model == recipe.model or not recipe.model_options:
+        return recipe.model_options
+    from lambdanets.models.factory import constructor_arguments
+
+    known = constructor_arguments(model)
+    return {name: value for name, value in recipe.model_options.items() if name in known}
 
 
 def parse_train_command(

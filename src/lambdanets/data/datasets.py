@@ -16,7 +16,7 @@ from lambdanets.data.tar_files import find_validation_tar, read_tar
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError
 
-__all__ = ["LabeledImages", "Splits", "hold_out", "open_splits", "subset"]
+__all__ = ["LabeledImages", "Splits", "hold_out", "open_evaluation_images", "open_splits", "subset"]
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,30 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     check("validation_share", validation_share, float, VALIDATION_SHARE_RANGE)
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be from 0 to 2**32 - 1, got {seed}")
-    if root is not None and not is_timm_name(data):
-        raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")
-    if root == "":  # libraries would interpret it as the current folder
-        raise InputError("data_root must be a folder, got ''")
-    if is_sharded(data):
+    if is_sharded(data) and root is None:
         return _open_shards(data, validation_share, seed)
-    try:
-        train, validation = _open(data, root)
-    except OSError as error:
-        raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
+    train, validation = _open_files(data, root)
     _check_classes(train)
     if validation is None:
         return _hold_out(train, validation_share, seed)
     source = f"{train.source} and {validation.source}"
     return Splits(train.images, _match_classes(validation, train), train.classes, source)
+
+
+def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledImages, tuple[str, ...], str]:
+    """Open the validation set of a dataset or, if it has none, all its images; return them, the classes and the source.
+
+    data, root: as for `open_splits`. Raises InputError for a dataset that is missing, damaged or empty.
+    """
+    if is_sharded(data):
+        shards, classes = open_shards(data)
+        split = _Split(shards.get("validation", shards["train"]), classes, f"the shards of '{data}'")
+    else:
+        train, validation = _open_files(data, root)
+        split = train if validation is None else validation
+    if not len(split.images):
+        raise InputError(f"{split.source} must have images, got none")
+    return split.images, split.classes, split.source
 
 
 def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
@@ -119,6 +128,18 @@ def subset(splits: Splits, count: int | None, seed: int) -> Splits:
     kept, _ = train_test_split(range(available), train_size=count, random_state=seed, stratify=labels)
     source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
     return replace(splits, train=_select(splits.train, sorted(kept)), source=source)
+
+
+def _open_files(data: str, root: str | None) -> tuple[_Split, _Split | None]:
+    """Open a dataset that is not in shards as training and validation set; None if it has no validation set."""
+    if root is not None and not is_timm_name(data):
+        raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")
+    if root == "":  # libraries would interpret it as the current folder
+        raise InputError("data_root must be a folder, got ''")
+    try:
+        return _open(data, root)
+    except OSError as error:
+        raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
 
 
 def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:

@@ -42,9 +42,14 @@ class TarImages:
 
 
 def find_validation_tar(train: Path) -> Path | None:
-    """Find the tar of the validation set in the folder of the training tar; None if there is none."""
+    """Find the tar of the validation set in the folder of the training tar; None if there is none.
+
+    A tar with the name of a validation set has none.
+    """
+    if train.name in _VALIDATION_TARS:
+        return None
     siblings = (train.with_name(name) for name in _VALIDATION_TARS)
-    return next((tar for tar in siblings if tar.is_file() and tar != train), None)
+    return next((tar for tar in siblings if tar.is_file()), None)
 
 
 def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from lambdanets.errors import InputError, explain_missing_extras, one_line
@@ -41,6 +42,12 @@ class Validation(Protocol):
 
     def accuracy(self, run: Run, indices: Sequence[int]) -> tuple[float, list[float]]:
         """Return the accuracy of a model file on the validation images at `indices`, in [0, 1], and on each image."""
+
+
+def calibration_indices(num_images: int) -> list[int]:
+    """Return the indices of up to MAX_CALIBRATION_IMAGES random images."""
+    generator = torch.Generator().manual_seed(0)
+    return sorted(torch.randperm(num_images, generator=generator)[:MAX_CALIBRATION_IMAGES].tolist())
 
 
 @dataclass(frozen=True)

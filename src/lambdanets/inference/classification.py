@@ -1,13 +1,14 @@
 """Evaluation of classifiers on labeled datasets."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdanets.data.datasets import LabeledImages, open_splits, remap_labels
+from lambdanets.data.datasets import LabeledImages, open_evaluation_images, open_splits, remap_labels
 from lambdanets.data.loader import ImageBatches
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
@@ -103,18 +104,25 @@ def evaluate(
 ) -> ClassificationEvaluation:
     """Evaluate a classifier on the validation split of a dataset with the same classes.
 
-    data: by default the dataset on which the classifier was trained.
+    data: by default the dataset on which the classifier was trained. All images of another dataset are used if it has
+        no validation split.
     batch_size: by default the maximum that fits into memory, up to MAX_BATCH_SIZE.
     """
     source = classifier.card.source
-    splits = open_splits(
-        data or source.data,
-        root=data_root or (None if data else source.data_root),
-        validation_share=source.validation_share,
-        seed=source.seed,
-    )
-    images = remap_labels(splits.validation, splits.classes, classifier.classes, splits.source)
+    if data is None or _is_same_dataset(data, source.data):
+        if not source.data:
+            raise InputError("data must be given for a model whose card names no dataset, got none")
+        root = data_root or source.data_root
+        splits = open_splits(source.data, root=root, validation_share=source.validation_share, seed=source.seed)
+        validation, classes, name = splits.validation, splits.classes, splits.source
+    else:
+        validation, classes, name = open_evaluation_images(data, data_root)
+    images = remap_labels(validation, classes, classifier.classes, name)
     return predict_set(classifier, images, batch_size or batch_size_that_fits(classifier), workers)
+
+
+def _is_same_dataset(data: str, other: str) -> bool:
+    return data == other or (Path(data).exists() and Path(data).resolve() == Path(other).resolve())
 
 
 def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:

@@ -21,9 +21,12 @@ ModelOptions = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True)
 class DataSource:
-    """The dataset on which a classifier was trained, as arguments of `open_splits`. Its validation split is used."""
+    """The dataset on which a classifier was trained, as arguments of `open_splits`. Its validation split is used.
 
-    data: str = "digits"
+    data: "" if it is unknown.
+    """
+
+    data: str = ""
     data_root: str | None = None
     validation_share: float = 0.2
     seed: int = 0

@@ -78,7 +78,7 @@ def create_model(
     except Exception as error:  # timm's constructors and loaders raise many types of exceptions
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown:
-            suggestion = did_you_mean(unknown[1], _constructor_arguments(name), SYNONYMS)
+            suggestion = did_you_mean(unknown[1], constructor_arguments(name), SYNONYMS)
             raise InputError(f"{name} takes no argument {unknown[1]!r}{suggestion}") from error
         reason = one_line(error)
         if "weights_only" in reason:  # torch and timm suggest disabling it, which could run code from the file
@@ -104,8 +104,8 @@ def _copy_features(trained: nn.Module, features: nn.Module) -> None:
     features.load_state_dict({name: tensors[name.removeprefix(prefix)] for name in features.state_dict()})
 
 
-def _constructor_arguments(name: str) -> list[str]:
-    """Return the names of the constructor arguments of a model of this package; none for other models."""
+def constructor_arguments(name: str) -> list[str]:
+    """Return the names of the constructor arguments of a model of this package; [] for other models."""
     if name not in list_models():
         return []
     classes: tuple[type, ...] = (lambda_resnet.LambdaResNet, ResNet)
