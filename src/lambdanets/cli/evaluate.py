@@ -20,7 +20,7 @@ class Evaluate:
     checkpoint: tyro.conf.Positional[Path]
     """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
     data: str | None = None
-    """Dataset with the same classes: its validation split or, if it has none, all images; by default that of training."""
+    """Dataset with the same classes: its validation split, or all images if it has none; by default that of the run."""
     data_root: str | None = None
     """Root folder of a timm dataset, such as torch/cifar10."""
     out: Path | None = None

@@ -35,8 +35,7 @@ def evaluate(
     model: from `load`, or a path as for `load`.
     data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in a
         format of `lambdanets train --data`: its validation split or, if it has none, all images. For a detector or
-        segmenter, a COCO instances
-        file with the same categories.
+        segmenter, a COCO instances file with the same categories.
     images: for a detector or segmenter, the images of data: a folder or an uncompressed tar.
     data_root: for a classifier, the folder of a dataset with a timm name such as "torch/cifar10".
     batch_size: images per forward pass. The default is 1 for a detector or segmenter, and for a classifier the maximum
