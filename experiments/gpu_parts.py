@@ -1,4 +1,4 @@
-"""Runs one part of gpu.py: gpu_parts.py PART --out FILE --seconds S [--dry-run]."""
+"""Runs one part of gpu.py: gpu_parts.py PART --out FILE --until TIME [--without KERNEL ..] [--dry-run]."""
 
 import argparse
 import contextlib
@@ -20,13 +20,13 @@ import torch
 from gpu_clock import measure_calls
 from torch import Tensor, nn
 
-from lambdanets import LambdaLayer2d, create_model
-from lambdanets.evidence.benchmark.peers import PEERS, Skipped, build_peer
+from lambdanets import LambdaLayer2d
+from lambdanets.ops import position_interaction
 from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused import prediction
 from lambdanets.ops.position.fused.device import kernel_device
-from lambdanets.ops.position.fused.self_test import Case, check_kernel, make_example
+from lambdanets.ops.position.fused.self_test import Case, Example, check_kernel, run_kernel
 from lambdanets.ops.position.fused.verification import kernels_for_dtype, retest
 from lambdanets.ops.position.gpus import find_gpu_spec
 from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
@@ -43,21 +43,42 @@ MORE_SHAPES = [
 ]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEADS, QUERY_DEPTH = 4, 16
+# name, options of the layer, batch, side of the map with 64 channels
+SMOKE: list[tuple[str, dict[str, Any], int, int]] = [
+    ("1 head", {"heads": 1}, 32, 56),
+    ("1056 x 1056, 2 examples", {}, 2, 1056),
+    ("2 heads", {"heads": 2}, 32, 56),
+    ("multi-head", {"heads": 4, "multi_head": True}, 32, 28),
+    ("16 heads", {"heads": 16}, 32, 28),
+    ("v = 24", {"dim_out": 96, "heads": 4}, 32, 28),
+    ("k = 8", {"query_depth": 8}, 32, 28),
+    ("intra-depth 4", {"intra_depth": 4}, 8, 14),
+    ("one example", {}, 1, 56),
+]
+CHECKS = [
+    Case(130, 4, (28, 28), (23, 23), 16, 64, content=True, inside_nan=False),
+    Case(64, 1, (14, 14), (27, 27), 16, 32, inside_nan=False),
+    Case(9, 16, (9, 11), (5, 5), 8, 24, content=True, inside_nan=False),
+    Case(2, 4, (40, 40), (23, 23), 16, 16, inside_nan=False),
+    Case(33, 8, (14, 14), (7, 7), 16, 128, content=True, inside_nan=False),
+]
 _SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm
-INPUT_BYTES = 160 << 20  # of all sets of inputs, larger than the L2 cache
+L2_FACTOR = 3  # size of all sets of inputs relative to the L2 cache
+BROKEN_CONTEXT = 3  # exit code, as in gpu.py
 
 
 class Part:
     """The settings of a part; its methods append rows to the output file."""
 
-    def __init__(self, name: str, out: Path, seconds: float, dry_run: bool) -> None:
-        self.name, self.out, self.dry_run = name, out, dry_run
-        self.deadline = time.monotonic() + seconds
-        self.device = "cpu" if dry_run else "cuda:0"
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.name, self.out, self.dry_run = arguments.part, arguments.out, arguments.dry_run
+        self.deadline, self.commit = arguments.until, arguments.commit
+        self.without = set(arguments.without)  # kernels that have corrupted the CUDA context
+        self.device = "cpu" if self.dry_run else "cuda:0"
 
     def out_of_time(self, name: str) -> bool:
         """Whether the deadline has passed; if so, record that this is not run."""
-        out_of_time = time.monotonic() > self.deadline
+        out_of_time = time.time() > self.deadline
         if out_of_time:
             self.write_row(name, failure="not run: no time left")
         return out_of_time
@@ -69,12 +90,19 @@ class Part:
         print(line, flush=True)
 
     @contextlib.contextmanager
-    def record_errors(self, name: str) -> Iterator[None]:
-        """Record an exception as a row, and continue."""
+    def record_errors(self, name: str, kernel: str = "") -> Iterator[None]:
+        """Record an exception as a row, and continue. Exits if the CUDA context is corrupted, which is permanent."""
         try:
             yield
         except Exception as error:
             self.write_row(name, failure=f"{type(error).__name__}: {error}"[:500])
+            if not self.dry_run:
+                try:
+                    torch.cuda.synchronize()
+                except RuntimeError as broken:
+                    self.write_row(name, failure=f"the CUDA context is corrupted: {broken}"[:300], broken_by=kernel)
+                    sys.stdout.flush()
+                    os._exit(BROKEN_CONTEXT if kernel else 1)
 
 
 def command_output(*command: str) -> str | None:
@@ -94,7 +122,7 @@ def machine(part: Part) -> None:
         "triton": triton.__version__,
         "python": platform.python_version(),
     }
-    row["commit"] = command_output("git", "rev-parse", "HEAD")
+    row["commit"] = part.commit or command_output("git", "rev-parse", "HEAD")
     if not part.dry_run:
         properties = torch.cuda.get_device_properties(0)
         row |= {
@@ -112,11 +140,24 @@ def machine(part: Part) -> None:
         square = torch.randn(side, side, device=part.device).to(dtype)
         seconds = measure_seconds(lambda x=square: x @ x)
         part.write_row(f"product of {side} x {side}, {dtype}", tflops=2 * side**3 / seconds / 1e12)
-    source, target = (torch.zeros(size, device=part.device, dtype=torch.uint8) for _ in range(2))
+    source = torch.randint(256, (size,), device=part.device, dtype=torch.uint8)
+    target = torch.empty_like(source)
     part.write_row("copy", gbytes=2 * size / measure_seconds(lambda: target.copy_(source)) / 1e9)
-    # repeated sum of a tensor that fits into the L2 cache
-    cached = torch.ones(min(size, 16 << 20) // 4, device=part.device)
-    part.write_row("reads from the L2 cache", gbytes=4 * cached.numel() / measure_seconds(lambda: cached.sum()) / 1e9)
+    with part.record_errors("reads from the L2 cache"):
+        part.write_row("reads from the L2 cache", gbytes=l2_bandwidth(part) / 1e9)
+
+
+def l2_bandwidth(part: Part) -> float:
+    """Bytes per second of a kernel that reads 16 MiB many times, bypassing the L1 cache."""
+    from l2_kernel import BLOCK, read_repeatedly
+
+    programs, repeats = (2, 2) if part.dry_run else ((16 << 20) // (4 * BLOCK), 64)
+    x = torch.randn(programs * BLOCK, device=part.device)
+    sums = torch.empty(programs, device=part.device)
+    seconds = measure_seconds(lambda: read_repeatedly[(programs,)](x, sums, programs, repeats, BLOCK))
+    expected = repeats * x.double().sum().item()
+    assert abs(sums.double().sum().item() - expected) < 1e-2 * (repeats * x.numel()) ** 0.5 + 1e-3 * abs(expected)
+    return repeats * x.nbytes / seconds
 
 
 def measure_seconds(call: Callable[[], Any]) -> float:
@@ -124,16 +165,43 @@ def measure_seconds(call: Callable[[], Any]) -> float:
     return times.get("graph_us", times["eager_us"]) / 1e6
 
 
+def launched_configurations(architecture: int) -> list[Any]:
+    """The configurations that `smoke`, `check`, `kernels`, `layers` and `networks` launch, those of layers first."""
+    from kernels import Configuration
+
+    from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, choose_tiles
+
+    # heads, positions, value depth, batch
+    layers = [(HEADS, side * side, v, batch) for side, v, _, batch in SHAPES]
+    more = [(HEADS, side * side, v, batch) for side, v, _, batch in MORE_SHAPES]
+    checks = [(case.heads, math.prod(case.grid), case.v, case.batch) for case in CHECKS]
+    smoke = [
+        (options.get("heads", 4), side * side, options.get("dim_out", 64) // options.get("heads", 4), batch)
+        for _, options, batch, side in SMOKE
+    ]
+    sizes = [(torch.bfloat16, each) for each in (*layers, *more, *checks, *smoke)]
+    sizes += [(torch.float16, each) for each in (*layers[:2], *checks, *smoke)]
+    sizes += [(torch.float32, each) for each in (*layers[:2], *checks)]
+    distinct: dict[Any, None] = {}
+    for dtype, (heads, positions, depth, batch) in sizes:
+        kernels = QUERY_ORDER_KERNELS if dtype.itemsize > 2 else (*QUERY_ORDER_KERNELS, LAMBDA_ORDER)
+        for kernel in kernels:
+            capability = divmod(architecture, 10)
+            tiles = choose_tiles(kernel, capability, dtype.itemsize, batch, heads, positions, depth)
+            distinct[Configuration(kernel, architecture, heads, str(dtype)[6:], tiles)] = None
+    return list(distinct)
+
+
 def compile_kernels(part: Part) -> None:
-    """Compile every kernel for this device, which fills Triton's cache for the later parts."""
+    """Compile the kernels of the other parts for this device, which fills Triton's cache."""
     import kernels
 
     architecture = 90 if part.dry_run else int("".join(map(str, torch.cuda.get_device_capability())))
-    configurations = kernels.configurations([architecture])
+    configurations = launched_configurations(architecture)
     if part.dry_run:
         part.write_row("configurations", count=len(configurations))
         return
-    start, compiled = time.monotonic(), 0
+    start, compiled = time.time(), 0
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
         for row in pool.imap_unordered(kernels.examine, configurations):
             compiled += 1
@@ -143,23 +211,12 @@ def compile_kernels(part: Part) -> None:
             if part.out_of_time("the other configurations"):
                 pool.terminate()
                 break
-    part.write_row("all", compiled=compiled, of=len(configurations), seconds=time.monotonic() - start)
+    part.write_row("all", compiled=compiled, of=len(configurations), seconds=time.time() - start)
 
 
 def smoke(part: Part) -> None:
     """Compare whole layers under autocast with convolutions: few heads, unusual depths, one example, large maps."""
-    cases: list[tuple[str, dict[str, Any], int, int]] = [
-        ("1 head", {"heads": 1}, 32, 56),
-        ("1056 x 1056, 2 examples", {}, 2, 1056),
-        ("2 heads", {"heads": 2}, 32, 56),
-        ("multi-head", {"heads": 4, "multi_head": True}, 32, 28),
-        ("16 heads", {"heads": 16}, 32, 28),
-        ("v = 24", {"dim_out": 96, "heads": 4}, 32, 28),
-        ("k = 8", {"query_depth": 8}, 32, 28),
-        ("intra-depth 4", {"intra_depth": 4}, 8, 14),
-        ("one example", {}, 1, 56),
-    ]
-    for name, options, batch, side in cases:
+    for name, options, batch, side in SMOKE:
         # Triton's interpreter does not support bfloat16 products
         for dtype in (torch.float16,) if part.dry_run else (torch.bfloat16, torch.float16):
             if part.out_of_time(f"{name}, {dtype}"):
@@ -185,40 +242,63 @@ def layer_error(part: Part, options: dict[str, Any], sizes: tuple[int, ...], dty
         # sum instead of mean, whose gradients would underflow in float16 without loss scaling
         gradients = torch.autograd.grad((y.float() * weights).sum(), [x, *layer.parameters()])
         results.append([y.detach().float(), *(gradient.float() for gradient in gradients)])
-    return max(
-        ((actual - expected).norm() / expected.norm().clamp_min(1e-20)).item()
-        for actual, expected in zip(*results, strict=True)
-    )
+    return max_error(*results)
+
+
+def max_error(results: list[Tensor], expected: list[Tensor]) -> float:
+    """Maximum relative L2 error; NaN if one is NaN."""
+    errors = [(x - y).norm() / y.norm().clamp_min(1e-20) for x, y in zip(results, expected, strict=True)]
+    return torch.stack(errors).max().item()
 
 
 def check(part: Part) -> None:
     """Compare all kernels with float64 references, and check that 20 runs are bit-identical."""
-    cases = [
-        Case(130, 4, (28, 28), (23, 23), 16, 64, content=True, inside_nan=False),
-        Case(64, 1, (14, 14), (27, 27), 16, 32, inside_nan=False),
-        Case(9, 16, (9, 11), (5, 5), 8, 24, content=True, inside_nan=False),
-        Case(2, 4, (40, 40), (23, 23), 16, 16, inside_nan=False),
-        Case(33, 8, (14, 14), (7, 7), 16, 128, content=True, inside_nan=False),
-    ]
-    for case in [Case(3, 4, (5, 7), (3, 5), 16, 16, content=True)] if part.dry_run else cases:
+    for case in [Case(3, 4, (5, 7), (3, 5), 16, 16, content=True)] if part.dry_run else CHECKS:
         for dtype in DTYPES:
             if (part.dry_run and dtype == torch.bfloat16) or part.out_of_time(f"{case} {dtype}"):
                 continue  # Triton's interpreter does not support bfloat16 products
-            example = make_example(case, dtype, part.device)
-            for kernel in kernels_for_dtype(dtype):
-                name = f"{kernel} {dtype} {case}"
-                with part.record_errors(name):
-                    result = check_kernel(kernel, [example])
-                    bit_identical = is_bit_identical(kernel, example, 2 if part.dry_run else 20)
-                    part.write_row(
-                        name, correct=not result["reason"], error=result["error"], bit_identical=bit_identical
-                    )
+            with part.record_errors(f"reference of {case} {dtype}"):
+                example = make_example(case, dtype, part.device)
+                for kernel in kernels_for_dtype(dtype):
+                    name = f"{kernel} {dtype} {case}"
+                    if kernel in part.without or part.out_of_time(name):
+                        continue
+                    with part.record_errors(name, kernel):
+                        result = check_kernel(kernel, [example])
+                        if result["reason"].startswith("raises"):
+                            raise RuntimeError(result["reason"])
+                        bit_identical = is_bit_identical(kernel, example, 2 if part.dry_run else 20)
+                        part.write_row(
+                            name, correct=not result["reason"], error=result["error"], bit_identical=bit_identical
+                        )
 
 
-def is_bit_identical(kernel: str, example: Any, repeats: int) -> bool:
+def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
+    """Make the inputs of a case, and compute its results in float64 on the device, by "query_order"."""
+    torch.manual_seed(0)
+    b, h, n, k, v = case.batch, case.heads, math.prod(case.grid), case.k, case.v
+    shapes = (b, h, n, k), (*case.sides, k, 1), (b, n, v, 1), (b, h, n, v)
+    queries, table, values, grad_output = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
+    content = torch.randn(b, k, v, device=device).to(dtype) if case.content else None
+    factors = [x.double().requires_grad_() for x in (queries, table.squeeze(-1), values.squeeze(-1))]
+    exact = position_interaction(*factors, case.grid, algorithm="query_order")
+    if content is not None:
+        exact = exact + factors[0] @ content.double().unsqueeze(1)
+    dq, dr, dv = torch.autograd.grad(exact, factors, grad_output.double())
+    results = exact.detach(), dq, crop_to_grid(dr.unsqueeze(-1), case.grid), dv.unsqueeze(-1)
+    table = crop_to_grid(table, case.grid)
+    pairs = min(n, math.prod(case.sides))
+    return Example(
+        (queries, table, values, grad_output),
+        make_problem(queries, table, values, case.grid, False),
+        tuple(result.cpu() for result in results),
+        (pairs * k, pairs * v, b * h * n * v, pairs * h * k),
+        content,
+    )
+
+
+def is_bit_identical(kernel: str, example: Example, repeats: int) -> bool:
     """Whether repeated runs of a kernel have bit-identical results."""
-    from lambdanets.ops.position.fused.self_test import run_kernel
-
     first = run_kernel(kernel, example)[0]
     return all(torch.equal(first, run_kernel(kernel, example)[0]) for _ in range(repeats - 1))
 
@@ -226,23 +306,27 @@ def is_bit_identical(kernel: str, example: Any, repeats: int) -> bool:
 def make_inputs(
     part: Part, shape: tuple[int, int, int | None, int], dtype: torch.dtype
 ) -> tuple[list[list[Tensor]], Problem]:
-    """Sets of queries, table, values and gradient in a layer's layout, and the problem.
+    """Sets of queries, table, values, gradient and content lambda in a layer's layout, and the problem.
 
-    Together the sets are larger than the L2 cache, so that a kernel does not find its inputs in the cache.
+    The queries and values of all sets are larger than the L2 cache, so that no kernel finds its inputs in the cache.
     """
     side, v, scope, batch = (5, 16, 3, 2) if part.dry_run else shape
     n, grid = side * side, (side, side)
     sides = (2 * side - 1,) * 2 if scope is None else (scope, scope)
+    sizes: tuple[tuple[int, ...], ...]
     sizes = (batch, n, HEADS, QUERY_DEPTH), (*sides, QUERY_DEPTH, 1), (batch, n, v, 1), (batch, n, HEADS, v)
+    sizes += ((batch, QUERY_DEPTH, v),)
 
     def make_set() -> list[Tensor]:
         tensors = (torch.randn(size, device=part.device).to(dtype) for size in sizes)
-        queries, table, values, grad_output = tensors
-        return [queries.transpose(1, 2), crop_to_grid(table, grid).contiguous(), values, grad_output.transpose(1, 2)]
+        queries, table, values, grad_output, content = tensors
+        table = crop_to_grid(table, grid).contiguous()
+        return [queries.transpose(1, 2), table, values, grad_output.transpose(1, 2), content]
 
     sets = [make_set()]
-    set_bytes = sum(x.nbytes for x in sets[0])
-    sets += [make_set() for _ in range(1 if part.dry_run else min(8, math.ceil(INPUT_BYTES / set_bytes)))]
+    read_bytes = sets[0][0].nbytes + sets[0][2].nbytes
+    cache_bytes = 0 if part.dry_run else torch.cuda.get_device_properties(0).L2_cache_size
+    sets += [make_set() for _ in range(math.ceil(L2_FACTOR * cache_bytes / read_bytes))]
     return sets, make_problem(*sets[0][:3], grid, False)
 
 
@@ -257,28 +341,51 @@ def time_kernels(part: Part) -> None:
         sets, problem = make_inputs(part, shape, dtype)
         for kernel, call in kernel_calls(problem).items():
             name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} r={shape[2]} b={shape[3]} {str(dtype)[6:]}"
-            if part.out_of_time(name):
+            if kernel in part.without or part.out_of_time(name):
                 continue
-            with part.record_errors(name):
+            with part.record_errors(name, kernel):
                 predicted = prediction.kernel_seconds(kernel, problem, device.capability, gpu)
-                times = measure_calls([partial(call, *tensors) for tensors in sets])
+                calls = [partial(call, *tensors) for tensors in sets]
+                times = measure_calls(calls)
+                if not part.dry_run:  # of the kernel alone, without padding of the table and scaling of float16
+                    times |= profiled_time(kernel, calls)
                 part.write_row(name, predicted_us=1e6 * predicted, **times)
 
 
 def kernel_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
-    """Functions of queries, table, values and grad_output, each of which launches one kernel."""
+    """Functions of queries, table, values, grad_output and content, each of which launches one kernel."""
 
-    def forward(order: str, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor) -> Tensor:
-        return fused.forward_in_order(order, queries, table, values, problem)
+    def forward(
+        order: str, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor, content: Tensor
+    ) -> Any:
+        return fused.forward_in_order(order, queries, table, values, problem, content)
 
-    def gradient(index: int, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor) -> Any:
+    def gradient(
+        index: int, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor, content: Tensor
+    ) -> Any:
         needs_grad = NeedsGrad(*(index == i for i in range(3)))
-        return fused.gradients(grad_output, queries, table, values, problem, needs_grad)
+        return fused.gradients(grad_output, queries, table, values, problem, needs_grad, content)
 
     orders = ("query", "lambda") if problem.dtype.itemsize == 2 else ("query",)
     calls = {f"forward_{order}_order": partial(forward, order) for order in orders}
     kernels = ("grad_queries", "grad_table_partial", "grad_values")
     return calls | {kernel: partial(gradient, index) for index, kernel in enumerate(kernels)}
+
+
+def profiled_time(kernel: str, calls: list[Callable[[], Any]]) -> dict[str, Any]:
+    """Microseconds of one launch of the kernel itself, or why the profiler does not give them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    try:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for call in calls:
+                call()
+            torch.cuda.synchronize()
+        events = [event for event in profiler.key_averages() if event.key.startswith(kernel)]
+        count = sum(event.count for event in events)
+        return {"kernel_us": sum(event.self_device_time_total for event in events) / count}
+    except (RuntimeError, ZeroDivisionError) as error:
+        return {"profiler_error": repr(error)[:200]}
 
 
 def self_test(part: Part) -> None:
@@ -292,27 +399,35 @@ def self_test(part: Part) -> None:
 
 
 def layers(part: Part) -> None:
-    """Time inference and training steps of lambda layers, 3x3 convolutions, and layers of other packages."""
-    for side, v, scope, batch in SHAPES[:1] if part.dry_run else (*SHAPES, (28, 64, 23, 128)):
+    """Time inference and training steps of 3x3 convolutions, lambda layers, and layers of other packages."""
+    from lambdanets.evidence.benchmark.peers import PEERS, Skipped, build_peer
+
+    def convolution(layer: LambdaLayer2d) -> nn.Module:
+        return nn.Conv2d(layer.dim, layer.dim, 3, padding=1, bias=False)
+
+    builders: dict[str, Callable[[LambdaLayer2d], nn.Module]] = {
+        "3x3 convolution": convolution,
+        "lambda layer, auto": lambda layer: layer,
+    }
+    for algorithm in ("fused", "query_order", "convolution"):
+        builders[f"lambda layer, {algorithm}"] = partial(with_algorithm, algorithm)
+    builders |= {peer: partial(build_peer, peer) for peer in PEERS}
+    shapes = SHAPES[:1] if part.dry_run else (*SHAPES, (28, 64, 23, 128))
+    cases = [(candidate, build, shape) for candidate, build in builders.items() for shape in shapes]
+    if not part.dry_run:
+        cases.append(("lambda layer, auto, compiled", torch.compile, SHAPES[0]))
+    for candidate, build, (side, v, scope, batch) in cases:
+        name = f"{candidate} {side}x{side} v={v} b={batch}"
+        if part.out_of_time(name):
+            continue
         dim, sizes = HEADS * v, (2, HEADS * v, 5, 5) if part.dry_run else (batch, HEADS * v, side, side)
-        layer = LambdaLayer2d(dim, scope=3 if part.dry_run else scope, heads=HEADS, batch_norm=True).to(part.device)
-        candidates: dict[str, nn.Module | Callable[[], nn.Module]] = {"lambda layer, auto": layer}
-        for algorithm in ("fused", "query_order", "convolution"):
-            candidates[f"lambda layer, {algorithm}"] = with_algorithm(layer, algorithm)
-        candidates["lambda layer, auto, compiled"] = lambda layer=layer: torch.compile(layer)
-        candidates["3x3 convolution"] = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(part.device)
-        for peer in PEERS:
-            candidates[peer] = partial(build_peer, peer, layer)
-        for candidate, build in candidates.items():
-            name = f"{candidate} {side}x{side} v={v} b={batch}"
-            if (part.dry_run and "compiled" in name) or part.out_of_time(name):
-                continue
-            with part.record_errors(name), contextlib.suppress(Skipped):
-                module = (build if isinstance(build, nn.Module) else build()).to(part.device)
-                time_module(part, name, module, sizes)
+        with part.record_errors(name), contextlib.suppress(Skipped):
+            torch.manual_seed(0)
+            layer = LambdaLayer2d(dim, scope=3 if part.dry_run else scope, heads=HEADS).to(part.device)
+            time_module(part, name, build(layer).to(part.device), sizes)
 
 
-def with_algorithm(layer: LambdaLayer2d, algorithm: str) -> LambdaLayer2d:
+def with_algorithm(algorithm: str, layer: LambdaLayer2d) -> LambdaLayer2d:
     """A copy of the layer that uses this algorithm."""
     copied = copy.deepcopy(layer)
     copied.algorithm = algorithm
@@ -342,13 +457,15 @@ def time_module(part: Part, name: str, module: nn.Module, sizes: tuple[int, ...]
     module.train()
     if device_type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    step = measure_calls([lambda: torch.autograd.grad(forward(), inputs, grad_output)], graph=False)
+    step = measure_calls([lambda: torch.autograd.grad(forward(), inputs, grad_output)], graph=graph)
     peak = torch.cuda.max_memory_allocated() / 2**20 if device_type == "cuda" else None
     part.write_row(f"{name}, training step", **step, peak_mib=peak)
 
 
 def networks(part: Part) -> None:
     """Time LambdaResNet-50, ResNet-50, and ResNet-50 with lambda layers in some stages."""
+    from lambdanets import create_model
+
     batch, side = (2, 64) if part.dry_run else (128, 224)
     models: list[tuple[str, dict[str, Any]]] = [("lambda_resnet50", {}), ("resnet50", {})]
     models += [("resnet50_lambda", {"pattern": pattern}) for pattern in ("CCLL", "LLLL")]
@@ -383,10 +500,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--until", type=float, required=True, help="time at which to stop, seconds since the epoch")
+    parser.add_argument("--without", nargs="*", default=[], help="kernels to leave out")
+    parser.add_argument("--commit")
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
-    PARTS[arguments.part](Part(arguments.part, arguments.out, arguments.seconds, arguments.dry_run))
+    PARTS[arguments.part](Part(arguments))
     return 0
 
 

@@ -118,10 +118,10 @@ def examine(configuration: Configuration) -> dict[str, Any]:
     row: dict[str, Any] = asdict(configuration)
     try:
         code = compile_kernel(configuration)
-    except Exception as error:
+        registers, stack = resources(code)
+        loop = inner_loop(code)
+    except Exception as error:  # also of the CUDA tools, whose output may have another format
         return row | {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-    registers, stack = resources(code)
-    loop = inner_loop(code)
     async_loads = [opcode for opcode in loop if opcode.startswith("LDGSTS")]
     num_sync_loads = sum(opcode.startswith("LDG.") for opcode in loop)
     tiles, ptx = configuration.tiles, code.asm["ptx"]

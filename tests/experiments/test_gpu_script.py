@@ -1,8 +1,10 @@
 import json
+import math
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from scripts import ROOT, load_script
 
@@ -60,3 +62,28 @@ def test_part_that_exceeds_its_time_is_recorded(tmp_path, monkeypatch):
     script.run_part("check", tmp_path / "gpu.jsonl", 30, False)
     (row,) = script.read_rows(tmp_path / "gpu.jsonl")
     assert row["failure"] == "exceeded 30 s"
+
+
+def test_part_continues_without_a_kernel_that_corrupted_the_context(tmp_path, monkeypatch):
+    script = load_script("experiments/gpu.py")
+    out, commands = tmp_path / "gpu.jsonl", []
+
+    def run(command, **options):
+        commands.append(command)
+        if len(commands) == 1:
+            out.write_text(json.dumps({"part": "check", "name": "x", "broken_by": "grad_values"}) + "\n")
+        return subprocess.CompletedProcess(command, script.BROKEN_CONTEXT if len(commands) == 1 else 0)
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    script.run_part("check", out, 30, False)
+    assert "--without" not in commands[0]
+    assert commands[1][-2:] == ["--without", "grad_values"]
+    assert "failure" not in script.read_rows(out)[-1]
+
+
+def test_smoke_error_is_nan_if_any_result_is_nan(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    parts = load_script("experiments/gpu_parts.py")
+    ones = torch.ones(3)
+    assert parts.max_error([ones, 1.5 * ones], [ones, ones]) == pytest.approx(0.5)
+    assert math.isnan(parts.max_error([ones, ones * torch.nan, ones], [ones] * 3))

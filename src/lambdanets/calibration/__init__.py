@@ -11,7 +11,7 @@ from lambdanets.calibration.kernels import calibrate_kernels
 from lambdanets.calibration.rates import measure_rates
 from lambdanets.device import resolve_device
 from lambdanets.files import atomic_write
-from lambdanets.ops.position.rates import Rates, calibration_file, calibration_key
+from lambdanets.ops.position.rates import Rates, calibration_file, calibration_key, rates_in_use
 
 
 def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) -> Rates:
@@ -36,7 +36,8 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
     with torch.no_grad(), contextlib.nullcontext() if on_cpu else torch.cuda.device(device):
         rates = measure_rates(device, num_threads)
         if not on_cpu:
-            corrections["corrections"] = calibrate_kernels(device, rates, report or (lambda line: None))
+            with rates_in_use(rates):
+                corrections["corrections"] = calibrate_kernels(device, rates, report or (lambda line: None))
     cached = {}
     with contextlib.suppress(OSError, ValueError):
         cached = json.loads(path.read_text())

@@ -1,8 +1,10 @@
 """Throughput constants of devices, used to predict run times."""
 
+import contextlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -73,7 +75,23 @@ def device_rates(device: str) -> Rates:
     The meta device has the rates of the CPU. The calibration is read only once per process, so that the choice of an
     algorithm does not change within a process.
     """
+    if _measured is not None and device not in ("cpu", "meta"):
+        return _measured
     return _device_rates("cpu", torch.get_num_threads()) if device in ("cpu", "meta") else _device_rates(device, 1)
+
+
+_measured: Rates | None = None  # of GPUs, within `rates_in_use`
+
+
+@contextlib.contextmanager
+def rates_in_use(rates: Rates) -> Iterator[None]:
+    """Within the block, GPUs have these rates, so that calibration runs the plans whose times it predicts."""
+    global _measured
+    previous, _measured = _measured, rates
+    try:
+        yield
+    finally:
+        _measured = previous
 
 
 def device_corrections(device: str) -> Corrections:
