@@ -35,7 +35,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 def has_fast_bfloat16() -> bool:
     """Whether the default device is a GPU that supports bfloat16."""
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def check_precision(precision: str) -> None:

@@ -103,11 +103,12 @@ def nearest_hint(name: str, known: Iterable[str], count: int = 1) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error is out of memory in Python, on a GPU, or in PyTorch on the CPU (a RuntimeError)."""
+    """Whether the error is out of memory in Python, on a GPU, or in PyTorch on the CPU or a CUDA library."""
     torch = sys.modules.get("torch")  # without PyTorch loaded, the error is not PyTorch's
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    messages = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
 
 
 def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str]) -> str:

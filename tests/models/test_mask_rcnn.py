@@ -247,3 +247,17 @@ def test_image_without_detections_has_zero_masks():
     (detections,) = model(random_images(SIZES[:1]))
     assert detections["masks"].shape == (0, 1, *SIZES[0])
     assert detections["masks"].dtype == torch.bool
+
+
+@pytest.mark.parametrize(
+    "mixer", ["local_attention", "efficient_attention", "patchwise_attention", "performer_softmax"]
+)
+def test_mixers_whose_maps_depend_on_padding_are_rejected(mixer):
+    options = {"mixer": mixer}
+    with pytest.raises(InputError, match="padding cannot be hidden in resnet20_mixer_small"):
+        mask_rcnn("resnet20_mixer_small", 2, backbone_options=options)
+    assert mask_rcnn("resnet20_mixer_small", 2, backbone_options=options, hide_padding=False)
+
+
+def test_convolution_baseline_hides_padding():
+    assert mask_rcnn("resnet20_mixer_small", 2, backbone_options={"mixer": "convolution"})

@@ -254,3 +254,10 @@ def test_where_accepts_shell_style_patterns():
 def test_rejects_unmatched_names_with_suggestions(where, message):
     with pytest.raises(InputError, match=message.replace("*", r"\*") if "layer9" in message else message):
         replace_convolutions(create_on_meta(torchvision, "resnet18"), lambda_layer_on_meta, where)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_replaced_layers_have_the_dtype_of_their_convolution(dtype):
+    model = timm.create_model("resnet18").to(dtype)
+    replace_convolutions(model, lambda conv: LambdaLayer2d(conv.in_channels, scope=3), where="layer4.1.conv2")
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}

@@ -7,13 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
+from lambdanets import RelativeEmbedding
+from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import callbacks
 from lambdanets.training.callbacks import EMA
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.module import make_schedule, warmup_then_staircase
+from lambdanets.training.detection.model import DetectionProbe
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.module import make_schedule, warmup_then_staircase, without_weight_decay
 
 
 class ThreeWeights(LightningModule):
@@ -26,11 +31,17 @@ class ThreeWeights(LightningModule):
         self.register_buffer("count", torch.zeros(2, dtype=torch.long))
 
 
+def make_trainer():
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    return SimpleNamespace(global_step=1, current_epoch=0, strategy=strategy)
+
+
 def apply_ema(decay, weights):
     """Call the EMA callback as Lightning does, for initial weights (the first row) and the weights after each step."""
     module, ema = ThreeWeights(), EMA(decay)
     module.weight.data, module.running_mean = weights[0].clone(), -weights[0]
-    trainer = SimpleNamespace(global_step=0, current_epoch=0)
+    trainer = make_trainer()
+    trainer.global_step = 0
     ema.setup(trainer, module, "fit")
     for step, row in enumerate(weights[1:], 1):
         module.weight.data, module.running_mean = row.clone(), -row
@@ -63,7 +74,7 @@ def test_ema_of_constant_weights_is_exact():
 
 def test_validation_uses_ema_weights_and_training_does_not():
     module, ema = ThreeWeights(), EMA(0.9)
-    trainer = SimpleNamespace(global_step=1, current_epoch=0)
+    trainer = make_trainer()
     ema.setup(trainer, module, "fit")
     module.weight.data = torch.full((3,), 5.0)
     ema.on_train_batch_end(trainer, module, None, None, 0)
@@ -75,7 +86,7 @@ def test_validation_uses_ema_weights_and_training_does_not():
 
 def test_statistics_of_the_ema_and_of_the_module_are_broadcast_before_validation(monkeypatch):
     module, ema = ThreeWeights(), EMA(0.9)
-    ema.setup(SimpleNamespace(global_step=1, current_epoch=0), module, "fit")
+    ema.setup(make_trainer(), module, "fit")
     broadcast = []
     monkeypatch.setattr(callbacks, "broadcast_tensors", broadcast.extend)
     buffers = [*ema._average_model.buffers(), *module.buffers()]
@@ -144,3 +155,29 @@ def test_sgd_momentum_equals_the_reference_implementation():
         velocity = 0.8 * velocity + gradient + 0.1 * weight
         weight = weight - 0.1 * velocity
         torch.testing.assert_close(actual, weight, rtol=1e-12, atol=1e-12)
+
+
+def test_ema_is_on_the_device_of_the_strategy():
+    module, ema, trainer = ThreeWeights(), EMA(0.9), make_trainer()
+    trainer.strategy.root_device = torch.device("meta")  # in place of a GPU, to which Lightning moves the model later
+    ema.setup(trainer, module, "fit")
+    assert {tensor.device.type for tensor in ema._average_model.module.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(("scale", "step", "exhausted"), [(1e-4, 40, True), (1e-4, 41, False), (2.0, 40, False)])
+def test_gradients_that_stay_nonfinite_at_any_scale_are_noticed(scale, step, exhausted, monkeypatch):
+    module = Classification(nn.Linear(2, 2), replace(DIGITS, precision="16-mixed"), 2, 10, "")
+    plugin = MixedPrecision("16-mixed", "cpu", SimpleNamespace(get_scale=lambda: scale))
+    trainer = SimpleNamespace(precision_plugin=plugin, global_step=step)
+    monkeypatch.setattr(Classification, "trainer", trainer)
+    monkeypatch.setattr(Classification, "global_step", step)
+    assert module._is_scale_exhausted() == exhausted
+
+
+@pytest.mark.parametrize("name", ["nuclei", "coco"])
+def test_embedding_tables_of_detectors_have_no_weight_decay(name):
+    with torch.device("meta"):
+        model = DetectionProbe(find_recipe(name, DetectionRecipe), 2).build()
+    tables = {key for key, module in model.named_modules() if isinstance(module, RelativeEmbedding)}
+    assert tables
+    assert {f"{table}.table" for table in tables} <= without_weight_decay(model)

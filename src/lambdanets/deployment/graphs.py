@@ -196,6 +196,7 @@ def _detector_graph(detector: Detector, image_size: int | tuple[int, int] | None
     if batch_size != 1:
         raise InputError(f"batch_size must be 1 for a detector, got {batch_size}")
     model = copy.deepcopy(detector.model).cpu().float().eval()
+    model.rpn.anchor_generator.set_cell_anchors(torch.float32, torch.device("cpu"))  # a list, which .cpu() ignores
     transform = model.transform
 
     def reference(images: Tensor) -> Outputs:

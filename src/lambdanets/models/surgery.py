@@ -62,6 +62,9 @@ def replace_convolutions(
     if not allow_several_per_block:
         _check_one_per_block(model, layers)
     for name, layer in layers.items():
+        weight = convolutions[name].weight
+        if not weight.is_meta:
+            layer.to(weight.device, weight.dtype)
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
     return selected

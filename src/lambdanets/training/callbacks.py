@@ -134,6 +134,7 @@ class EMA(WeightAveraging):
         super().__init__(use_buffers=True, multi_avg_fn=average)
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self._device = trainer.strategy.root_device  # Lightning moves the model to it only after this call
         super().setup(trainer, module, stage)
         if self._average_model is not None:
             self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step

@@ -10,7 +10,7 @@ from torch import nn
 
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device, free_memory, has_fast_bfloat16
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, is_out_of_memory
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import World, all_reduce_min
 from lambdanets.training.memory import MemoryProbe, largest_micro_batch, states_per_parameter
@@ -83,10 +83,17 @@ def accumulation_steps(max_images: int, min_images: int, max_micro_batch: int, m
 
 def _largest_micro_batch_on_gpu(probe: MemoryProbe, model: nn.Module, micro_batch: int, device: torch.device) -> int:
     """Halve the micro-batch until it fits into GPU memory together with optimizer states and EMA, and return it."""
-    model = copy.deepcopy(model).to(device).train()
     parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     # optimizer states, EMA, and the buckets of the gradient all-reduce
-    reserved = torch.empty(parameter_bytes * (states_per_parameter(probe.recipe) + 1), dtype=torch.uint8, device=device)
+    reserved_bytes = parameter_bytes * (states_per_parameter(probe.recipe) + 1)
+    try:
+        model = copy.deepcopy(model).to(device).train()
+        reserved = torch.empty(reserved_bytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"optimizer states and EMA of {probe.recipe.model} need {reserved_bytes / 2**30:.1f} GiB and do not "
+            "fit into the GPU's memory; choose a smaller model"
+        ) from error
     while not _fits_on_gpu(probe, model, micro_batch, device):
         if micro_batch <= probe.recipe.MIN_MICRO_BATCH:
             raise InputError(
@@ -105,8 +112,10 @@ def _fits_on_gpu(probe: MemoryProbe, model: nn.Module, micro_batch: int, device:
         with torch.autocast(device.type, autocast, enabled=autocast is not None):
             loss = probe.loss(model, micro_batch, device)
         loss.backward()
-    except torch.OutOfMemoryError:
-        return False
+    except RuntimeError as error:
+        if is_out_of_memory(error) or "unable to find an engine" in str(error):  # cuDNN's error with little memory
+            return False
+        raise
     finally:
         model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()

@@ -9,7 +9,8 @@ import numpy as np
 import timm.layers
 import torch
 from lightning.pytorch import LightningModule
-from timm.optim import create_optimizer_v2
+from lightning.pytorch.plugins import MixedPrecision
+from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch import Tensor, nn
 
 from lambdanets.data.order import BatchSlice
@@ -19,6 +20,9 @@ from lambdanets.training.recipe import TrainingRecipe
 
 # In timm, "sgd" uses Nesterov momentum and "momentum" does not; "rmsprop" is PyTorch's, "rmsproptf" TensorFlow's.
 _OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
+# The gradient scaler of 16-mixed halves its scale, initially 2**16, at each step with non-finite gradients.
+_MIN_GRADIENT_SCALE = 2.0**-10
+_STEPS_BETWEEN_SCALE_CHECKS = 20
 
 
 class TrainingModule(LightningModule):
@@ -120,7 +124,7 @@ class TrainingModule(LightningModule):
 
     def on_after_backward(self) -> None:
         micro_batch, self._micro_batch = self._micro_batch, None
-        if self.recipe.precision == "16-mixed":
+        if self.recipe.precision == "16-mixed" and not self._is_scale_exhausted():
             return  # the gradient scaler skips this step and reduces its scale
         name = first_nonfinite_gradient(self.model)
         if name is None:
@@ -134,6 +138,14 @@ class TrainingModule(LightningModule):
             f"loss with such a gradient is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set "
             "clip_gradient"
         )
+
+    def _is_scale_exhausted(self) -> bool:
+        """Whether gradients stay non-finite at any scale. Checked rarely, because it waits for the GPU."""
+        plugin = self.trainer.precision_plugin
+        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        if scaler is None or self.global_step % _STEPS_BETWEEN_SCALE_CHECKS:
+            return False
+        return float(scaler.get_scale()) < _MIN_GRADIENT_SCALE
 
     def _diagnose(self, batch: Any, batch_idx: int, diagnose: Callable[[Callable[[], Tensor]], str]) -> str:
         """Call `diagnose` with a function that recomputes the loss of a micro-batch."""
@@ -156,6 +168,9 @@ class TrainingModule(LightningModule):
             _OPTIMIZERS[recipe.optimizer],
             lr=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
+            param_group_fn=lambda model: param_groups_weight_decay(
+                model, recipe.weight_decay, without_weight_decay(model)
+            ),
             **options,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, make_schedule(recipe, self.steps_per_epoch))
@@ -201,6 +216,15 @@ def warmup_then_late_steps(step: int, warmup_steps: int, total_steps: int) -> fl
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 0.1 ** sum(step >= fraction * total_steps for fraction in (0.9, 0.95, 0.975))
+
+
+def without_weight_decay(model: nn.Module) -> set[str]:
+    """Return the names of the parameters with several axes that have no weight decay: embedding tables, and timm's.
+
+    timm asks only the outermost module, which may be a detector.
+    """
+    names_of_timm: Callable[[], set[str]] = getattr(model, "no_weight_decay", set)
+    return names_of_timm() | {name for name, _ in model.named_parameters() if name.endswith("table")}
 
 
 def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:

@@ -137,8 +137,8 @@ class ProgressLines(Callback):
     ) -> None:
         self._progress.done = trainer.global_step
         self._validation_note = ""
-        if outputs:  # None for a batch without readable images
-            self._loss = outputs["loss"].detach()
+        if outputs and outputs.get("images"):  # "loss" is divided by the number of accumulation steps
+            self._loss = outputs["sums"][0] / outputs["images"]
 
     def on_validation_batch_start(
         self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

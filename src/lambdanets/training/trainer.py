@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.locks import Lock
+from lambdanets.models.factory import list_models
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.distributed import World
 from lambdanets.training.recipe import TrainingRecipe
@@ -43,7 +44,7 @@ def make_trainer(
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
         devices=world.local_world_size,
         num_nodes=world.num_nodes,
-        strategy=_ddp_strategy() if is_distributed else "auto",
+        strategy=_ddp_strategy(recipe.model) if is_distributed else "auto",
         accumulate_grad_batches=accumulation_steps,
         gradient_clip_val=recipe.clip_gradient,
         callbacks=[*callbacks, *progress],
@@ -57,11 +58,13 @@ def make_trainer(
     )
 
 
-def _ddp_strategy() -> DDPStrategy:
+def _ddp_strategy(model: str) -> DDPStrategy:
     # Without find_unused_parameters, DDP rebuilds its buckets after the first step. The first step of a resumed run
     # would use other buckets than in an uninterrupted run, and three or more ranks would sum in another order.
     keep_buckets = not torch.cuda.is_available()
-    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets)
+    # timm's networks may compute stages whose features are not used, and DDP would wait for their gradients
+    may_have_unused = model not in list_models()
+    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets or may_have_unused)
 
 
 def _silence_lightning() -> None:

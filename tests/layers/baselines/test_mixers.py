@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from lambdanets import LambdaLayer2d
-from lambdanets.layers.baselines import MIXERS, option_names
+from lambdanets.layers.baselines import MIXERS, GlobalAttention, LocalAttention, option_names
+from lambdanets.layers.baselines.neighborhoods import weighted_sum
 from layers.baselines.reference_mixers import REFERENCES
 
 WITH_HEADS = {name for name in MIXERS if "heads" in option_names(name)}
@@ -183,3 +185,23 @@ def test_offsets_beyond_max_distance_are_clipped(sides):
         long_table.table.data = torch.cat(ends)
     x = random_maps(1, 16, *sides)
     torch.testing.assert_close(short(x), long(x))
+
+
+def test_attention_has_the_depth_that_fused_kernels_need(monkeypatch):
+    depths = []
+    attention = F.scaled_dot_product_attention
+
+    def record(queries, keys, values, **options):
+        depths.extend(x.shape[-1] for x in (queries, keys, values))
+        return attention(queries, keys, values, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    for mixer in (LocalAttention(24, heads=2, scope=7), GlobalAttention(24, heads=2)):
+        assert mixer(torch.randn(1, 24, 9, 10)).shape == (1, 24, 9, 10)
+    assert depths
+    assert all(depth % 8 == 0 for depth in depths)
+
+
+def test_weighted_sums_in_bfloat16_are_accumulated_in_float32():
+    weights, maps = torch.ones(1, 1, 289, 1).bfloat16(), torch.ones(1, 1, 17, 17).bfloat16()
+    assert weighted_sum(weights, maps, 17).item() == 288  # 289 rounded once; sums in bfloat16 stay at 256

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.checks import check_sizes
+from lambdanets.ops.precision import accumulation_dtype
 
 
 def check_scope(scope: Any) -> None:
@@ -33,8 +35,11 @@ def weighted_sum(weights: Tensor, padded: Tensor, scope: int) -> Tensor:
     """Return the weighted sum over the neighborhood of each position, (b, g c, H, W), with g groups of channels.
 
     y[g,c,n] = sum_j weights[g,j,n] padded[g,c,n + j], for weights (b, g, r r, n) and padded maps (b, g c, H + r - 1,
-    W + r - 1). It accumulates shifted maps, because unfolding all channels would need r r times their memory.
+    W + r - 1). It accumulates shifted maps, because unfolding all channels would need r r times their memory. Sums
+    are in float32 or wider.
     """
+    dtype, compute_dtype = torch.promote_types(weights.dtype, padded.dtype), accumulation_dtype(padded.dtype)
+    weights, padded = weights.to(compute_dtype), padded.to(compute_dtype)
     height, width = padded.shape[2] - scope + 1, padded.shape[3] - scope + 1
     groups = padded.unflatten(1, (weights.shape[1], -1))
     weights = weights.unflatten(3, (height, width)).unsqueeze(2)  # (b, g, 1, r r, H, W)
@@ -43,4 +48,4 @@ def weighted_sum(weights: Tensor, padded: Tensor, scope: int) -> Tensor:
         for column in range(scope):
             shifted = groups[..., row : row + height, column : column + width]
             total = total + weights.select(3, row * scope + column) * shifted
-    return total.flatten(1, 2)
+    return total.flatten(1, 2).to(dtype)

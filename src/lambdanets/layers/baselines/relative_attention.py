@@ -86,7 +86,10 @@ def extend_keys(keys: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
-    """Call SDPA with queries, keys and values zero-padded to equal depths, which its fused kernels require."""
-    value_depth, depth = values.shape[-1], max(queries.shape[-1], values.shape[-1])
+    """Call SDPA with queries, keys and values zero-padded to equal depths.
+
+    The fused kernels require equal depths and, in 16-bit dtypes with a mask, multiples of 8.
+    """
+    value_depth, depth = values.shape[-1], -(-max(queries.shape[-1], values.shape[-1]) // 8) * 8
     queries, keys, values = (F.pad(x, (0, depth - x.shape[-1])) for x in (queries, keys, values))
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)[..., :value_depth]
