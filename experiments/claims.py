@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from comparison import FASHION_MNIST, read_cifar10
 from frontier import OURS, PAPER_SPEEDUPS, frontier, speedups
 from pages import markers, replace_section
+from photographs import complete_runs
 
 from lambdanets.evidence.paired import confidence_interval, format_difference, paired_differences
 from lambdanets.evidence.studies.results import read_comparison
@@ -118,7 +119,7 @@ def accuracy() -> list[Finding]:
 
 def photographs() -> list[Finding]:
     """Compare the accuracy of lambda layers and convolutions on photographs of each size."""
-    runs = read("photographs.json")["runs"]
+    runs = complete_runs(read("photographs.json")["runs"])
     findings = []
     for size in sorted({run["image_size"] for run in runs}):
         top1 = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")]
@@ -245,8 +246,8 @@ def multiplicity(findings: Sequence[Finding]) -> str:
     by_chance = 1 - 0.95 ** len(tested)
     return (
         f"{len(tested)} rows compare an accuracy over three or more seeds: {len(decided)} of the intervals exclude 0, "
-        f"{remain} after Bonferroni's\ncorrection for {len(tested)} comparisons. If no claim were true, the "
-        f"probability that at least one excludes 0 would be about {by_chance:.0%}."
+        f"{remain} after Bonferroni's\ncorrection for {len(tested)} comparisons. If no claim were true and the "
+        f"rows were independent, at least one would exclude 0 with a probability of {by_chance:.0%}."
     )
 
 

@@ -203,10 +203,16 @@ def steps_table(studies: dict[str, dict[str, Any]], steps: dict[str, Any]) -> st
         low, median, high = (1e3 * step["seconds"][key] for key in ("lower_quartile", "median", "upper_quartile"))
         time = [f"{median:.0f} ({low:.0f} to {high:.0f})", f"{median / baseline:.2f}"]
         memory = f"{step['peak_bytes'] / steps['batch'][0] / 2**20:.2f}"
-        top1 = [f"{100 * rows[name]['mean_top1']:.1f}" if name in rows else "" for rows in rows_by_data.values()]
+        top1 = [format_top1(rows[name]) if name in rows else "" for rows in rows_by_data.values()]
         table_rows.append([labels[name], *time, memory, *top1])
     header = ["variant", "training step, ms (quartiles)", "relative to convolution", "memory, MiB per image"]
     return markdown_table([*header, *(f"top-1, {data}" for data in studies)], *table_rows)
+
+
+def format_top1(row: dict[str, Any]) -> str:
+    """The mean over the seeds, in percent, marked if there is only one."""
+    one_seed = " (one seed)" if row["seeds"] == 1 else ""
+    return f"{100 * row['mean_top1']:.1f}{one_seed}"
 
 
 def page(fashion_mnist: dict[str, Any], cifar10: dict[str, Any], steps: dict[str, Any]) -> str:

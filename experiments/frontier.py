@@ -246,7 +246,9 @@ def write_section(results: dict[str, Any]) -> str:
         table.append([row["model"], size, f"{row['top1']:.1f}", parameters, *speeds, f"{memory:.0f}"])
     header = ["model", "image size", "top-1 (%), published", "parameters (M)"]
     header += [f"{title} (images/s)" for title in PHASES.values()]
-    full = markdown_table([*header, "training memory (MiB per image)"], *table)
+    full = markdown_table(
+        [*header, "memory of a training step with 2 images, with gradients of the weights / 2 (MiB)"], *table
+    )
     machine = f"{results['hardware']['processor']}, {results['threads']} threads, float32"
     return f"{summary}\n\n<details><summary>All networks, on {machine}</summary>\n\n{full}\n\n</details>\n"
 

@@ -87,12 +87,18 @@ def measure(options: argparse.Namespace, out: Path) -> None:
         store(out, {**key, "learning_rate": recipe["learning-rate"]}, fields)
 
 
+def complete_runs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs of the seeds that have runs of both networks at all sizes."""
+    counts = Counter(run["seed"] for run in runs)
+    num_sizes = len({run["image_size"] for run in runs})
+    return [run for run in runs if counts[run["seed"]] == len(MIXERS) * num_sizes]
+
+
 def write_section(results: dict[str, Any]) -> str:
     """The text between the page's markers, about the seeds that have runs of both networks at all sizes."""
-    sizes = sorted({run["image_size"] for run in results["runs"]})
-    counts = Counter(run["seed"] for run in results["runs"])
-    seeds = [seed for seed, count in counts.items() if count == len(MIXERS) * len(sizes)]
-    runs = [run for run in results["runs"] if run["seed"] in seeds]
+    runs = complete_runs(results["runs"])
+    sizes = sorted({run["image_size"] for run in runs})
+    seeds = sorted({run["seed"] for run in runs})
     first = runs[0]
     top1: dict[tuple[str, int], dict[int, float]] = {}
     for run in runs:
