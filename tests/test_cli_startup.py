@@ -19,7 +19,7 @@ HELP_COMMANDS = [
     *COMMANDS,
     *(f"detect {action}" for action in ("train", "evaluate", "predict", "report")),
     *(f"segment {action}" for action in ("train", "evaluate", "predict")),
-    *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling")),
+    *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling", "tables")),
     *("train cifar10", "pseudo-label select", "compare scope"),
 ]
 INVALID_COMMANDS = [
@@ -28,7 +28,13 @@ INVALID_COMMANDS = [
     *("segment trian", "segment train --epoch 3", "segment predict a b --batch-size 0"),
     *("evaluate", "evaluate a --dta b", "predict a b --top 0", "predict a b --top x", "shard a b --processes x"),
     *("pseudo-label a b", "pseudo-label select a b --confidence x", "compare scop", "compare scope --seed x"),
-    *("tables 99", "tables --repeats 0", "benchmark layr", "benchmark layer --scopes 8", "calibrate --threads x"),
+    *(
+        "tables 99",
+        "benchmark tables --tables 3",
+        "benchmark layr",
+        "benchmark layer --scopes 8",
+        "calibrate --threads x",
+    ),
 ]
 SCRIPT = """
 import contextlib, io, json, sys
@@ -85,7 +91,7 @@ def test_help_groups_options_and_explains_defaults(results):
     titles = re.findall(r"^ ([\w ]+) options +$", output, re.MULTILINE)
     assert titles[:4] == ["data", "model", "optimization", "regularization"]
     assert " Mask R-CNN options " in results["detect train --help"][1]
-    assert " measurement options " in results["tables --help"][1]
+    assert " measurement options " in results["benchmark tables --help"][1]
     for line, (_, output, _) in results.items():
         text = " ".join(output.split())
         assert not re.search(r"(by default|if none)[^.]*\. \(default: none\)", text), line

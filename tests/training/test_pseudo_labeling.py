@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lambdanets import locks
+from lambdanets.data.datasets import open_splits
 from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.data.pseudo_labels.tables import open_labels, read_table
 from lambdanets.data.shards.images import open_shards
@@ -272,3 +273,13 @@ def test_invalid_options_are_rejected_without_creating_a_folder(teacher, shards,
     with pytest.raises(InputError, match=message):
         label_shards(teacher, str(shards), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_shard_without_images_gets_an_empty_table(teacher, two_classes, tmp_path):
+    for image in sorted((two_classes / "dark").iterdir())[:5]:  # more than are held out
+        image.write_bytes(b"damaged")
+    write_shards(open_splits(str(two_classes)), tmp_path / "shards", images_per_shard=1)
+    result = label_shards(teacher, str(tmp_path / "shards"), tmp_path / "out")
+    images = open_shards(str(tmp_path / "shards"))[0]["train"]
+    assert 0 in images.shard_sizes
+    assert (result.num_shards, result.num_images) == (len(images.shard_sizes), len(images))

@@ -169,7 +169,7 @@ class TrainingModule(LightningModule):
             lr=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             param_group_fn=lambda model: param_groups_weight_decay(
-                model, recipe.weight_decay, without_weight_decay(model)
+                model, recipe.weight_decay, no_weight_decay_list=without_weight_decay(model)
             ),
             **options,
         )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from lambdanets.bounds import WORKERS_RANGE, check
-from lambdanets.data.loader import ImageBatches
 from lambdanets.data.pseudo_labels.tables import (
     DESCRIPTION,
     Origin,
@@ -104,7 +104,10 @@ def label_shards(
                         shard_start = time.monotonic()
                         remove_unfinished(out, table.name)
                         shard = images.select_shards([index])
-                        batches = make_batches(classifier, shard, batch_size, workers)
+                        # a shard whose images were all unreadable has no images
+                        batches: AbstractContextManager[Any] = nullcontext(())
+                        if len(shard):
+                            batches = make_batches(classifier, shard, batch_size, workers)
                         count = _label_shard(classifier, shard, batches, table, origin, unreadable, max_unreadable)
                         report(name, count, time.monotonic() - shard_start)
                         num_shards, num_images = num_shards + 1, num_images + count
@@ -132,7 +135,7 @@ def _read_identity(out: Path) -> dict[str, Any] | None:
 def _label_shard(
     classifier: Classifier,
     images: ShardedImages,
-    batches: ImageBatches,
+    batches: AbstractContextManager[Any],
     table: Path,
     origin: Origin,
     unreadable: list[str],
@@ -144,8 +147,8 @@ def _label_shard(
     and writes no table; the shard can be labeled later.
     """
     positions, classes, probabilities = [], [], []
-    with batches:
-        for batch in track(batches, f"labeling {table.stem}", len(batches), "batches"):
+    with batches as opened:
+        for batch in track(opened, f"labeling {table.stem}", len(opened), "batches"):
             unreadable += batch.unreadable
             check_unreadable(unreadable, max_unreadable)
             if len(batch.labels):
