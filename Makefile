@@ -15,7 +15,7 @@ PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(CHECK_VERSION
 
 # Tests of numerics and of small trainings, which must pass on any processor and with any seed. Tests of compilers,
 # of kernels in Triton's interpreter and of tools are not included.
-NUMERICS := tests/ops tests/layers tests/models tests/examples \
+NUMERICS := tests/ops tests/layers tests/models tests/examples tests/training/segmentation \
 	$(addprefix tests/training/, test_batch_norm.py test_optimization.py) \
 	$(addprefix tests/training/detection/test_, detection_run.py detector.py overfitting.py) \
 	$(addprefix --ignore=tests/, ops/test_compiled_operations.py layers/test_compiled_layers.py \

@@ -45,12 +45,12 @@ def run(code: str, **environment: str) -> list[str]:
 def test_freed_memory_is_allocated_again_without_page_faults() -> None:
     is_set, faults = run(f"import lambdanets.allocator as a; print(a.keep_freed_memory()){COUNT_FAULTS}")
     assert is_set == "True"
-    assert int(faults) < 1000  # one allocation has 16,384 pages of 4 KiB
+    assert int(faults) < 200  # one allocation has 16,384 pages of 4 KiB, or 32 of 2 MiB
 
 
 @needs_glibc
 def test_the_command_line_keeps_freed_memory() -> None:
-    assert int(run(COMMAND_LINE + COUNT_FAULTS)[-1]) < 1000
+    assert int(run(COMMAND_LINE + COUNT_FAULTS)[-1]) < 200
 
 
 def test_settings_of_the_environment_are_not_changed() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import lambdanets as ln
 from convergence import train_until
 from lambdanets.cli import main
 from lambdanets.inference import classifier as classifiers
@@ -40,7 +41,14 @@ def trained(tmp_path_factory):
         shutil.rmtree(folder / "run", ignore_errors=True)
         return run.start(replace(recipe, epochs=15 * factor), folder / "run")
 
-    train_until(lambda result: result["top1"] == 1.0, train)
+    def classifies_all(result):
+        classifier, paths = ln.load(folder / "run", device="cpu"), sorted((folder / "images").rglob("*.png"))
+        predicted = [prediction.class_name for prediction in classifier.predict(paths)]
+        correct = sum(name == path.parent.name for name, path in zip(predicted, paths, strict=True))
+        bright = classifier.predict(np.full((9, 12), 200, np.uint8))[0].class_name == "light"
+        return result["top1"] == 1.0 and correct > 15 and bright
+
+    train_until(classifies_all, train)
     return folder
 
 
@@ -187,9 +195,9 @@ def test_predict_error_names_a_missing_image(trained, capsys):
 
 
 def test_train_rejects_a_folder_without_images(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    assert "empty" in run_failing(capsys, "train", "--data", tmp_path / "empty", "--run", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    (tmp_path / "data").mkdir()
+    assert "images" in run_failing(capsys, "train", "--data", tmp_path / "data", "--run", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 def test_train_rejects_a_single_class(trained, tmp_path, capsys):
@@ -387,8 +395,8 @@ def test_train_rejects_a_model_that_exceeds_memory(tmp_path, capsys, monkeypatch
 
 
 def test_train_error_names_a_folder_that_cannot_be_created(tmp_path, capsys):
-    (tmp_path / "file").write_text("a file")
-    assert "file" in run_failing(capsys, "train", "--run", tmp_path / "file" / "run")
+    (tmp_path / "x").write_text("")
+    assert "Not a directory" in run_failing(capsys, "train", "--run", tmp_path / "x" / "run")
 
 
 def test_resume_rejects_recipe_fields_and_folders_that_are_not_runs(trained, capsys):

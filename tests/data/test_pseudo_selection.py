@@ -66,6 +66,7 @@ def test_selection_that_spills_to_disk_equals_the_reference(tmp_path, monkeypatc
     labels, out = random_labels(400_000), tmp_path / "out"
     write_labels(tmp_path / "in", [labels[:250_000], labels[250_000:250_001], labels[250_001:]])
     monkeypatch.setattr(ranking, "MEMORY_LIMIT", "30MB")
+    monkeypatch.setattr(ranking, "THREADS", 2)  # each thread needs memory
     listings = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: listings.append([path.name for path in out.iterdir()]))
     select(tmp_path / "in", out, per_class=100_000, seed=1)
@@ -76,6 +77,7 @@ def test_selection_that_spills_to_disk_equals_the_reference(tmp_path, monkeypatc
 
 def test_error_for_too_little_memory_to_sort_says_what_to_free(tmp_path, monkeypatch):
     monkeypatch.setattr(ranking, "MEMORY_LIMIT", "1MB")
+    monkeypatch.setattr(ranking, "THREADS", 2)
     write_labels(tmp_path / "in", [random_labels(20_000)])
     with pytest.raises(OSError, match=r"DuckDB cannot sort the rows .*; free memory or disk space") as raised:
         select(tmp_path / "in", tmp_path / "out", per_class=100)
@@ -289,8 +291,10 @@ import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from lambdanets.cli.pseudo_label import peak_memory
+from lambdanets.data.pseudo_labels import ranking
 from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.data.pseudo_labels.tables import Origin, write_description, write_table
+ranking.THREADS = 2
 folder, origin, n = Path(sys.argv[1]), Origin(tuple(f"c{i}" for i in range(1000)), {}, 1), 250_000
 random = np.random.default_rng(0)
 for shard in range(8):

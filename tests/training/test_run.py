@@ -405,9 +405,10 @@ def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split
 
 
 def test_rejected_recipes_leave_no_folder(quick, tmp_path):
-    for invalid in ({"weights": "nowhere"}, {"rand_augment": "nonsense"}, {"model_options": {"scope": 4}}):
-        with pytest.raises(ValueError, match=r"nowhere|rand_augment|scope"):
-            run.start(replace(quick, **invalid), tmp_path / "run")
+    invalid = {"weights": "nowhere", "rand_augment": "nonsense", "model_options": {"scope": 4}}
+    for (field, value), message in zip(invalid.items(), ("nowhere", "rand_augment", "scope"), strict=True):
+        with pytest.raises(ValueError, match=message):
+            run.start(replace(quick, **{field: value}), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
