@@ -8,6 +8,7 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.nn.utils import parametrizations
 
+from lambdanets import LambdaLayer2d
 from lambdanets.layers.projection import project
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -212,3 +213,60 @@ def test_tokens_are_projected_as_rows(training):
     (rows,) = project(x, [(projection, norm)], is_tokens=True)
     expected = norm(projection(x).flatten(0, 1)).unflatten(0, (2, 5))
     torch.testing.assert_close(rows, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weight_gradients_of_16_bit_batches_are_summed_in_float32(dtype):
+    projection = nn.Conv2d(1, 1, 1, bias=False, dtype=dtype)
+    x = torch.ones(32, 1, 9, 9, dtype=dtype)
+    x[0] = 64  # 64 * 81 = 5184, to which 81 cannot be added in bfloat16
+    (rows,) = project(x, [(projection, None)], is_tokens=False)
+    rows.sum().backward()
+    assert projection.weight.grad.item() == pytest.approx(64 * 81 + 31 * 81, rel=2**-8)
+
+
+def test_backward_of_an_empty_batch_is_zero():
+    layer = LambdaLayer2d(8).eval()
+    x = torch.randn(0, 8, 16, 16, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad.shape == x.shape
+    assert all(not parameter.grad.any() for parameter in layer.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("side", [5, 16])
+def test_backward_within_autocast_is_as_accurate_as_bfloat16(side):
+    torch.manual_seed(0)
+    layer, x = LambdaLayer2d(8, scope=3), torch.randn(2, 8, side, side, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    expected = torch.autograd.grad(layer(x).sum(), inputs)
+    output = layer(x).sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = torch.autograd.grad(output, inputs)
+    for gradient, reference in zip(actual, expected, strict=True):
+        assert gradient.dtype == reference.dtype
+        torch.testing.assert_close(gradient, reference, rtol=2e-2, atol=2e-2 * float(reference.abs().max()))
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.InstanceNorm2d(8)])
+def test_masks_are_rejected_with_norms_that_mix_positions(norm):
+    layer = LambdaLayer2d(8, scope=3)
+    layer.value_norm = type(norm)(2, 2 * 4) if isinstance(norm, nn.GroupNorm) else norm
+    x, mask = torch.randn(2, 8, 5, 6), torch.ones(2, 5, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match="mask must be None for a layer with a"):
+        layer(x, mask)
+
+
+def test_value_projection_may_be_a_sequence_of_layers():
+    layer = LambdaLayer2d(8, heads=1, scope=3)
+    layer.value_projection = nn.Sequential(nn.Conv2d(8, 2, 1, bias=False), nn.Conv2d(2, 8, 1, bias=False))
+    assert layer(torch.randn(2, 8, 5, 6)).shape == (2, 8, 5, 6)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_outputs_of_layers_may_be_modified_in_place(memory_format):
+    network = nn.Sequential(LambdaLayer2d(8, scope=3), nn.ReLU(inplace=True))
+    x = torch.randn(2, 8, 5, 6).contiguous(memory_format=memory_format).requires_grad_()
+    network(x).sum().backward()
+    expected, x.grad = x.grad, None
+    network[0](x).relu().sum().backward()
+    torch.testing.assert_close(x.grad, expected)

@@ -128,3 +128,17 @@ def test_counts_frozen_parameters_and_shared_ones_once():
     assert count_parameters(model) == 24
     model[1].weight = model[0].weight
     assert count_parameters(model) == 15
+
+
+def test_flops_count_transposed_convolutions_and_dilated_scopes():
+    def flops(*layers, side):
+        with torch.device("meta"):
+            return count_flops(torch.nn.Sequential(*(make() for make in layers)), side)
+
+    def convolution():
+        return torch.nn.Conv2d(3, 4, 1, bias=False)
+
+    transposed = flops(convolution, lambda: torch.nn.ConvTranspose2d(4, 6, 2, 2), side=8)
+    assert transposed == 2 * 64 * (3 * 4 + 4 * 6 * 4)
+    dilated = flops(lambda: LambdaLayer2d(3, heads=1, scope=23, dilation=2), side=14)
+    assert dilated == flops(lambda: LambdaLayer2d(3, heads=1, scope=7), side=14)

@@ -98,7 +98,7 @@ def test_python_code_of_the_page_runs(capsys):
     assert [name for name in NAMES if f"## {name}" not in page] == []
 
 
-@pytest.mark.parametrize("options", [{}, {"out_indices": (2, 4)}])
+@pytest.mark.parametrize("options", [{}, {"out_indices": (2, 4)}, {"num_classes": 0}])
 def test_features_have_the_weights_of_the_trained_model(options):
     trained = ln.create_model("lambda_resnet20_small", pretrained="digits")
     features = ln.create_model("lambda_resnet20_small", pretrained="digits", features_only=True, **options)

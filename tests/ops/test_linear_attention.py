@@ -35,3 +35,11 @@ def test_efficient_attention_is_a_content_only_layer_with_softmax_queries():
     torch.testing.assert_close(attention.sum(dim=-1), torch.ones(B, 2, 9, dtype=torch.float64))
     expected = (attention @ values[:, None]).transpose(1, 2).flatten(2)
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_float16_does_not_overflow():
+    queries, keys, values = (torch.randn(1, 2, 1024, 64, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    expected = linear_attention(queries, keys, values, multi_head=True)
+    actual = linear_attention(queries.half(), keys.half(), values.half(), multi_head=True)
+    assert actual.dtype == torch.float16
+    torch.testing.assert_close(actual.float(), expected, rtol=1e-2, atol=1e-3)

@@ -262,7 +262,7 @@ class LambdaBase(Layer, ABC):
         return embeddings
 
     def _check_dtype(self, name: str, x: Tensor) -> None:
-        expected = self.value_projection.weight.dtype
+        expected = next((p.dtype for p in self.value_projection.parameters() if p.is_floating_point()), x.dtype)
         if x.dtype != expected and not (x.is_floating_point() and autocast_dtype(x.device)):
             raise ValueError(f"{name} must have the dtype of the layer's parameters, {expected}, got {x.dtype}")
 

@@ -11,7 +11,7 @@ class _ContiguousGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
+        return x.detach()  # unlike a view, it may be modified in place
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

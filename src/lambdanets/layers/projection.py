@@ -1,5 +1,6 @@
 """Query, key and value projections, merged into one matrix product where possible."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MAX_SEQUENTIAL_BATCH = 32  # accumulate one product per example for batches up to this size, else use one bmm
 _MAX_FLATTENED_POSITIONS = 64  # per example; with more positions, one product per example is faster
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 def project(
@@ -67,13 +69,15 @@ def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tenso
     """
     if isinstance(norm, nn.Identity):
         return rows
+    if valid is not None and isinstance(norm, (nn.GroupNorm, *_INSTANCE_NORMS)):
+        raise ValueError(f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions")
     masked = valid is not None and norm.training
     if grid and not masked and not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm)):
         # norms other than batch norm may depend on the positions, so they need maps
         return contiguous_gradient(norm(rows.mT.unflatten(2, grid))).flatten(2).mT
     flat = rows[valid] if masked else rows.flatten(0, 1).contiguous()
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]).flatten(1))
-    return torch.zeros_like(rows).index_put((valid,), flat) if masked else flat.view_as(rows)
+    return flat.new_zeros(*rows.shape[:2], flat.shape[1]).index_put((valid,), flat) if masked else flat.view_as(rows)
 
 
 def is_plain_projection(module: nn.Module) -> bool:
@@ -147,6 +151,12 @@ class _ProjectRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        # the backward pass may be called within autocast, which would change the dtype of some products only
+        with without_autocast(grad_outputs[0].device):
+            return _ProjectRows._backward(ctx, *grad_outputs)
+
+    @staticmethod
+    def _backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         grad_x = grad_bias = None
         grad_weights: list[Tensor | None] = [None] * len(weights)
@@ -215,9 +225,16 @@ def _channels_last(x: Tensor) -> bool:
 
 
 def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return left (b, c, n) @ right (b, n, d), summed over b; avoids storing all products where possible."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or len(left) > _MAX_SEQUENTIAL_BATCH:
+    """Return left (b, c, n) @ right (b, n, d), summed over b in float32 or wider.
+
+    Avoids storing all products where possible.
+    """
+    batch = len(left)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not 0 < batch <= _MAX_SEQUENTIAL_BATCH:
         return torch.bmm(left, right).sum(dim=0)
+    if left.dtype.itemsize == 2:
+        products = (torch.mm(*pair).float() for pair in zip(left, right, strict=True))
+        return functools.reduce(Tensor.add_, products).to(left.dtype)
     total = torch.mm(left[0], right[0])
     for example_left, example_right in zip(left[1:], right[1:], strict=True):
         total.addmm_(example_left, example_right)

@@ -1,5 +1,6 @@
 """Parameter and FLOP counts of networks on the meta device, counted as in the paper."""
 
+import math
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ def count_multiply_adds(
     """Return the multiply-adds of one layer without its submodules; 0 for layers that are not counted."""
     if isinstance(layer, nn.Conv2d):
         return output.numel() * layer.weight[0].numel()
+    if isinstance(layer, nn.ConvTranspose2d):
+        return arguments[0].numel() * layer.weight[0].numel()
     if isinstance(layer, nn.Linear):
         return output.numel() * layer.in_features
     if isinstance(layer, LambdaLayer2d):
@@ -71,8 +74,8 @@ def count_multiply_adds(
 def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: bool) -> int:
     """Return the multiply-adds of computing and applying the lambdas.
 
-    The position lambda of each query is counted as a sum over min(r, S) positions along each side S, also near the
-    border. Layers with a stride run at the resolution of their input, because they pool afterwards.
+    The position lambda of each query is counted as a sum over min(r, S / dilation) positions along each side S, also
+    near the border. Layers with a stride run at the resolution of their input, because they pool afterwards.
     """
     batch, _, height, width = x.shape
     per_context_position = (
@@ -84,7 +87,8 @@ def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: b
         context_sizes.append(1)  # all queries share the content lambda
     if isinstance(layer.embedding, RelativeEmbedding):
         scope = layer.embedding.scope
-        context_sizes.append(min(scope[0], height) * min(scope[1], width))
+        sides = (-(-side // layer.dilation) for side in (height, width))  # positions that a dilated scope can reach
+        context_sizes.append(math.prod(min(r, side) for r, side in zip(scope, sides, strict=True)))
     num_applications = 1 if single_application else len(context_sizes)
     return batch * height * width * (sum(context_sizes) * per_context_position + num_applications * per_application)
 

@@ -90,7 +90,9 @@ def create_model(
     if pretrained is not None and not isinstance(pretrained, bool):
         if overrides.get("features_only"):
             others = {key: value for key, value in overrides.items() if key not in ("features_only", "out_indices")}
-            _copy_features(create_model(full_name, pretrained=pretrained, num_classes=num_classes, **others), model)
+            _copy_features(
+                create_model(full_name, pretrained=pretrained, num_classes=num_trained_classes, **others), model
+            )
             return model
         skip = "" if num_classes == num_trained_classes else model.pretrained_cfg["classifier"]
         load_weights(model, pretrained, skip)

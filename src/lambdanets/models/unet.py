@@ -149,7 +149,7 @@ default_cfgs = generate_default_cfgs({"lambda_unet_small.untrained": _CFG, "unet
 def lambda_unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     """`unet_small` with lambda layers in the bottleneck and at the two resolutions above it, in encoder and decoder.
 
-    1.11 million parameters for two classes, 4.0 billion multiply-adds for an image of 256 x 256.
+    1.11 million parameters for two classes, 4.1 billion multiply-adds for an image of 256 x 256.
     overrides: arguments of `UNet`.
     """
     return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, **{"lambda_stages": 3} | overrides)
@@ -159,7 +159,7 @@ def lambda_unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
 def unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     """U-Net with a quarter of the paper's channels: 16 at full resolution, 256 in the bottleneck at stride 16.
 
-    1.94 million parameters for two classes, 2.9 billion multiply-adds for an image of 256 x 256.
+    1.94 million parameters for two classes, 3.0 billion multiply-adds for an image of 256 x 256.
     overrides: arguments of `UNet`.
     """
     return build_model_with_cfg(UNet, "unet_small", pretrained, **overrides)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -32,13 +33,12 @@ def linear_attention(
     Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds. Raises ValueError in the same cases as
     `lambda_interaction`.
     """
+    is_half = values.dtype == torch.float16
+    if is_half:  # numerator and denominator may exceed its range
+        queries, keys, values = queries.float(), keys.float(), values.float()
     values_and_ones = F.pad(values, (0, 1), value=1.0)
     output = lambda_interaction(
-        feature(queries),
-        feature(keys),
-        values_and_ones,
-        None,
-        normalize_keys=None,
-        multi_head=multi_head,
+        feature(queries), feature(keys), values_and_ones, None, normalize_keys=None, multi_head=multi_head
     )
-    return output[..., :-1] / output[..., -1:]
+    result = output[..., :-1] / output[..., -1:]
+    return result.half() if is_half else result

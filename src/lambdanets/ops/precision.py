@@ -1,5 +1,6 @@
 """The dtypes in which operations compute and return results."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +30,8 @@ def without_tf32_convolutions(device: torch.device) -> AbstractContextManager[An
 
 
 _ieee_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock during a fork
+    os.register_at_fork(after_in_child=lambda: globals().update(_ieee_lock=threading.Lock()))
 _saved_precisions: list[str] = []  # the original setting, once per active context; the last one to exit restores it
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import execution
+from lambdanets.ops.position import scratch as scratch_module
 from lambdanets.ops.position.execution import prepared_tables
 from lambdanets.ops.position.plan import ALGORITHMS
 from lambdanets.ops.position.rates import built_in_rates
@@ -319,3 +320,25 @@ def test_bfloat16_table_gradient_sums_many_positions_in_float32(monkeypatch, alg
     table = torch.ones(3, 1).bfloat16().requires_grad_()
     position_interaction(queries, table, values, (512,), algorithm=algorithm).sum().backward()
     assert table.grad[:, 0].tolist() == pytest.approx([511, 512, 511], rel=2**-8)
+
+
+@algorithms
+def test_bfloat16_value_gradient_sums_many_positions_in_float32(monkeypatch, algorithm):
+    rates = replace(built_in_rates("cpu", 1), bfloat16_gain=4.0)
+    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: rates)
+    queries, table = torch.ones(1, 1, 1024, 1).bfloat16(), torch.ones(2047, 1).bfloat16()
+    values = torch.ones(1, 1024, 1).bfloat16().requires_grad_()
+    position_interaction(queries, table, values, (1024,), algorithm=algorithm).sum().backward()
+    assert values.grad.flatten().tolist() == pytest.approx([1024.0] * 1024, rel=2**-7)
+
+
+def test_scratch_memory_is_on_the_cpu_with_another_default_device():
+    inputs = make_inputs((5, 6), (3, 5), dtype=torch.float32)
+    expected = position_interaction(*inputs, (5, 6), algorithm="query_order")
+    scratch_module._BUFFERS.by_name.clear()
+    torch.set_default_device("meta")
+    try:
+        actual = position_interaction(*inputs, (5, 6), algorithm="query_order")
+    finally:
+        torch.set_default_device(None)
+    torch.testing.assert_close(actual, expected)

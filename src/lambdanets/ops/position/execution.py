@@ -6,6 +6,7 @@ then raises before it computes anything. An algorithm chosen by the caller is ne
 """
 
 import itertools
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -178,6 +179,10 @@ class PreparedTables:
         self._lock = threading.Lock()
         self.nbytes = 0
 
+    def replace_lock(self) -> None:
+        """Replace the lock, in a child process after a fork."""
+        self._lock = threading.Lock()
+
     def get(self, table: Tensor, bound: BoundAlgorithm, dtype: torch.dtype) -> Prepared:
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
             return bound.prepare(_drop_future_offsets(table, bound.problem).to(dtype))
@@ -207,3 +212,5 @@ class PreparedTables:
 
 
 prepared_tables = PreparedTables()
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock during a fork
+    os.register_at_fork(after_in_child=prepared_tables.replace_lock)

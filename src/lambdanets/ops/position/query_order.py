@@ -129,7 +129,8 @@ class BoundQueryOrder(BoundPositionAlgorithm):
 class _Accumulator:
     """Accumulates slices of a tensor in float32 or wider.
 
-    If the first addend has the full shape, it is not copied. in_scratch: accumulate in scratch memory.
+    If the first addend has the full shape and is in float32 or wider, it is not copied. in_scratch: accumulate in
+    scratch memory.
     """
 
     def __init__(self, like: Tensor, in_scratch: bool = False) -> None:
@@ -139,7 +140,7 @@ class _Accumulator:
     def add(self, index: tuple[slice, ...], addend: Tensor) -> None:
         if self._total is None:
             if addend.shape == self._like.shape:
-                self._total = addend
+                self._total = addend.to(accumulation_dtype(addend.dtype))
                 return
             shape, like = tuple(self._like.shape), addend.to(accumulation_dtype(addend.dtype))
             self._total = (scratch("sum", shape, like) if self._in_scratch else like.new_empty(shape)).zero_()

@@ -31,7 +31,7 @@ def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     buffer = _BUFFERS.by_name.get(key)
     if buffer is None or buffer.numel() < size:
         with torch.inference_mode(False):  # an inference tensor could not be written to later
-            buffer = torch.empty(size, dtype=like.dtype)
+            buffer = torch.empty(size, dtype=like.dtype, device="cpu")
         _BUFFERS.by_name[key] = buffer
     return buffer[:size].view(shape)
 

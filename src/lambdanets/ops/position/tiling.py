@@ -184,7 +184,7 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
 
 
 def unpack_values(grad_values: Tensor, tiling: Tiling) -> Tensor:
-    """The adjoint of `pack_values`: adds overlapping windows."""
+    """The adjoint of `pack_values`: adds overlapping windows, in float32 or wider."""
     p, d = tiling.problem, len(tiling.tile)
     x = grad_values.view(*tiling.num_tiles, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
     for tile, side, (before, after) in zip(tiling.tile[1:], p.grid[1:], tiling.window_padding, strict=True):
@@ -192,7 +192,7 @@ def unpack_values(grad_values: Tensor, tiling: Tiling) -> Tensor:
         # (J_{i+1}, .., J_D, b, S_1, .., S_{i-1}, w_i, .., w_D, u, v).
         shape = list(x.shape[1:])
         shape[d] = before + side + after
-        padded = x.new_zeros(shape)
+        padded = x.new_zeros(shape, dtype=accumulation_dtype(x.dtype))
         for j, window in enumerate(x):
             padded.narrow(d, j * tile, window.shape[d]).add_(window)
         x = padded.narrow(d, before, side)
