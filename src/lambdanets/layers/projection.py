@@ -151,6 +151,8 @@ class _ProjectRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.compiler.is_compiling():  # cannot trace the context
+            return _ProjectRows._backward(ctx, *grad_outputs)
         # the backward pass may be called within autocast, which would change the dtype of some products only
         with without_autocast(grad_outputs[0].device):
             return _ProjectRows._backward(ctx, *grad_outputs)
