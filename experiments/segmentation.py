@@ -22,7 +22,7 @@ from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import format_mean, markdown_table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/segmentation.json"
+RESULTS = ROOT / "experiments/results/xeon-2-cores/segmentation.json"
 BEGIN, END = markers("segmentation")
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
 SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
@@ -78,7 +78,7 @@ def write_section(results: dict[str, Any]) -> str:
     lines = [
         f"{runs[0]['test_images']} test images, in percent, {spread}; {runs[0]['epochs']} epochs from random "
         f"initialization, {min(minutes):.0f} to {max(minutes):.0f}",
-        f"minutes per run on {processors(runs)}{at_once} with {threads}:",
+        f"minutes per run on {processors(runs)}{at_once} with {threads}, beside other work:",
         "",
     ]
     by_recipe = {recipe: {run["seed"]: run for run in runs if run["recipe"] == recipe} for recipe in RECIPES}
