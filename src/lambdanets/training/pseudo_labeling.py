@@ -147,8 +147,8 @@ def _label_shard(
     and writes no table; the shard can be labeled later.
     """
     positions, classes, probabilities = [], [], []
-    with batches as opened:
-        for batch in track(opened, f"labeling {table.stem}", len(opened), "batches"):
+    with batches as loader:
+        for batch in track(loader, f"labeling {table.stem}", len(loader), "batches"):
             unreadable += batch.unreadable
             check_unreadable(unreadable, max_unreadable)
             if len(batch.labels):
