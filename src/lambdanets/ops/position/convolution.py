@@ -112,8 +112,14 @@ def _cost(problem: Problem, rates: Rates) -> Cost:
 
 
 def _transposed_convolution(grad_output: Tensor, weights: Tensor) -> Tensor:
-    """Transposed convolution for each k, then the sum over k: (B, k, S..) and (k, u, r..) to (B, u, padded..)."""
+    """Transposed convolution for each k, then the sum over k: (B, k, S..) and (k, u, r..) to (B, u, padded..).
+
+    bfloat16 is converted to float32 on CPU: on processors without bfloat16 instructions, PyTorch's transposed
+    convolutions accumulate in bfloat16.
+    """
     k, u = weights.shape[:2]
+    if grad_output.device.type == "cpu" and grad_output.dtype == torch.bfloat16:
+        grad_output, weights = grad_output.float(), weights.float()
     maps = _TRANSPOSED[grad_output.ndim - 2](grad_output, weights, groups=k)
     return maps.unflatten(1, (k, u)).sum(dim=1)
 
