@@ -43,7 +43,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.text_tables import markdown_table
 from lambdanets.training import run
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, AtomicCheckpointIO
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 # Phases of a run. A run is in a phase while one of the phase's functions is executing.
 PHASES: dict[str, list[tuple[Any, str]]] = {
@@ -121,7 +121,7 @@ def write_images(folder: Path) -> Path:
     return folder
 
 
-def make_recipe(images: Path) -> Recipe:
+def make_recipe(images: Path) -> ClassificationRecipe:
     """A recipe with all random augmentations, gradient accumulation and EMA; 12 steps, a checkpoint after each."""
     return replace(
         DIGITS,
@@ -131,7 +131,7 @@ def make_recipe(images: Path) -> Recipe:
     )  # fmt: skip
 
 
-def run_child(recipe: Recipe, folder: Path, kill_point: KillPoint | None = None) -> ChildResult:
+def run_child(recipe: ClassificationRecipe, folder: Path, kill_point: KillPoint | None = None) -> ChildResult:
     """Start or resume a run in a child process and kill it at the kill point. Raises RuntimeError if the run fails."""
     recorder, log = PhaseRecorder(), Path(f"{folder}.log")
     start = time.perf_counter()
@@ -156,7 +156,7 @@ def run_child(recipe: Recipe, folder: Path, kill_point: KillPoint | None = None)
 
 
 def _train_in_child(
-    recipe: Recipe, folder: Path, recorder: PhaseRecorder, kill_point: KillPoint | None, log: Path
+    recipe: ClassificationRecipe, folder: Path, recorder: PhaseRecorder, kill_point: KillPoint | None, log: Path
 ) -> None:
     """Train in a child process, and exit it."""
     code = 1
@@ -232,7 +232,9 @@ def draw_kill_point(generator: random.Random, uninterrupted: ChildResult, resume
     )
 
 
-def kill_and_check(recipe: Recipe, uninterrupted: Path, folder: Path, kill_point: KillPoint) -> dict[str, Any] | None:
+def kill_and_check(
+    recipe: ClassificationRecipe, uninterrupted: Path, folder: Path, kill_point: KillPoint
+) -> dict[str, Any] | None:
     """Kill a new or resumed run, and check that a copy ends bit-identically; None if it ended before the kill."""
     outcome = run_child(recipe, folder, kill_point)
     if not outcome.killed:
@@ -253,7 +255,7 @@ def kill_and_check(recipe: Recipe, uninterrupted: Path, folder: Path, kill_point
     }
 
 
-def kill_runs(recipe: Recipe, scratch: Path, kills: int, seed: int) -> tuple[list[dict[str, Any]], int]:
+def kill_runs(recipe: ClassificationRecipe, scratch: Path, kills: int, seed: int) -> tuple[list[dict[str, Any]], int]:
     """Kill runs `kills` times in total, and let each run finish. Returns the kills, and the number of runs."""
     generator = random.Random(seed)
     uninterrupted = scratch / "uninterrupted"

@@ -32,7 +32,7 @@ from lambdanets.data.shards.writing import write_shards
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import text_table
 from lambdanets.training.classification.loaders import make_transform
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 CLASSES = 4
 SIZE = (1024, 768)  # of generated images: width, height
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="epochs per loader")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    transform = make_transform(Recipe(image_size=224, channels=3))
+    transform = make_transform(ClassificationRecipe(image_size=224, channels=3))
     with tempfile.TemporaryDirectory(prefix="lambdanets-loader-") as scratch:
         folder, shards = Path(scratch, "images"), Path(scratch, "shards")
         if options.data is None:

@@ -21,7 +21,7 @@ from lambdanets.inference import loading
 from lambdanets.locks import locked
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, micro_batches, run
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from training.runs import SEED
 
 
@@ -230,7 +230,7 @@ def test_model_options_may_be_booleans(two_classes, tmp_path):
     fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 1, "--batch-size", 6]
     options = ["--model-options", "content", "False", "scope", "5", "--run", tmp_path / "run"]
     assert main(["train", *map(str, fields), *map(str, options)]) == 0
-    recipe = Recipe.from_json((tmp_path / "run/recipe.json").read_bytes(), "run")
+    recipe = ClassificationRecipe.from_json((tmp_path / "run/recipe.json").read_bytes(), "run")
     assert recipe.model_options == {"content": False, "scope": 5}
     assert loading.load(tmp_path / "run").model.layer4[0].conv2.key_projection is None
 
@@ -238,8 +238,8 @@ def test_model_options_may_be_booleans(two_classes, tmp_path):
 def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from lambdanets.training.recipe import Recipe\n"
-        "recipe = Recipe(model='lambda_resnet20_small', image_size=8, epochs=1, batch_size=8, "
+        "from lambdanets.training.classification.recipe import ClassificationRecipe\n"
+        "recipe = ClassificationRecipe(model='lambda_resnet20_small', image_size=8, epochs=1, batch_size=8, "
         "model_options={'scope': 7, 'heads': 2})"
     )
     options = ["--data", str(two_classes), "--model-options", "scope", "5", "--run", str(tmp_path / "run")]
@@ -327,7 +327,9 @@ def test_recipe_of_the_other_task_is_rejected_with_its_command(tmp_path, capsys)
     file.write_text("from lambdanets.training.detection.recipe import DetectionRecipe\nrecipe = DetectionRecipe()\n")
     error = run_failing(capsys, "train", file)
     assert error.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
-    file.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
+    file.write_text(
+        "from lambdanets.training.classification.recipe import ClassificationRecipe\nrecipe = ClassificationRecipe()\n"
+    )
     error = run_failing(capsys, "detect", "train", file)
     assert error.endswith(f"got a classification recipe; train with: lambdanets train {file}")
 

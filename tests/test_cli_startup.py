@@ -10,8 +10,8 @@ import pytest
 
 from lambdanets.cli import COMMANDS
 from lambdanets.cli.option_groups import RECIPE_GROUPS
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.recipe import Recipe
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 HEAVY = ("torch", "torchvision", "timm", "lightning", "numpy", "matplotlib", "pyarrow")
@@ -99,7 +99,7 @@ def test_help_groups_options_and_explains_defaults(results):
         assert "Image files, folders and globs. (required)" in " ".join(results[line][1].split())
 
 
-@pytest.mark.parametrize("recipe", [Recipe, DetectionRecipe, SegmentationRecipe])
+@pytest.mark.parametrize("recipe", [ClassificationRecipe, DetectionRecipe, SegmentationRecipe])
 def test_every_recipe_field_is_in_one_group(recipe):
     grouped = [name for names in RECIPE_GROUPS.values() for name in names]
     assert len(grouped) == len(set(grouped))

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from lambdanets.cli import main
 from lambdanets.files import encode_utf8
 from lambdanets.inference import detection_figures
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations, tiny_recipe
 
@@ -382,7 +382,9 @@ def test_rejects_a_network_whose_padding_cannot_be_hidden(tmp_path, capsys):
 
 def test_detect_train_rejects_a_classification_recipe(tmp_path, capsys):
     path = tmp_path / "mine.py"
-    path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe()\n")
+    path.write_text(
+        "from lambdanets.training.classification.recipe import ClassificationRecipe\nrecipe = ClassificationRecipe()\n"
+    )
     assert "must be a detection recipe, got a classification recipe" in run_failing(capsys, "train", path)
 
 
@@ -405,7 +407,7 @@ def test_resume_of_the_other_task_names_the_right_command(trained_detector, tmp_
     assert main(["train", "--resume", str(run)]) == 2
     error = capsys.readouterr().err
     assert f"has a detection run; resume it with: lambdanets detect train --resume {run}" in error
-    (tmp_path / "recipe.json").write_text(Recipe(model="resnet18").to_json())
+    (tmp_path / "recipe.json").write_text(ClassificationRecipe(model="resnet18").to_json())
     error = run_failing(capsys, "train", "--resume", tmp_path)
     assert error.endswith(f"has a classification run; resume it with: lambdanets train --resume {tmp_path}")
 

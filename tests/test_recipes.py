@@ -18,8 +18,8 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, run
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.module import make_schedule, prepare_batch_norm
-from lambdanets.training.recipe import Recipe
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
 # and one of cifar10 without lambda layers.
@@ -207,7 +207,10 @@ def test_quicktest_keeps_recipe_options_at_small_size(name, tmp_path, capsys):
     assert main(["train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert capsys.readouterr().out.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
-    recipe, small = find_recipe(name), Recipe.from_json((tmp_path / "run/recipe.json").read_bytes(), "here")
+    recipe, small = (
+        find_recipe(name),
+        ClassificationRecipe.from_json((tmp_path / "run/recipe.json").read_bytes(), "here"),
+    )
     assert result["parameters"] < 40e6
     assert small.image_size <= 32
     assert small.batch_size * small.epochs <= 8

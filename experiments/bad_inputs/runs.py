@@ -12,20 +12,21 @@ from .inputs import Input, Setup, accepted, rejected
 from .options import TRAIN
 
 IMPORTS = (
-    "from lambdanets.training.recipe import Recipe\nfrom lambdanets.training.detection.recipe import DetectionRecipe\n"
+    "from lambdanets.training.classification.recipe import ClassificationRecipe\n"
+    "from lambdanets.training.detection.recipe import DetectionRecipe\n"
 )
 # Invalid recipe files: the code, and a pattern of the error message.
 RECIPE_FILES = {
     "empty": ("", "recipe"),
     "a syntax error": ("recipe = (", "SyntaxError|never closed"),
     "an indentation error": ("  x = 1\n y = 2", "Indentation"),
-    "no recipe": ("x = 1", "recipe = Recipe"),
-    "None": ("recipe = None", "recipe = Recipe"),
-    "an object": ("recipe = {'epochs': 1}", "recipe = Recipe"),
-    "the class Recipe": ("recipe = Recipe", "recipe = Recipe"),
-    "an unknown field": ("recipe = Recipe(epoch=1)", "epoch.*epochs"),
-    "a value out of range": ("recipe = Recipe(epochs=0)", "epochs"),
-    "a value of the wrong type": ("recipe = Recipe(epochs='x')", "epochs"),
+    "no recipe": ("x = 1", "recipe = ClassificationRecipe"),
+    "None": ("recipe = None", "recipe = ClassificationRecipe"),
+    "an object": ("recipe = {'epochs': 1}", "recipe = ClassificationRecipe"),
+    "the class ClassificationRecipe": ("recipe = ClassificationRecipe", "recipe = ClassificationRecipe"),
+    "an unknown field": ("recipe = ClassificationRecipe(epoch=1)", "epoch.*epochs"),
+    "a value out of range": ("recipe = ClassificationRecipe(epochs=0)", "epochs"),
+    "a value of the wrong type": ("recipe = ClassificationRecipe(epochs='x')", "epochs"),
     "raises": ("raise ValueError('the reason')", "the reason"),
     "raises in two lines": ("raise ValueError('the\\nreason')", "the.*reason"),
     "raises with an escape sequence": ("raise ValueError('\\x1b[31mred')", "red"),
@@ -55,13 +56,15 @@ RECIPES: list[Input] = [
     rejected("train nowhere.py --run new", r"nowhere\.py"),
     rejected("train closed.py --run new", r"closed\.py", file("closed.py", "recipe = 1"), chmod("closed.py")),
     rejected(
-        "detect train r.py --run new", "DetectionRecipe|lambdanets train", file("r.py", IMPORTS + "recipe = Recipe()")
+        "detect train r.py --run new",
+        "DetectionRecipe|lambdanets train",
+        file("r.py", IMPORTS + "recipe = ClassificationRecipe()"),
     ),
     Input("train r.py --run new", 130, "", (file("r.py", "raise KeyboardInterrupt"),), name="a recipe that interrupts"),
     accepted(
         f"train r.py --run new --data {{images}} --model lambda_resnet20_small {SMALL_RECIPE}",
         "top-1",
-        file("r.py", IMPORTS + "recipe = Recipe()"),
+        file("r.py", IMPORTS + "recipe = ClassificationRecipe()"),
     ),
 ]
 

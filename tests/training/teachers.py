@@ -9,14 +9,16 @@ from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import build_model, make_model_card
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.pseudo_labeling import label_shards
-from lambdanets.training.recipe import Recipe
 
 CLASSES = ("dark", "light", "red", "striped")
 RECIPE = replace(DIGITS, data="", channels=3, image_size=8, batch_size=6, epochs=1)
 
 
-def write_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int = 0, recipe: Recipe = RECIPE) -> Path:
+def write_teacher(
+    folder: Path, classes: tuple[str, ...] = CLASSES, *, seed: int = 0, recipe: ClassificationRecipe = RECIPE
+) -> Path:
     """Write a random model with confident predictions into a folder, and return the folder."""
     torch.manual_seed(seed)
     model = build_model(recipe, len(classes))

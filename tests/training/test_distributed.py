@@ -27,7 +27,7 @@ from lambdanets.training import launching, run
 from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from training.runs import assert_same_result, at_step, run_on_two_ranks, train_on_ranks
 
 RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
@@ -139,7 +139,7 @@ def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
     shutil.copytree(uninterrupted, folder)
     for name in ("result.json", "weights.safetensors"):
         (folder / name).unlink()
-    recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
+    recipe = ClassificationRecipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
     content = torch.load(folder / "checkpoints/before.ckpt", weights_only=True)
     assert 0 < content["global_step"] < STEPS
     (folder / "checkpoints/before.ckpt").replace(folder / "checkpoints/last.ckpt")
@@ -221,7 +221,7 @@ def test_two_ranks_resume_bit_identically_after_sigterm(uninterrupted, tmp_path,
     assert "Traceback" not in output, output[-2000:]
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     assert content["global_step"] < STEPS
-    recipe = Recipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
+    recipe = ClassificationRecipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
     assert recipe.workers == 1
     assert train_on_ranks(recipe, folder, 2) == [0, 0]
     assert_same_result(uninterrupted, folder)

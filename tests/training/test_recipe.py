@@ -4,17 +4,20 @@ import pytest
 
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 
 def test_recipe_json_round_trip():
     recipe = replace(DIGITS, model_options={"scope": 7}, mean=(0.4,), clip_gradient=1.0)
-    assert Recipe.from_json(recipe.to_json().encode(), "here") == recipe
+    assert ClassificationRecipe.from_json(recipe.to_json().encode(), "here") == recipe
 
 
 def test_find_recipe_accepts_a_python_file(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("from lambdanets.training.recipe import Recipe\nrecipe = Recipe(epochs=7)\n")
+    path.write_text(
+        "from lambdanets.training.classification.recipe import ClassificationRecipe\n"
+        "recipe = ClassificationRecipe(epochs=7)\n"
+    )
     assert find_recipe(str(path)).epochs == 7
 
 
@@ -28,15 +31,17 @@ def test_rejects_a_file_without_a_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("Recipe(epoch=3)", "unexpected keyword argument 'epoch'; the nearest is epochs"),
-        ("Recipe(epochs='3')", "epochs must be an integer, at least 1 and at most 1,000,000, got '3'"),
-        ("Recipe(", "SyntaxError"),
+        ("ClassificationRecipe(epoch=3)", "unexpected keyword argument 'epoch'; the nearest is epochs"),
+        ("ClassificationRecipe(epochs='3')", "epochs must be an integer, at least 1 and at most 1,000,000, got '3'"),
+        ("ClassificationRecipe(", "SyntaxError"),
         ("undefined", "NameError"),
     ],
 )
 def test_error_in_a_recipe_file_is_reported(expression, message, tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text(f"from lambdanets.training.recipe import Recipe\nrecipe = {expression}\n")
+    path.write_text(
+        f"from lambdanets.training.classification.recipe import ClassificationRecipe\nrecipe = {expression}\n"
+    )
     with pytest.raises(ValueError, match=message):
         find_recipe(str(path))
 
@@ -68,7 +73,7 @@ def test_unknown_recipe_error_suggests_the_nearest():
 )
 def test_rejects_an_invalid_recipe_json(content, message):
     with pytest.raises(ValueError, match=message):
-        Recipe.from_json(content, "run")
+        ClassificationRecipe.from_json(content, "run")
 
 
 INVALID = [

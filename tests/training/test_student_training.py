@@ -13,7 +13,7 @@ from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
 from lambdanets.training.classification.quicktest import quicktest_recipe
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from training.runs import assert_same_result, interrupted_run
 from training.teachers import write_selection
 
@@ -83,7 +83,9 @@ def test_student_resumes_from_a_moved_selection(recipe, data, tmp_path, monkeypa
     shutil.copytree(data / "student/selection", tmp_path / "moved")
     run.start(replace(recipe, pseudo_labels=str(tmp_path / "moved")), folder)
     assert_same_result(tmp_path / "uninterrupted", folder)
-    assert Recipe.from_json((folder / "recipe.json").read_bytes(), "").pseudo_labels == str(tmp_path / "moved")
+    assert ClassificationRecipe.from_json((folder / "recipe.json").read_bytes(), "").pseudo_labels == str(
+        tmp_path / "moved"
+    )
 
 
 @pytest.mark.parametrize(

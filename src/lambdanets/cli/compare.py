@@ -10,14 +10,14 @@ from lambdanets.cli.arguments import parse
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
     """Options of compare."""
 
-    recipe: Recipe
+    recipe: ClassificationRecipe
     variants: tuple[str, ...] = ()
     """Names of the variants to train, each quoted, such as "local attention"; all variants above by default."""
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -7,21 +7,21 @@ from lambdanets.cli.training import TrainOptions, parse_train_command, train_and
 from lambdanets.errors import InputError
 from lambdanets.progress import Progress
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Train(TrainOptions):
     """Options of train."""
 
-    recipe: Recipe
+    recipe: ClassificationRecipe
     plan: bool = False
     """Print the steps, memory, hours, data size and read rate that training needs on --devices, without training."""
 
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
-    command = parse_train_command(Train, Recipe, arguments, "Train a classifier")
+    command = parse_train_command(Train, ClassificationRecipe, arguments, "Train a classifier")
     if command.options.plan:
         return _plan(command.options)
     figures = {"predictions": "predictions.png"}

@@ -9,27 +9,28 @@ from types import ModuleType
 from typing import TypeVar, overload
 
 from lambdanets.errors import InputError, nearest_hint, one_line
-from lambdanets.training.recipe import Recipe, TrainingRecipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.tasks import TASKS
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 
 
-def list_recipes(recipe_class: type[TrainingRecipe] = Recipe) -> dict[str, str]:
+def list_recipes(recipe_class: type[TrainingRecipe] = ClassificationRecipe) -> dict[str, str]:
     """Return the names of a task's recipes, with the first line of each docstring."""
     return {name: (module.__doc__ or "").splitlines()[0] for name, module in _modules(recipe_class).items()}
 
 
-def list_variants(name: str, recipe_class: type[TrainingRecipe] = Recipe) -> list[str]:
+def list_variants(name: str, recipe_class: type[TrainingRecipe] = ClassificationRecipe) -> list[str]:
     """Return the names of the variants of a recipe, from the dict `recipes` in its file."""
     return [f"{name}_{suffix}" for suffix in getattr(_modules(recipe_class)[name], "recipes", {})]
 
 
 @overload
-def find_recipe(name: str) -> Recipe: ...
+def find_recipe(name: str) -> ClassificationRecipe: ...
 @overload
 def find_recipe(name: str, recipe_class: type[AnyRecipe]) -> AnyRecipe: ...
-def find_recipe(name: str, recipe_class: type[TrainingRecipe] = Recipe) -> TrainingRecipe:
+def find_recipe(name: str, recipe_class: type[TrainingRecipe] = ClassificationRecipe) -> TrainingRecipe:
     """Return a recipe or variant by name, or the `recipe` that is assigned in a Python file."""
     if name.endswith(".py"):
         if not Path(name).is_file():

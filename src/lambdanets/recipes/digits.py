@@ -4,9 +4,9 @@ Hardware: two CPU cores, under three minutes. No download.
 Run: lambdanets train digits
 """
 
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
-recipe = Recipe(
+recipe = ClassificationRecipe(
     data="digits",
     model="lambda_resnet20_small",
     image_size=16,

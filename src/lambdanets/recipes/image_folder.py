@@ -4,9 +4,9 @@ Hardware: one GPU, or two CPU cores (about 13 images/s) for small datasets.
 Run: lambdanets train image_folder --data FOLDER
 """
 
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
-recipe = Recipe(
+recipe = ClassificationRecipe(
     data="",
     model="lambda_resnet50",
     image_size=128,

@@ -12,7 +12,7 @@ Run: lambdanets train imagenet_350_152_256 --data SHARDS --devices 8 --run DIR
 from dataclasses import replace
 
 from lambdanets.recipes.imagenet_90 import recipe as imagenet_90
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 # Rows: depth, image size, RandAugment magnitude, dropout, stochastic depth rate.
 TABLE_20 = (
@@ -32,7 +32,9 @@ TABLE_20 = (
 )
 
 
-def _recipe_for_row(depth: int, image_size: int, magnitude: int, dropout: float, drop_path: float) -> Recipe:
+def _recipe_for_row(
+    depth: int, image_size: int, magnitude: int, dropout: float, drop_path: float
+) -> ClassificationRecipe:
     early_stopping = (depth, image_size) >= (350, 288)
     return replace(
         imagenet_90,

@@ -11,11 +11,11 @@ Run: lambdanets train imagenet_90 --data SHARDS --devices 8 --run DIR
 
 from dataclasses import replace
 
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 BATCH_SIZE = 4096
 
-recipe = Recipe(
+recipe = ClassificationRecipe(
     data="",
     model="resnet50_lambda",
     model_options={"pattern": "LLLL"},

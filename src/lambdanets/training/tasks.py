@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lambdanets.errors import InputError
 from lambdanets.records import parse_json
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.recipe import Recipe, TrainingRecipe
+from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ class TaskEntry(NamedTuple):
 
 TASKS = {
     "classification": TaskEntry(
-        Recipe, "lambdanets.training.classification.task:ClassificationTask", "lambdanets.recipes", "train"
+        ClassificationRecipe,
+        "lambdanets.training.classification.task:ClassificationTask",
+        "lambdanets.recipes",
+        "train",
     ),
     "detection": TaskEntry(
         DetectionRecipe,

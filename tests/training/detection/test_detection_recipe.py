@@ -6,8 +6,8 @@ import pytest
 from lambdanets.errors import InputError
 from lambdanets.recipes.detection.digits import recipe as DETECTOR
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.recipe import Recipe
 from lambdanets.training.run import resolve_recipe
 from lambdanets.training.tasks import read_recipe
 
@@ -79,7 +79,7 @@ def test_detection_recipe_json_round_trip():
     assert DetectionRecipe.from_json(content.encode(), "here") == recipe
 
 
-@pytest.mark.parametrize(("recipe", "other_class"), [(DETECTOR, Recipe), (DIGITS, DetectionRecipe)])
+@pytest.mark.parametrize(("recipe", "other_class"), [(DETECTOR, ClassificationRecipe), (DIGITS, DetectionRecipe)])
 def test_rejects_the_recipe_of_another_task(recipe, other_class):
     with pytest.raises(InputError, match=f"here must be a {other_class.task} recipe, got a {recipe.task} recipe"):
         other_class.from_json(recipe.to_json().encode(), "here")

@@ -14,10 +14,10 @@ from lambdanets.locks import LOCK, InUseError, locked
 from lambdanets.records import read_json, write_json
 from lambdanets.training import run
 from lambdanets.training.classification.model import ClassificationProbe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.classification.task import ClassificationTask
 from lambdanets.training.memory import largest_micro_batch
 from lambdanets.training.metrics_log import METRICS
-from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import RESULT, read_result
 
 PLAN = "plan.json"
@@ -33,7 +33,7 @@ class Plan:
     studies: tuple[str, ...]
     variants: tuple[str, ...]
     seeds: tuple[int, ...]
-    recipe: Recipe
+    recipe: ClassificationRecipe
 
     def study_variants(self, study: str) -> dict[str, Variant]:
         """The selected variants of a study by label."""
@@ -60,7 +60,7 @@ class Run:
 
     variant: str
     seed: int
-    recipe: Recipe
+    recipe: ClassificationRecipe
 
     def folder(self, comparison: Path) -> Path:
         """The run folder."""
@@ -89,7 +89,9 @@ def read_top1(folder: Path) -> list[float]:
         ) from error
 
 
-def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: Recipe) -> Plan:
+def make_plan(
+    studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: ClassificationRecipe
+) -> Plan:
     """Make a plan. Raises InputError for invalid values."""
     known = variant_labels(studies)
     for label in variants:
@@ -102,7 +104,7 @@ def make_plan(studies: Sequence[str], variants: Sequence[str], seeds: Sequence[i
         if not values:
             raise InputError(f"{name} must have at least one value, got none")
     for seed in seeds:
-        check("seeds", seed, int, Recipe.RANGES["seed"])
+        check("seeds", seed, int, ClassificationRecipe.RANGES["seed"])
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
     for study in studies:
         if not plan.study_variants(study):
@@ -142,7 +144,9 @@ def read_plan(folder: Path) -> Plan:
     if not path.is_file():
         raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
     plan = read_json(path, Plan, "start the comparison again in another folder")
-    recipe = Recipe.from_fields(read_json(path, dict[str, Any])["recipe"], str(path))  # rejects unknown fields
+    recipe = ClassificationRecipe.from_fields(
+        read_json(path, dict[str, Any])["recipe"], str(path)
+    )  # rejects unknown fields
     return make_plan(plan.studies, plan.variants, plan.seeds, recipe)
 
 

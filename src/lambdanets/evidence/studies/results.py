@@ -12,7 +12,7 @@ from lambdanets.evidence.studies.catalog import STUDIES
 from lambdanets.evidence.studies.execution import Plan
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 # Fields of a run's result, by how often results.json has them: once per run, once per machine, once in total.
 _RUN_FIELDS = ("variant", "seed", "top1", "top1_by_epoch", "seconds", "parameters", "commit")
@@ -155,8 +155,10 @@ def _check_same_setup(first: Mapping[str, Any], other: Mapping[str, Any], files:
     for field in _COMMON_FIELDS:
         if other[field] != first[field]:
             raise InputError(f"{files} must have the same {field}, got {first[field]} and {other[field]}")
-    recipes = [Recipe.from_fields(content["recipe"], f"the recipe in {files}") for content in (first, other)]
-    for field in (each.name for each in fields(Recipe) if each.name not in _NOT_COMPARED):
+    recipes = [
+        ClassificationRecipe.from_fields(content["recipe"], f"the recipe in {files}") for content in (first, other)
+    ]
+    for field in (each.name for each in fields(ClassificationRecipe) if each.name not in _NOT_COMPARED):
         values = [getattr(recipe, field) for recipe in recipes]
         if values[0] != values[1]:
             raise InputError(f"{files} must have recipes with the same {field}, got {values[0]} and {values[1]}")

@@ -12,11 +12,11 @@ from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.transforms import center_square
 from lambdanets.errors import InputError
-from lambdanets.training.recipe import Recipe
+from lambdanets.training.classification.recipe import ClassificationRecipe
 
 
 def make_batches(
-    recipe: Recipe,
+    recipe: ClassificationRecipe,
     images: LabeledImages,
     *,
     training: bool,
@@ -42,7 +42,7 @@ def make_batches(
     )
 
 
-def make_transform(recipe: Recipe) -> Callable[[Image], Tensor]:
+def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
     """Return the training transform: random crop, flip, RandAugment and normalization.
 
     The crop is RandomResizedCrop, or, with crop_padding, a crop of full size from the padded image.

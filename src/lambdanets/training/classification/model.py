@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.inference.weights import read_model_file
 from lambdanets.models import create_model
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.memory import MemoryProbe
-from lambdanets.training.recipe import Recipe
 
 
-def make_model_card(recipe: Recipe, classes: Sequence[str]) -> ClassifierCard:
+def make_model_card(recipe: ClassificationRecipe, classes: Sequence[str]) -> ClassifierCard:
     """Return the model card of the recipe's classifier."""
     return make_card(ClassifierCard, {**asdict(recipe), "classes": tuple(classes)}, "the recipe")
 
 
-def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
+def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> nn.Module:
     """Build the recipe's model for a number of classes or for class names, and load its initial weights, if any.
 
     The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
@@ -41,7 +41,7 @@ def build_model(recipe: Recipe, classes: int | Sequence[str]) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
 
 
-def resolve_model_from_weights(recipe: Recipe) -> Recipe:
+def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRecipe:
     """If the recipe names no model, take model, options, channels and normalization from its initial weights.
 
     The recipe's own model_options override those of the weights.
@@ -63,7 +63,7 @@ def resolve_model_from_weights(recipe: Recipe) -> Recipe:
 class ClassificationProbe(MemoryProbe):
     """Forward pass and loss of a classifier on synthetic images, to estimate memory."""
 
-    recipe: Recipe
+    recipe: ClassificationRecipe
     num_classes: int
 
     def build(self) -> nn.Module:

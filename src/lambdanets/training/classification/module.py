@@ -9,21 +9,21 @@ from torch import Tensor, nn
 from lambdanets.data.loader import Batch
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import Recipe
 
 
 class Classification(TrainingModule):
     """Trains a classifier with a recipe."""
 
     SUMS: ClassVar[tuple[str, ...]] = ("loss", "top1")
-    recipe: Recipe
+    recipe: ClassificationRecipe
 
     def __init__(
         self,
         model: nn.Module,
-        recipe: Recipe,
+        recipe: ClassificationRecipe,
         num_classes: int,
         steps_per_epoch: int,
         description: str,

@@ -20,11 +20,11 @@ from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
 from lambdanets.provenance import hardware
 from lambdanets.training.classification.model import ClassificationProbe, resolve_model_from_weights
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.classification.task import open_for_training
 from lambdanets.training.memory import largest_micro_batch, training_memory
 from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, images_per_rank, resolve_precision
 from lambdanets.training.module import prepare_batch_norm
-from lambdanets.training.recipe import Recipe
 from lambdanets.training.speed import format_duration
 
 SAMPLED_FILES = 200  # at most; their mean size is used for the whole dataset
@@ -53,7 +53,7 @@ class Plan:
     memory: bytes needed per device. free_memory: free bytes on this device. images_per_second: throughput per device.
     """
 
-    recipe: Recipe
+    recipe: ClassificationRecipe
     data: DataSize
     num_pseudo_images: int
     devices: int
@@ -115,7 +115,7 @@ class Plan:
         return [f"{name:<9}{text}" for name, text in rows.items()]
 
 
-def plan(recipe: Recipe, devices: int) -> Plan:
+def plan(recipe: ClassificationRecipe, devices: int) -> Plan:
     """Estimate the cost of a recipe on a number of devices like this one, by timing a few steps on this device.
 
     If the recipe has no data, the plan is for a dataset of ImageNet's size. No files are written. Raises InputError
@@ -161,7 +161,7 @@ def plan(recipe: Recipe, devices: int) -> Plan:
     )
 
 
-def _data_size(recipe: Recipe) -> DataSize:
+def _data_size(recipe: ClassificationRecipe) -> DataSize:
     if not recipe.data:
         return IMAGENET
     splits = open_for_training(recipe)

@@ -12,13 +12,13 @@ from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.training.classification.model import build_model, make_model_card
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.pseudo_labeling import label_shards
-from lambdanets.training.recipe import Recipe
 
 BATCH_SIZE, EPOCHS, IMAGES, MAX_IMAGE_SIZE = 4, 2, 12, 32
 
 
-def quicktest_recipe(recipe: Recipe, folder: Path) -> Recipe:
+def quicktest_recipe(recipe: ClassificationRecipe, folder: Path) -> ClassificationRecipe:
     """Return the recipe with few small images and the smallest model of its family; write its data into a folder.
 
     The data are digits in shards, or the built-in digits if the recipe uses them. Initial weights and the teacher of
@@ -51,7 +51,7 @@ def quicktest_recipe(recipe: Recipe, folder: Path) -> Recipe:
     return recipe
 
 
-def _write_random_weights(recipe: Recipe, classes: tuple[str, ...], folder: Path) -> Path:
+def _write_random_weights(recipe: ClassificationRecipe, classes: tuple[str, ...], folder: Path) -> Path:
     """Write random weights of the recipe's model, or of a small model if the recipe names none; return the folder.
 
     The weights depend only on the seed. Thus an interrupted quicktest can keep the pseudo-labels that it has written.

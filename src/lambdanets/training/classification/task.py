@@ -27,11 +27,11 @@ from lambdanets.training.classification.model import (
     resolve_model_from_weights,
 )
 from lambdanets.training.classification.module import Classification
+from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import prepare_batch_norm
-from lambdanets.training.recipe import Recipe
 from lambdanets.training.report import Result
 from lambdanets.training.task import Task
 
@@ -49,7 +49,7 @@ class ClassificationTask(Task):
     BEST_METRIC: ClassVar[str] = "top1"
     RESULT: ClassVar[type[Result]] = ClassificationResult
 
-    recipe: Recipe
+    recipe: ClassificationRecipe
     splits: Splits
     pseudo_images: PseudoLabeledImages | None
     model: nn.Module
@@ -63,11 +63,11 @@ class ClassificationTask(Task):
         self.patience = self.recipe.patience
 
     @classmethod
-    def resolve(cls, recipe: Recipe) -> Recipe:
+    def resolve(cls, recipe: ClassificationRecipe) -> ClassificationRecipe:
         return resolve_model_from_weights(recipe)
 
     @classmethod
-    def open(cls, recipe: Recipe, world: World, resumed: bool) -> "ClassificationTask":
+    def open(cls, recipe: ClassificationRecipe, world: World, resumed: bool) -> "ClassificationTask":
         splits = open_for_training(recipe)
         for split, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
             if images is not None:
@@ -84,21 +84,21 @@ class ClassificationTask(Task):
     def probe(self) -> ClassificationProbe:
         return ClassificationProbe(self.recipe, len(self.classes))
 
-    def batches(self, recipe: Recipe, batch_slice: BatchSlice) -> tuple[ImageBatches, ImageBatches]:
+    def batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> tuple[ImageBatches, ImageBatches]:
         training = make_batches(
             recipe, self.splits.train, training=True, batch_slice=batch_slice, pseudo_images=self.pseudo_images
         )
         return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
 
-    def card(self, recipe: Recipe) -> ClassifierCard:
+    def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
         return make_model_card(recipe, self.classes)
 
-    def module(self, recipe: Recipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Classification:
+    def module(self, recipe: ClassificationRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Classification:
         return Classification(
             self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), batch_slice=batch_slice
         )
 
-    def finish(self, recipe: Recipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
+    def finish(self, recipe: ClassificationRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         classifier = Classifier(self.model.to(best_device()).eval(), self.card(recipe))
         evaluated = self.splits.validation if self.splits.test is None else self.splits.test
@@ -111,7 +111,7 @@ class ClassificationTask(Task):
         return result | {"unreadable": predictions.unreadable}
 
 
-def open_for_training(recipe: Recipe) -> Splits:
+def open_for_training(recipe: ClassificationRecipe) -> Splits:
     """Return the recipe's data splits, with its hold-out and its subset of training images."""
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
     return subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
