@@ -13,8 +13,12 @@ SCRIPT = ROOT / "experiments/detection_backbone.py"
 
 
 @pytest.fixture
-def script():
-    return load_script("experiments/detection_backbone.py")
+def script(monkeypatch):
+    """The script, with a shallow lambda_resnet50."""
+    script = load_script("experiments/detection_backbone.py")
+    shallow = {"layers": (1, 1, 2, 1), "lambda_blocks": ((), (), (1, 2), (1,))}
+    monkeypatch.setattr(script, "create_model", functools.partial(script.create_model, **shallow))
+    return script
 
 
 def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypatch, tmp_path):

@@ -255,8 +255,8 @@ def test_image_without_detections_has_zero_masks():
 def test_mixers_whose_maps_depend_on_padding_are_rejected(mixer):
     options = {"mixer": mixer}
     with pytest.raises(InputError, match="padding cannot be hidden in resnet20_mixer_small"):
-        mask_rcnn("resnet20_mixer_small", 2, backbone_options=options)
-    assert mask_rcnn("resnet20_mixer_small", 2, backbone_options=options, hide_padding=False)
+        small_mask_rcnn("resnet20_mixer_small", backbone_options=options)
+    assert small_mask_rcnn("resnet20_mixer_small", backbone_options=options, hide_padding=False)
 
 
 def test_convolution_baseline_hides_padding():

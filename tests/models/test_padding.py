@@ -10,11 +10,13 @@ from lambdanets.errors import InputError
 from lambdanets.models.padding import Padding
 from lambdanets.models.padding_check import simulate_trained_weights
 
+SHALLOW = {"layers": (1, 1, 2, 1)}
+SHALLOW_LAMBDA_RESNET = SHALLOW | {"lambda_blocks": ((), (), (1, 2), (1,)), "scope": 5}
 # Together they have squeeze-and-excitation, pooled shortcuts, strided lambda layers, max pooling and depthwise
 # convolutions.
 NETWORKS = {
-    "resnetrs50": {},
-    "lambda_resnet50": {"scope": 7},
+    "resnetrs50": SHALLOW,
+    "lambda_resnet50": SHALLOW_LAMBDA_RESNET,
     "resnet50_lambda": {"pattern": "CLLL", "scope": 5, "intra_depth": 2},
     "mobilenetv2_lambda": {"scope": 5},
     "mobilenetv3_small_050": {},
@@ -106,7 +108,7 @@ def test_training_step_is_independent_of_the_amount_of_padding(name):
     states = []
     for side in (96, 128):
         torch.manual_seed(0)
-        network = simulate_trained_weights(create_model(name, features_only=True)).train()
+        network = simulate_trained_weights(create_model(name, features_only=True, **NETWORKS.get(name, {}))).train()
         padding = attach_padding(network)
         padding.set_sizes(SIZES, (side, side))
         maps = network(pad_images(random_images(), (side, side)))[-1]
@@ -130,7 +132,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_mask():
     gradients = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        network = simulate_trained_weights(create_model("lambda_resnet50", scope=5, features_only=True))
+        network = simulate_trained_weights(create_model("lambda_resnet50", features_only=True, **SHALLOW_LAMBDA_RESNET))
         network.set_grad_checkpointing(checkpointing)
         padding = attach_padding(network)
         padding.set_sizes(SIZES, (96, 96))
