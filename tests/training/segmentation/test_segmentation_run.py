@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import one_hot
 
+from compilation import CompileCounter
 from convergence import train_until
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask
@@ -50,6 +51,14 @@ def test_segmentation_run_writes_its_files_and_result(trained_segmenter):
     assert result["dropped"] == {"training": {}, "validation": {}}
     assert result["initial_weights"] is None
     assert result["recipe"]["task"] == "segmentation"
+
+
+def test_a_compiled_run_does_not_compile_for_each_size_of_images(tmp_path, monkeypatch):
+    counter = CompileCounter()
+    compile_module = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compile_module(self, backend=counter))
+    run.start(tiny_segmentation(tmp_path / "digits", compile=True), tmp_path / "run")
+    assert counter.num_compilations == 1
 
 
 def test_segmentation_metrics_have_losses_and_scores(trained_segmenter):

@@ -53,6 +53,8 @@ class Segmentation(TrainingModule):
     def on_validation_epoch_start(self) -> None:
         self._counts = []
 
+    # images differ in size, and --compile would compile the model again for many sizes
+    @torch.compiler.set_stance("force_eager")
     def validation_step(self, batch: AnnotatedBatch, batch_idx: int) -> None:
         segmenter = Segmenter(self.model, self._card)
         # one image at a time, so that rounding does not depend on the world size

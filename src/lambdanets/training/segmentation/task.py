@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from lambdanets.data.batches import Batches
@@ -73,6 +74,7 @@ class SegmentationTask(CocoTask):
             self.model, recipe, self.card(recipe), steps_per_epoch, self.description(recipe), batch_slice
         )
 
+    @torch.compiler.set_stance("force_eager")  # as in validation
     def finish(self, recipe: SegmentationRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         model = self.model.to(best_device()).eval()
