@@ -16,4 +16,5 @@ recipe = ClassificationRecipe(
     batch_size=64,
     drop_path=0.1,
     dropout=0.2,
+    workers=2,
 )
