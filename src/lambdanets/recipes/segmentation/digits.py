@@ -5,6 +5,8 @@ validation images. The same U-Net with 3x3 convolutions (--model unet_small) rea
 Run: lambdanets segment train digits
 """
 
+from dataclasses import replace
+
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 recipe = SegmentationRecipe(
@@ -18,3 +20,5 @@ recipe = SegmentationRecipe(
     freeze_batch_norm=0.25,
     ema_decay=0.99,
 )
+
+recipes = {"convolution": replace(recipe, model="unet_small")}
