@@ -139,7 +139,7 @@ ANNOTATIONS: list[Input] = [
         for case, change in (DROPPED_ANNOTATIONS | FEW_OBJECTS).items()
     ),
     *(
-        rejected(TRAIN, "objects", COCO, edit_json("c/train.json", change), name=f"COCO: {case}")
+        rejected(TRAIN, "object", COCO, edit_json("c/train.json", change), name=f"COCO: {case}")
         for case, change in list(FEW_OBJECTS.items())[:2]
     ),
     *(

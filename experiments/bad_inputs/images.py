@@ -129,8 +129,6 @@ SINGLE_IMAGES: list[Input] = [
     rejected(PREDICT, "predictions.jsonl exists", image("a.png"), file("predictions.jsonl", "mine")),
     rejected(f"{PREDICT} --out folder", "folder", image("a.png"), folder("folder")),
     rejected(f"{PREDICT} --out nowhere/p.jsonl", "nowhere", image("a.png")),
-    rejected(f"{PREDICT} --model nonsense", "nonsense", image("a.png")),
-    rejected(f"{PREDICT} --model resnet18", "architecture|classes|fit", image("a.png")),
 ]
 
 # File names that must be kept in the predictions, and escaped when printed.

@@ -37,13 +37,13 @@ def delete(*path: str) -> Callable[[Any], Any]:
 INVALID_SHARDS_JSON: dict[str, Callable[[Any], Any]] = {
     "not an object": lambda content: [],
     "a number": lambda content: 5,
-    "no parts": delete("splits"),
+    "no splits": delete("splits"),
     "no classes": delete("classes"),
-    "no training part": delete("splits", "train"),
-    "an empty training part": lambda content: content["splits"].update(train=[]),
-    "an unknown part": lambda content: content["splits"].update(other=[]),
-    "parts is a list": lambda content: content.update(parts=[]),
-    "a part is a number": lambda content: content["splits"].update(train=5),
+    "no training split": delete("splits", "train"),
+    "an empty training split": lambda content: content["splits"].update(train=[]),
+    "an unknown split": lambda content: content["splits"].update(other=[]),
+    "splits is a list": lambda content: content.update(splits=[]),
+    "a split is a number": lambda content: content["splits"].update(train=5),
     "classes is a number": lambda content: content.update(classes=5),
     "classes are numbers": lambda content: content.update(classes=[1, 2]),
     "classes is a string": lambda content: content.update(classes="ab"),
@@ -159,10 +159,10 @@ SHARD_SETS: list[Input] = [
     ),
     rejected(
         TRAIN_ON_SHARDS,
-        "made must be",
+        "metadata must be",
         SHARDS,
-        edit_json(SHARDS_JSON, lambda c: c.update(made=[])),
-        name="made is a list",
+        edit_json(SHARDS_JSON, lambda c: c.update(metadata=[])),
+        name="metadata is a list",
     ),
     *(
         rejected("shard t --index", output, *setup, name=f"index: {case}")
@@ -177,7 +177,7 @@ SHARD_SETS: list[Input] = [
         TRAIN_ON_SHARDS,
         "2 shards|shard",
         SHARDS,
-        edit_json(SHARDS_JSON, lambda c: c.update(parts={"train": [first_shard(c)]})),
+        edit_json(SHARDS_JSON, lambda c: c.update(splits={"train": [first_shard(c)]})),
     ),
 ]
 

@@ -212,8 +212,6 @@ WEIGHTS: list[Input] = [
     rejected(f"{TRAIN} --weights {{images}}", "images"),
     rejected("evaluate {images}", "images"),
     rejected("evaluate {photo}", "photo"),
-    rejected("evaluate {run} --model nonsense", "nonsense"),
-    rejected("evaluate {run} --model resnet18", "architecture"),
     rejected("evaluate {run} --data nowhere", "nowhere"),
     rejected("evaluate {run} --data digits", "class"),
     rejected("evaluate {run} --data-root nowhere", "data[-_]root"),
