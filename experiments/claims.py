@@ -1,4 +1,4 @@
-"""The claims of the paper beside what was measured here: writes the table of docs/results.md from results.
+"""The claims of the paper beside what was measured here: writes the tables of docs/results.md, and their figure.
 
     python experiments/claims.py [--page docs/results.md]
 
@@ -21,6 +21,7 @@ from frontier import OURS, PAPER_SPEEDUPS, frontier, speedups
 from pages import markers, replace_section
 from photographs import complete_runs
 
+from lambdanets.evidence import plot_style
 from lambdanets.evidence.paired import confidence_interval, format_difference, paired_differences
 from lambdanets.evidence.studies.results import read_comparison
 from lambdanets.text_tables import markdown_table
@@ -28,17 +29,26 @@ from lambdanets.text_tables import markdown_table
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
 NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with convolutions
-UNETS = ("lambda_unet_small", "unet_small")
+DIGITS = ("digits", "digits_convolution")
+FIGURE = ROOT / "docs/results/claims.png"
 BEGIN, END = markers("claims")
 
 
-class Finding(NamedTuple):
-    """A claim with its reference, what was measured, whether that confirms it, and for an accuracy its differences."""
+class Accuracy(NamedTuple):
+    """A claim about accuracy with its reference, its name in the figure, the data and score, and paired differences."""
+
+    claim: str
+    label: str
+    score: str
+    differences: Sequence[float]
+
+
+class Cost(NamedTuple):
+    """A claim about cost with its reference, what was measured, and the verdict."""
 
     claim: str
     measured: str
     verdict: str
-    differences: Sequence[float] = ()
 
 
 def read(path: str) -> Any:
@@ -46,9 +56,12 @@ def read(path: str) -> Any:
     return json.loads((RESULTS / path).read_text(encoding="utf-8"))
 
 
-def verdict(differences: Sequence[float]) -> str:
-    """Return "confirmed" if the interval is above 0, "refuted" if it is below 0, and otherwise "undecided"."""
-    low, high = confidence_interval(differences)
+def verdict(differences: Sequence[float], comparisons: int = 1) -> str:
+    """Return "confirmed" if the interval is above 0, "refuted" if it is below 0, and otherwise "undecided".
+
+    comparisons: number of comparisons for which the level of 5% is corrected (Bonferroni).
+    """
+    low, high = confidence_interval(differences, 1 - 0.05 / comparisons)
     if len(differences) < 3:
         return "undecided"
     return "confirmed" if low > 0 else "refuted" if high < 0 else "undecided"
@@ -61,12 +74,6 @@ def verdict_of_cases(cases: Sequence[bool], kind: str) -> str:
     return f"for {sum(cases)} of {len(cases)} {kind}" if any(cases) else "refuted on this CPU"
 
 
-def finding(claim: str, measured: str, differences: Sequence[float]) -> Finding:
-    """A finding about a paired difference in points."""
-    seeds = "one seed, no interval" if len(differences) == 1 else f"{len(differences)} seeds"
-    return Finding(claim, f"{measured} {format_difference(differences)}, {seeds}", verdict(differences), differences)
-
-
 def points(runs: list[dict[str, Any]], select: dict[str, Any], *score: str) -> dict[int, float]:
     """Return a score, in points, by seed of the runs whose fields have the selected values; `score`: nested keys."""
     selected = [run for run in runs if all(run[name] == value for name, value in select.items())]
@@ -75,70 +82,97 @@ def points(runs: list[dict[str, Any]], select: dict[str, Any], *score: str) -> d
 
 BETTER = "Lambda layers are more accurate than"
 BETTER_THAN_CONVOLUTIONS = f"{BETTER} 3x3 convolutions: 78.4 and 76.9 (Table 3)"
-# claim, variant, baseline: names of variants in the results of `lambdanets compare`
-ACCURACY = (
-    (BETTER_THAN_CONVOLUTIONS, "lambda", "convolution"),
-    (f"{BETTER} squeeze-and-excitation: 77.6 (Table 3)", "lambda", "channel_attention"),
-    (f"{BETTER} double attention: 77.0 † (Table 3)", "lambda", "double_attention"),
-    (f"{BETTER} efficient attention: 77.3 † (Table 3)", "lambda", "efficient_attention"),
-    (f"{BETTER} local attention: 77.4 † (Table 3)", "lambda", "local_attention"),
-    (f"{BETTER} local relation: 77.3 † (Table 3)", "lambda", "local_relation"),
-    (f"{BETTER} patchwise attention: 78.2 † (Table 3)", "lambda", "patchwise_attention"),
-    (f"{BETTER} augmented attention: 77.7 † (Table 3)", "lambda", "augmented_attention"),
-    (f"{BETTER} axial attention: 77.5 (Table 4)", "lambda", "axial_attention"),
-    ("Not in the paper: more accurate than the Performer, softmax features", "lambda", "performer_softmax"),
-    ("Content and position are better than content alone: 78.4 and 68.8 (Table 9)", "lambda", "lambda position=False"),
-    ("Content and position are better than position alone: 78.1 (Table 9)", "lambda", "lambda content=False"),
-    ("A scope of 15 is better than 3: 78.5 and 77.6 (Table 10)", "lambda scope=15", "lambda scope=3"),
-    ("A scope of 15 is better than 7: 78.2 (Table 10)", "lambda scope=15", "lambda scope=7"),
-    ("Batch norm is better than none: 78.4 and 76.2 (Table 11)", "lambda", "lambda batch_norm=False"),
-    ("Softmax on keys is better than no normalization: 70.0 (Table 11)", "lambda", "lambda normalize_keys=none"),
-    ("Softmax on keys is better than L2 normalization: 78.0 (Table 11)", "lambda", "lambda normalize_keys=l2"),
+# claim, name in the figure, variant, baseline: names of variants in the results of `lambdanets compare`
+MIXERS = (
+    (BETTER_THAN_CONVOLUTIONS, "3x3 convolution", "lambda", "convolution"),
+    (f"{BETTER} squeeze-and-excitation: 77.6 (Table 3)", "squeeze-and-excitation", "lambda", "channel_attention"),
+    (f"{BETTER} double attention: 77.0 † (Table 3)", "double attention", "lambda", "double_attention"),
+    (f"{BETTER} efficient attention: 77.3 † (Table 3)", "efficient attention", "lambda", "efficient_attention"),
+    (f"{BETTER} local attention: 77.4 † (Table 3)", "local attention", "lambda", "local_attention"),
+    (f"{BETTER} local relation: 77.3 † (Table 3)", "local relation", "lambda", "local_relation"),
+    (f"{BETTER} patchwise attention: 78.2 † (Table 3)", "patchwise attention", "lambda", "patchwise_attention"),
+    (f"{BETTER} augmented attention: 77.7 † (Table 3)", "augmented attention", "lambda", "augmented_attention"),
+    (f"{BETTER} axial attention: 77.5 (Table 4)", "axial attention", "lambda", "axial_attention"),
+    (
+        "Not in the paper: more accurate than the Performer, softmax features",
+        "Performer",
+        "lambda",
+        "performer_softmax",
+    ),
+    (
+        "Content and position are better than content alone: 78.4 and 68.8 (Table 9)",
+        "content alone",
+        "lambda",
+        "lambda position=False",
+    ),
+    (
+        "Content and position are better than position alone: 78.1 (Table 9)",
+        "position alone",
+        "lambda",
+        "lambda content=False",
+    ),
+    ("A scope of 15 is better than 3: 78.5 and 77.6 (Table 10)", "scope 3", "lambda scope=15", "lambda scope=3"),
+    ("A scope of 15 is better than 7: 78.2 (Table 10)", "scope 7", "lambda scope=15", "lambda scope=7"),
+    ("Batch norm is better than none: 78.4 and 76.2 (Table 11)", "no batch norm", "lambda", "lambda batch_norm=False"),
+    (
+        "Softmax on keys is better than no normalization: 70.0 (Table 11)",
+        "keys not normalized",
+        "lambda",
+        "lambda normalize_keys=none",
+    ),
+    (
+        "Softmax on keys is better than L2 normalization: 78.0 (Table 11)",
+        "keys with L2 norm",
+        "lambda",
+        "lambda normalize_keys=l2",
+    ),
     (
         "Softmax on keys alone is better than also on queries: 78.1 (Table 11)",
+        "queries normalized too",
         "lambda",
         "lambda normalize_queries=softmax",
     ),
 )
 
 
-def accuracy() -> list[Finding]:
+def mixers() -> list[Accuracy]:
     """Compare the accuracy of mixers."""
     datasets = {"CIFAR-10, 10 epochs": read_cifar10(), "Fashion-MNIST, 188 steps": read_comparison(FASHION_MNIST)}
     findings = []
-    for claim, *variants in ACCURACY:
+    for claim, label, *variants in MIXERS:
         before = len(findings)
         for name, results in datasets.items():
             top1 = [points(results["runs"], {"variant": variant}, "top1") for variant in variants]
             if differences := paired_differences(*top1):
-                findings.append(finding(claim, f"{name}:", differences))
+                findings.append(Accuracy(claim, label, name, differences))
         if len(findings) == before:
             raise ValueError(f"results must have runs of both {' and '.join(variants)}, got none")
     return findings
 
 
-def photographs() -> list[Finding]:
+def photographs() -> list[Accuracy]:
     """Compare the accuracy of lambda layers and convolutions on photographs of each size."""
     runs = complete_runs(read("photographs.json")["runs"])
     findings = []
     for size in sorted({run["image_size"] for run in runs}):
         top1 = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")]
-        name = f"Caltech 101, {size} pixels, {runs[0]['epochs']} epochs:"
-        findings.append(finding(BETTER_THAN_CONVOLUTIONS, name, paired_differences(*top1)))
+        score = f"Caltech 101, {size} pixels, {runs[0]['epochs']} epochs"
+        findings.append(Accuracy(BETTER_THAN_CONVOLUTIONS, "3x3 convolution", score, paired_differences(*top1)))
     return findings
 
 
-def pseudo_labels() -> Finding:
+def pseudo_labels() -> Accuracy:
     """Compare students trained with pseudo-labels and with the same recipe without them."""
     rows = read("xeon-2-cores/noisy_student.json")["seeds"]
-    claim = "Pseudo-labels improve accuracy (Table 5)"
-    differences = paired_differences(*(points(rows, {}, name) for name in ("student", "control")))
-    return finding(
-        claim, "Fashion-MNIST, 2,000 labeled images, three pseudo-labeled images per labeled image:", differences
+    return Accuracy(
+        "Pseudo-labels improve accuracy (Table 5)",
+        "no pseudo-labels",
+        "Fashion-MNIST, 2,000 labels",
+        paired_differences(*(points(rows, {}, name) for name in ("student", "control"))),
     )
 
 
-def detection() -> list[Finding]:
+def detection() -> list[Accuracy]:
     """Compare mask AP of lambda layers and convolutions in the backbone, of all and of small objects."""
     runs = read("epyc-2-cores/nuclei.json")["runs"]
     all_objects, small = (
@@ -147,25 +181,31 @@ def detection() -> list[Finding]:
     )
     more = [of_small - of_all for of_small, of_all in zip(small, all_objects, strict=True)]
     return [
-        finding("Lambda layers in the backbone improve detection (Table 14)", "cell nuclei: mask AP", all_objects),
-        finding(
+        Accuracy(
+            "Lambda layers in the backbone improve detection (Table 14)",
+            "3x3 convolution",
+            "cell nuclei, mask AP, validation images ‡",
+            all_objects,
+        ),
+        Accuracy(
             "They improve small objects more than all (Table 14)",
-            "cell nuclei: gain in APs - gain in AP of masks",
+            "gain of all objects",
+            "cell nuclei, mask APs, validation images ‡",
             more,
         ),
     ]
 
 
-def segmentation() -> list[Finding]:
+def segmentation() -> list[Accuracy]:
     """Compare Dice of U-Nets with lambda layers and with convolutions."""
     nuclei = read("xeon-2-cores/segmentation.json")["runs"]
-    digits = read("epyc-2-cores/segmentation_digits.json")["runs"]
+    digits = read("xeon-2-cores/segmentation_digits.json")["runs"]
     on_nuclei = paired_differences(*(points(nuclei, {"recipe": recipe}, "test", "dice") for recipe in NUCLEI))
-    on_digits = paired_differences(*(points(digits, {"model": model}, "dice") for model in UNETS))
-    claim = "Not in the paper: lambda layers in a U-Net improve segmentation"
+    on_digits = paired_differences(*(points(digits, {"recipe": recipe}, "validation", "dice") for recipe in DIGITS))
+    claim, label = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
     return [
-        finding(claim, "cell nuclei: Dice", on_nuclei),
-        finding(claim, "scattered digits, validation images: Dice", on_digits),
+        Accuracy(claim, label, "cell nuclei, Dice", on_nuclei),
+        Accuracy(claim, label, "scattered digits, Dice, validation images", on_digits),
     ]
 
 
@@ -174,11 +214,12 @@ ATTENTION = ("sdpa", "flex-attention", "natten")
 
 def span(ratios: Sequence[float]) -> str:
     """Format a range of ratios."""
-    return f"{min(ratios):.1f} to {max(ratios):.1f} times"
+    low, high = (f"{ratio:.{1 if ratio >= 2 else 2}f}" for ratio in (min(ratios), max(ratios)))
+    return f"{low} to {high} times"
 
 
-def layer_costs() -> list[Finding]:
-    """Compare time and memory of a layer with PyTorch's best attention and with the 3x3 convolution."""
+def layer_costs() -> list[Cost]:
+    """Compare time and memory of a layer with the better of two kinds of attention and with the 3x3 convolution."""
     findings = []
     for kind, column, file in (
         ("memory", "peak_bytes", "table-4_layers_memory.json"),
@@ -190,7 +231,7 @@ def layer_costs() -> list[Finding]:
             (
                 ATTENTION,
                 "attention",
-                f"A lambda layer needs less {kind} than attention over the same context (Table 4)",
+                f"A lambda layer needs less {kind} than PyTorch's attention over the same context § (Table 4)",
             ),
             (("convolution",), "a convolution", f"Not in the paper: it needs less {kind} than a 3x3 convolution"),
         ):
@@ -204,12 +245,12 @@ def layer_costs() -> list[Finding]:
                 for is_large in (False, True)
             )
             text = f"{name} needs {span(small)} as much on maps up to 14x14, {span(large)} on 28x28 and 56x56"
-            findings.append(Finding(claim, text, verdict_of_cases([r > 1 for r in ratios.values()], "cases")))
+            findings.append(Cost(claim, text, verdict_of_cases([r > 1 for r in ratios.values()], "cases")))
     return findings
 
 
-def network_costs() -> list[Finding]:
-    """Compare ResNet-50 with lambda layers and with local or axial attention in all stages."""
+def network_costs() -> list[Cost]:
+    """Compare ResNet-50 with lambda layers and with local or axial attention in all stages (Table 4)."""
     rows = {(row["candidate"], row["sizes"]["pass"]): row for row in read("xeon-2-cores/tables/table-4.json")["rows"]}
     findings = []
     for layer, images in (("axial self-attention", 960), ("local self-attention 7x7", 440)):
@@ -221,11 +262,26 @@ def network_costs() -> list[Finding]:
         text = f"{speeds[0]:.1f} times as fast in inference, {speeds[1]:.1f} in training"
         text += f", with {memory[0]:.0%} and {memory[1]:.0%} of the memory"
         claim = f"ResNet-50 with lambda layers is faster than with {layer}: 1,160 and {images} images/s (Table 4)"
-        findings.append(Finding(claim, text, verdict_of_cases([ratio > 1 for ratio in speeds], "passes")))
+        findings.append(Cost(claim, text, verdict_of_cases([ratio > 1 for ratio in speeds], "passes")))
     return findings
 
 
-def speed() -> list[Finding]:
+def extra_data_costs() -> list[Cost]:
+    """Compare the networks that the paper trains on extra data (Table 5)."""
+    times = {
+        (row["candidate"], row["sizes"]["pass"]): row["median_seconds"]
+        for row in read("xeon-2-cores/tables/table-5.json")["rows"]
+    }
+    findings = []
+    for other, paper in (("EfficientNet-B7", "9.5 and 6.2"), ("ViT-L/16", "9.0 and 9.5")):
+        speeds = [times[other, phase] / times["LambdaResNet-152", phase] for phase in ("training", "inference")]
+        text = f"{speeds[0]:.1f} times as fast in training, {speeds[1]:.1f} in inference; in the paper {paper} times"
+        claim = f"LambdaResNet-152 is faster than {other} (Table 5)"
+        findings.append(Cost(claim, text, verdict_of_cases([ratio > 1 for ratio in speeds], "passes")))
+    return findings
+
+
+def speed() -> list[Cost]:
     """Compare the speed of LambdaResNets with other families at equal published accuracy."""
     results = read("epyc-2-cores/frontier.json")
     findings = []
@@ -233,44 +289,93 @@ def speed() -> list[Finding]:
         ratios = list(speedups(frontier(results, "training", OURS), frontier(results, "training", family)).values())
         claim = f"LambdaResNets train {low} to {high} times as fast as {family} at equal accuracy (Figure 4)"
         measured = f"{min(ratios):.2f} to {max(ratios):.2f} times as fast on this CPU"
-        measured += f"; faster at {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} accuracies"
-        findings.append(Finding(claim, measured, verdict_of_cases([ratio >= low for ratio in ratios], "accuracies")))
+        as_in_the_paper = [ratio >= low for ratio in ratios]
+        measured += f"; faster at {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} accuracies, at least {low} "
+        measured += f"times as fast at {sum(as_in_the_paper)}"
+        findings.append(Cost(claim, measured, verdict_of_cases(as_in_the_paper, "accuracies")))
     return findings
 
 
-def multiplicity(findings: Sequence[Finding]) -> str:
+def num_comparisons(findings: Sequence[Accuracy]) -> int:
+    """The number of comparisons over at least three seeds, whose verdicts may be due to chance."""
+    return sum(len(each.differences) > 2 for each in findings)
+
+
+def multiplicity(findings: Sequence[Accuracy]) -> str:
     """State how many verdicts chance alone explains, and how many remain after Bonferroni's correction."""
-    tested = [each.differences for each in findings if len(each.differences) > 2]
-    decided = [values for values in tested if verdict(values) != "undecided"]
-    bounds = [confidence_interval(values, 1 - 0.05 / len(tested)) for values in decided]
-    remain = sum(low > 0 or high < 0 for low, high in bounds)
-    by_chance = 1 - 0.95 ** len(tested)
+    count = num_comparisons(findings)
+    decided, remain = (
+        sum(verdict(each.differences, comparisons) != "undecided" for each in findings) for comparisons in (1, count)
+    )
+    by_chance = 1 - 0.95**count
     return (
-        f"{len(tested)} rows compare an accuracy over three or more seeds: {len(decided)} of the intervals exclude 0, "
-        f"{remain} after Bonferroni's\ncorrection for {len(tested)} comparisons. If no claim were true and the "
+        f"{count} rows compare an accuracy over three or more seeds: {decided} of the intervals exclude 0, "
+        f"{remain} after Bonferroni's\ncorrection for {count} comparisons. If no claim were true and the "
         f"rows were independent, at least one would exclude 0 with a probability of {by_chance:.0%}."
     )
+
+
+def accuracy_table(findings: Sequence[Accuracy]) -> str:
+    """One row per claim, with one line per data set."""
+    count = num_comparisons(findings)
+    rows = []
+    for claim in dict.fromkeys(each.claim for each in findings):
+        measured, verdicts = [], []
+        for each in findings:
+            if each.claim == claim:
+                seeds = "one seed" if len(each.differences) == 1 else f"{len(each.differences)} seeds"
+                measured.append(f"{each.score}: {format_difference(each.differences)}, {seeds}")
+                uncorrected, corrected = verdict(each.differences), verdict(each.differences, count)
+                verdicts.append(uncorrected if corrected == uncorrected else f"{uncorrected}, not if corrected")
+        rows.append([claim, "<br>".join(measured), "<br>".join(verdicts)])
+    return markdown_table(["claim", "measured, paired difference in points (95% interval)", "verdict"], *rows)
+
+
+def draw(findings: Sequence[Accuracy], path: Path) -> None:
+    """Draw the paired differences of all claims about accuracy, with their 95% confidence intervals."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, (axis,) = plot_style.subplots(1, height=0.31 * len(findings) + 0.9, width=9.5)
+    for y, each in enumerate(findings):
+        mean = statistics.fmean(each.differences)
+        color = plot_style.OURS if verdict(each.differences) != "undecided" else plot_style.REFERENCE
+        if len(each.differences) > 1:
+            axis.plot(confidence_interval(each.differences), (y, y), color=color)
+        face = color if len(each.differences) > 1 else "white"
+        axis.plot(mean, y, "o", color=color, markerfacecolor=face, markersize=6)
+    axis.axvline(0, color=plot_style.NEUTRAL)
+    axis.set_yticks(range(len(findings)), [f"{each.label} ({each.score})" for each in findings], fontsize=9)
+    axis.set(ylim=(len(findings) - 0.5, -0.5), xlabel="lambda layer - the other, points; hollow: one seed")
+    axis.grid(axis="x", **plot_style.GRID)
+    plot_style.save(figure, path)
+
+
+def accuracy() -> list[Accuracy]:
+    """Return all comparisons of an accuracy; those of one claim follow each other."""
+    findings = [*mixers(), *photographs(), pseudo_labels(), *detection(), *segmentation()]
+    claims = [each.claim for each in findings]
+    return sorted(findings, key=lambda each: claims.index(each.claim))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
     page = parser.parse_args().page
-    findings = [
-        *accuracy(),
-        *photographs(),
-        pseudo_labels(),
-        *detection(),
-        *segmentation(),
-        *network_costs(),
-        *layer_costs(),
-        *speed(),
+    accuracies = accuracy()
+    draw(accuracies, FIGURE)
+    costs = [*network_costs(), *extra_data_costs(), *layer_costs(), *speed()]
+    section = [
+        f"![Paired differences in accuracy with their 95% confidence intervals]({FIGURE.parent.name}/{FIGURE.name})",
+        multiplicity(accuracies),
+        "<details><summary>The claims about accuracy, with their numbers and verdicts</summary>",
+        accuracy_table(accuracies),
+        "† quoted by the paper from another paper, with another network and training<br>\n"
+        "‡ the recipe was selected on these images; EMA of parameters only, without the running statistics",
+        "</details>",
+        markdown_table(Cost._fields, *costs),
+        "§ the better of scaled_dot_product_attention with a mask, which computes all pairs also for local contexts, "
+        "and\nFlexAttention (inference only); NATTEN, which has kernels for local contexts, was not measured",
     ]
-    claims = [each.claim for each in findings]
-    findings.sort(key=lambda each: claims.index(each.claim))
-    table = markdown_table(Finding._fields[:3], *(each[:3] for each in findings))
-    quoted = "† quoted by the paper from another paper, with another network and training"
-    replace_section(page, (BEGIN, END), f"{table}\n\n{quoted}\n\n{multiplicity(findings)}\n")
+    replace_section(page, (BEGIN, END), "\n\n".join(section) + "\n")
 
 
 if __name__ == "__main__":

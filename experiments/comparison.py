@@ -49,8 +49,8 @@ are three blocks, with maps of 16x16, 8x8 and 8x8 for CIFAR-10. Lambda layers ha
 
 Top-1 is the accuracy in percent on the 10,000 test images after the last epoch, measured in November 2026. A paired
 difference is the difference in top-1 to the baseline with the same seed, as mean ± std over seeds and with its 95%
-confidence interval by Student's t distribution. The interval is for other seeds, with the same test images, and is not
-corrected for multiple comparisons."""
+confidence interval by Student's t distribution. The interval covers variation over seeds only, not over test images,
+and is not corrected for multiple comparisons."""
 
 CIFAR10_OPENING = """\
 ## CIFAR-10: 50,000 images, 10 epochs
@@ -74,7 +74,7 @@ includes 0. The mean is higher after every epoch. The network with lambda layers
 step takes 1.65 times as long, so these comparisons are at equal epochs, not at equal time.
 
 The Performer, which is the best mixer on Fashion-MNIST after 188 steps, is the worst of the three here: 1.6 points
-behind the convolution, and 3.3 (95% interval 1.7 to 4.9) behind the lambda layer. It has no positions.""",
+behind the convolution, and 3.3 (95% interval 1.7 to 4.9) behind the lambda layer. It has no positional encoding.""",
     "content_position": """\
 As in Table 9, position lambdas alone are close to the full layer: 0.3 points behind on average, and ahead with one of
 three seeds. Content lambdas alone were not trained here.""",
@@ -91,7 +91,8 @@ FASHION_MNIST_OPENING = """\
 ## Fashion-MNIST: 12,000 images, one epoch
 
 All mixers, in 188 training steps on an Intel Xeon; 64 of the 75 runs that the second command above plans were trained.
-Mixers over 7x7 neighborhoods have one seed each, since a step takes 5 to 9 times as long."""
+Four mixers over 7x7 neighborhoods have one seed each, since a step takes 5 to 9 times as long; three other runs, two of
+"none on keys" and one of "no batch norm", were not trained for lack of time."""
 
 PARAGRAPHS = {
     "mixers": """\
@@ -99,7 +100,8 @@ Every mixer with three seeds has a higher mean than the 3x3 convolution. The pai
 with softmax features, 1.9 for axial attention, 1.5 for the lambda layer and the Performer with ReLU features, and 1.4
 for efficient attention. The intervals of the Performer (softmax) and of efficient, double and global attention are
 above 0; that of the lambda layer begins at -0.02. Three seeds are too few to rank the best five, and three of the five
-use no positions. Among the mixers with three seeds, the lambda layer gives the network with the fewest parameters.
+have no positional encoding. Among the mixers with three seeds, the lambda layer gives the network with the fewest
+parameters.
 
 With seed 0, the only one that all mixers have, patchwise attention (+2.2) and local relation (+1.3) are above the
 lambda layer (+0.8).""",

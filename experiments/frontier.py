@@ -1,5 +1,6 @@
 """Accuracy against speed (Figure 4 of the paper): LambdaResNets, ResNet-RS, EfficientNets and DeiT on this machine.
 
+    python experiments/frontier.py all WORK                          the three commands below, half an hour
     python experiments/frontier.py export WORK [--names NAME ...]    export the networks to OpenVINO, untimed
     python experiments/frontier.py measure WORK [--out FILE]         time them in PyTorch and OpenVINO
     python experiments/frontier.py [--page docs/results.md]          write the table and the figure from results
@@ -17,6 +18,8 @@ import itertools
 import json
 import math
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -235,7 +238,7 @@ def write_section(results: dict[str, Any]) -> str:
             cells.append(f"{low:.2f} to {high:.2f} (median {statistics.median(ratios):.2f})")
         paper = "{} to {}".format(*PAPER_SPEEDUPS[family]) if family in PAPER_SPEEDUPS else ""
         rows.append([family, paper, *cells])
-    summary = markdown_table(["LambdaResNets faster than", "paper, training on TPUv3", *PHASES.values()], *rows)
+    summary = markdown_table(["speed of LambdaResNets / speed of", "paper, training on TPUv3", *PHASES.values()], *rows)
     table = []
     times = {phase: {f"{r['model']} {r['image_size']}": r for r in results["phases"][phase]} for phase in PHASES}
     for name, row in times["inference"].items():
@@ -277,7 +280,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["export", "measure", "page"], nargs="?", default="page")
+    parser.add_argument("action", choices=["all", "export", "measure", "page"], nargs="?", default="page")
     parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
@@ -290,7 +293,13 @@ def main() -> None:
     rows = [row for row in all_rows() if options.names is None or row.model in options.names]
     if unknown := {*(options.names or ())} - {row.model for row in rows}:
         parser.error(f"--names must be among {', '.join(dict.fromkeys(r.model for r in all_rows()))}, got {unknown}")
-    if options.action == "export":
+    if options.action == "all":
+        # each in a new process, so that the export leaves no memory to the measurement
+        for action in ("export", "measure", "page"):
+            subprocess.run(
+                [sys.executable, __file__, *(action if value == "all" else value for value in sys.argv[1:])], check=True
+            )
+    elif options.action == "export":
         export_all(rows, options.work)
     elif options.action == "measure":
         keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time

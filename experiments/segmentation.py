@@ -16,13 +16,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from pages import markers, replace_section
 from seeded_runs import SeededRunsParser, processors, store, train
 
 import lambdanets as ln
 from lambdanets.evidence.paired import format_difference, paired_differences
+from lambdanets.models.counting import count_flops
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import format_mean, markdown_table
+from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"
@@ -114,8 +118,8 @@ def write_section(comparison: Comparison, runs: list[dict[str, Any]]) -> str:
     num_threads = max(run["hardware"]["threads"] for run in runs)
     threads = f"{num_threads} thread{'s' * (num_threads > 1)} each"
     lines = [
-        f"{runs[0][f'{split}_images']} {split} images, in percent, {spread}; {runs[0]['epochs']} epochs from random "
-        f"initialization, {min(minutes):.0f} to {max(minutes):.0f}",
+        f"EMA weights of the last epoch on {runs[0][f'{split}_images']} {split} images, in percent, {spread}; "
+        f"{runs[0]['epochs']} epochs from random initialization, {min(minutes):.0f} to {max(minutes):.0f}",
         f"minutes per run on {processors(runs)}{at_once} with {threads}, beside other work:",
         "",
     ]
@@ -124,14 +128,18 @@ def write_section(comparison: Comparison, runs: list[dict[str, Any]]) -> str:
     for recipe, name in comparison.recipes.items():
         of_recipe = by_recipe[recipe].values()
         parameters = f"{next(iter(of_recipe))['parameters'] / 1e6:.2f} M parameters"
+        with torch.device("meta"):
+            model = ln.create_model(find_recipe(recipe, SegmentationRecipe).model, num_classes=2)
+        multiply_adds = f"{count_flops(model, 256, single_application=True) / 2e9:.1f} G multiply-adds"
         cells = [format_mean([100 * run[split][score] for run in of_recipe]) for score in SCORES]
-        rows.append([f"U-Net, {name}, {parameters}", *cells])
+        rows.append([f"U-Net, {name}, {parameters}, {multiply_adds}", *cells])
     differences = []
     for score in SCORES:
         percent = [{seed: 100 * run[split][score] for seed, run in runs.items()} for runs in by_recipe.values()]
         differences.append(format_difference(paired_differences(*percent)))
     rows.append(["paired difference to 3x3 convolutions, 95% interval", *differences])
-    return "\n".join([*lines, markdown_table(["", *SCORES.values()], *rows)]) + "\n"
+    table = markdown_table(["parameters, multiply-adds for 256 x 256 pixels", *SCORES.values()], *rows)
+    return "\n".join([*lines, table]) + "\n"
 
 
 if __name__ == "__main__":

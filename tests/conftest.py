@@ -6,7 +6,7 @@ import os
 # Some virtual machines report AMX but do not allow it: a bfloat16 matrix product then crashes the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # The workers of pytest-xdist share the cores.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Use the built-in rates, not those calibrated on this machine.
 os.environ["LAMBDANETS_CACHE"] = os.devnull
 # Tests must not use the network.

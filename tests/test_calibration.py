@@ -78,3 +78,8 @@ def test_half_peak_side_is_recovered_from_the_slowdown():
     side = 5.0
     slowdown = (1 + side / 32) * (1 + side / 16) * (1 + side / 256)
     assert _solve_half_peak_side(slowdown) == pytest.approx(side, abs=0.02)
+
+
+def test_calibrates_the_cpu_by_its_other_name(cache):
+    calibration.calibrate("cpu:0")
+    assert read_calibration("cpu", torch.get_num_threads()) is not None

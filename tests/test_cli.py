@@ -16,6 +16,8 @@ from PIL import Image
 import lambdanets as ln
 from convergence import train_until
 from lambdanets.cli import main
+from lambdanets.cli.train import Train
+from lambdanets.cli.training import parse_train_command
 from lambdanets.inference import classifier as classifiers
 from lambdanets.inference import loading
 from lambdanets.locks import locked
@@ -415,3 +417,22 @@ def test_resuming_a_finished_run_prints_its_result(trained, capsys):
 def test_python_m_lambdanets_runs_the_command_line():
     command = [sys.executable, "-m", "lambdanets", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("lambdanets ")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "other", "kept"),
+    [
+        ("vit_tiny_patch16_224", "{'img_size': 96}", "vit_small_patch16_224", {"img_size": 96}),
+        ("resnet50_lambda", "{'pattern': 'CCLL'}", "resnet50_lambda.untrained", {"pattern": "CCLL"}),
+        ("resnet50_lambda", "{'pattern': 'CCLL'}", "resnet50", {}),
+        ("lambda_resnet50", "{'scope': 7, 'layers': 3}", "lambda_resnet101", {"scope": 7, "layers": 3}),
+    ],
+)
+def test_recipe_options_are_kept_for_another_model_that_has_them(model, options, other, kept, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from lambdanets.training.classification.recipe import ClassificationRecipe\n"
+        f"recipe = ClassificationRecipe(model={model!r}, model_options={options})\n"
+    )
+    command = parse_train_command(Train, ClassificationRecipe, [str(file), "--model", other], "Train")
+    assert command.options.recipe.model_options == kept

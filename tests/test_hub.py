@@ -49,9 +49,14 @@ def random_images(channels, side):
 def test_a_folder_cannot_be_saved_into_itself(tmp_path):
     run = write_teacher(tmp_path / "run")
     files = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    with pytest.raises(InputError, match="folder must not be the folder of the model"):
+    with pytest.raises(InputError, match="folder must not be the run folder of the model"):
         ln.save_pretrained(run, run)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == files
+
+
+def test_a_model_is_saved_into_an_existing_folder(teacher, tmp_path):
+    for model in ("digits", ln.save_pretrained(teacher, tmp_path / "model")):
+        assert (ln.save_pretrained(model, tmp_path / "model") / "config.json").is_file()
 
 
 def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):

@@ -12,6 +12,9 @@ from safetensors.torch import save_file
 
 import lambdanets as ln
 from lambdanets.cli import main
+from lambdanets.errors import InputError
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.model_card import DataSource
 from training.runs import quick_recipe
 from training.teachers import RECIPE, write_teacher
 
@@ -294,7 +297,9 @@ def test_evaluate_accepts_a_model_or_a_path_of_either_task(quick_run, trained_de
 
 
 def test_evaluate_accepts_other_data(classifier, detector, two_classes, trained_detector):
-    assert len(ln.evaluate(classifier, two_classes).labels) == 20  # all, since there is no validation split
+    evaluation = ln.evaluate(classifier, two_classes)
+    assert len(evaluation.labels) == 20
+    assert evaluation.source.endswith("which has no validation split")
     digits = trained_detector / "digits"
     evaluation = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
     assert len(evaluation.readable) == 4
@@ -335,7 +340,7 @@ def test_evaluate_out_writes_per_class_accuracy_and_confusion_matrix(two_classes
     assert main([str(argument) for argument in arguments]) == 0
     evaluation = ln.evaluate(teacher, two_classes)
     matrix = evaluation.confusion_matrix.tolist()
-    assert capsys.readouterr().out.splitlines()[1] == f"top-1 {evaluation.top1:.4f}"
+    assert capsys.readouterr().out.splitlines()[2] == f"top-1 {evaluation.top1:.4f}"
     rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
     counts = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
     assert rows == [["true \\ predicted", *names], *counts]
@@ -368,3 +373,26 @@ def test_commands_reject_an_unknown_device_and_batch_size_zero(
 def test_a_loaded_model_prints_its_network_and_number_of_classes(classifier, detector):
     assert repr(classifier) == f"Classifier({classifier.card.model}, {len(classifier.classes)} classes)"
     assert repr(detector) == f"Detector({detector.card.model}, {len(detector.classes)} classes)"
+
+
+def test_a_dataset_is_evaluated_if_the_model_names_none(classifier, two_classes, monkeypatch):
+    classifier = Classifier(classifier.model, replace(classifier.card, source=DataSource()))
+    monkeypatch.chdir(two_classes)
+    assert len(ln.evaluate(classifier, ".").labels) == 20
+
+
+def test_a_training_set_is_evaluated_on_the_held_out_images_by_any_spelling_of_its_path(quick_run):
+    data = ln.load(quick_run).card.source.data
+    for path in (f"{data}/", f"{data}/../{Path(data).name}"):
+        assert len(ln.evaluate(quick_run, path, device="cpu").labels) == 4
+
+
+def test_evaluation_rejects_a_name_that_is_too_long(classifier):
+    with pytest.raises(InputError):
+        ln.evaluate(classifier, "a" * 300)
+
+
+def test_evaluation_rejects_unlabeled_shards(classifier, two_classes, tmp_path):
+    assert main(["shard", str(two_classes), str(tmp_path / "shards"), "--unlabeled"]) == 0
+    with pytest.raises(InputError, match="must have labels, got shards of unlabeled images"):
+        ln.evaluate(classifier, tmp_path / "shards")

@@ -194,7 +194,7 @@ def test_rejects_a_single_class(tmp_path: Path) -> None:
 
 
 def test_hold_out_rejects_a_class_with_one_image(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="'rare' has 1"):
+    with pytest.raises(InputError, match="got 1 of 'rare'"):
         open_splits(str(write_classes(tmp_path, common=5, rare=1)))
 
 
@@ -263,7 +263,7 @@ def test_subset_rejects_an_impossible_number_of_images(count):
 def test_subset_rejects_a_class_with_one_image(tmp_path):
     write_classes(tmp_path / "train", a=1, b=10)
     write_classes(tmp_path / "val", a=1, b=1)
-    with pytest.raises(InputError, match="at least 2 images per class to be divided, but 'a' has 1"):
+    with pytest.raises(InputError, match="at least 2 images per class to be divided, got 1 of 'a'"):
         subset(open_splits(str(tmp_path)), 5, seed=0)
 
 
@@ -277,7 +277,8 @@ def test_fingerprint_covers_the_test_set_of_a_hold_out(tmp_path):
 
 def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path):
     images, classes, source = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
-    assert (len(images), classes, source) == (4, ("a", "b"), str(tmp_path / "test"))
+    assert (len(images), classes) == (4, ("a", "b"))
+    assert source == f"all of {tmp_path / 'test'}, which has no validation split"
     write_classes(tmp_path / "both/train", a=3, b=2)
     write_classes(tmp_path / "both/val", a=1, b=1)
     assert len(open_evaluation_images(str(tmp_path / "both"))[0]) == 2

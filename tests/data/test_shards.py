@@ -234,6 +234,7 @@ def with_fields(**fields: object) -> dict[str, object]:
         ({"splits": {}}, "splits must be 'train' and optionally 'validation', got no 'train'"),
         (with_fields(name="../a.tar"), "name of a shard must be a file name without a folder, got '../a.tar'"),
         (with_fields(name=""), "name of a shard must be a file name without a folder, got ''"),
+        (with_fields(name=".."), "name of a shard must be a file name without a folder, got '..'"),
         (with_fields(images=-1), r"splits\.train\[0\]\.images must be an integer, at least 0 and below .*, got -1"),
         (with_fields(images=10**30), r"splits\.train\[0\]\.images must be an integer, at least 0 and below "),
         (with_fields(sha256="00"), "sha256 must be 64 hexadecimal digits, got '00'"),

@@ -1,6 +1,7 @@
 """The tables of docs/results.md are those of the committed results."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,18 @@ def test_tables_are_those_of_the_committed_results(script, tmp_path, monkeypatch
     monkeypatch.setattr(sys, "argv", [script, "--page", str(page)])
     module.main()
     assert page.read_text(encoding="utf-8") == text
+
+
+def test_differences_in_the_summary_are_those_of_the_claims():
+    claims = load_script("experiments/claims.py")
+    summary = (ROOT / "docs/results.md").read_text(encoding="utf-8").partition("## The paper's claims")[0]
+    number = r"([+-]\d+\.\d+)"
+    triples = re.findall(rf"{number} \((?:95% interval )?{number} to {number}\)", summary)
+    assert len(triples) >= 4
+    for values in triples:
+        digits = len(values[0].partition(".")[2])
+        formatted = "{} ({} to {})".format(*values)
+        assert formatted in [claims.format_difference(each.differences, digits) for each in claims.accuracy()]
 
 
 def test_verdict_follows_from_the_confidence_interval():

@@ -195,14 +195,18 @@ def test_decode_step_rejects_invalid_arguments():
 @pytest.mark.parametrize(
     "replacement",
     [
-        torch.nn.Conv1d(8, 8, 1, dtype=torch.float64),
-        torch.nn.Sequential(torch.nn.Conv1d(8, 8, 1, groups=2, dtype=torch.float64), torch.nn.Tanh()),
+        lambda channels: torch.nn.Conv1d(8, channels, 1, dtype=torch.float64),
+        lambda channels: torch.nn.Sequential(
+            torch.nn.Conv1d(8, channels, 1, groups=2, dtype=torch.float64), torch.nn.Tanh()
+        ),
     ],
     ids=["bias", "sequential"],
 )
-def test_decoding_uses_replaced_projections(replacement):
+@pytest.mark.parametrize("name", ["query_projection", "key_projection", "value_projection"])
+def test_decoding_uses_replaced_projections(name, replacement):
     layer = make_layer(LambdaLayer1d, {})
-    layer.query_projection = replacement
+    channels = getattr(layer, name).weight.shape[0]
+    setattr(layer, name, replacement(channels))
     x = torch.randn(2, 8, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected, state = layer(x), start_decoding(layer, 2)
     for n in range(9):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd import gradcheck
 from torch.nn.utils import parametrizations
 
-from lambdanets import LambdaLayer2d
+from lambdanets import LambdaLayer, LambdaLayer2d
 from lambdanets.layers.projection import project
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -254,6 +254,20 @@ def test_masks_are_rejected_with_norms_that_mix_positions(norm):
     x, mask = torch.randn(2, 8, 5, 6), torch.ones(2, 5, 6, dtype=torch.bool)
     with pytest.raises(ValueError, match="mask must be None for a layer with a"):
         layer(x, mask)
+
+
+def test_masks_are_accepted_with_norms_that_do_not_mix_positions():
+    tokens, valid = LambdaLayer(8), torch.arange(6) < 4
+    tokens.value_norm = nn.GroupNorm(1, 2)
+    maps = LambdaLayer2d(8, scope=3).eval()
+    maps.value_norm = nn.InstanceNorm2d(2, track_running_stats=True).eval()
+    for layer, shape, mask, keep in (
+        (tokens, (2, 6, 8), valid.expand(2, 1, 6), valid[:, None]),
+        (maps, (2, 8, 6, 5), valid[:, None].expand(2, 6, 5), valid[:, None]),
+    ):
+        x = torch.randn(shape)
+        changed = torch.where(keep, x, 7.0)
+        torch.testing.assert_close(layer(x, mask=mask) * keep, layer(changed, mask=mask) * keep)
 
 
 def test_value_projection_may_be_a_sequence_of_layers():

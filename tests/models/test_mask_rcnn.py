@@ -250,13 +250,20 @@ def test_image_without_detections_has_zero_masks():
 
 
 @pytest.mark.parametrize(
-    "mixer", ["local_attention", "efficient_attention", "patchwise_attention", "performer_softmax"]
+    ("mixer", "levels"),
+    [
+        ("local_attention", (1, 2, 3, 4)),
+        ("efficient_attention", (1, 2, 3, 4)),
+        ("patchwise_attention", (1, 2, 3, 4)),
+        ("patchwise_attention", (1, 2, 3)),  # depends on padding at the border only
+        ("performer_softmax", (1, 2, 3, 4)),
+    ],
 )
-def test_mixers_whose_maps_depend_on_padding_are_rejected(mixer):
+def test_mixers_whose_maps_depend_on_padding_are_rejected(mixer, levels):
     options = {"mixer": mixer}
     with pytest.raises(InputError, match="padding cannot be hidden in resnet20_mixer_small"):
-        small_mask_rcnn("resnet20_mixer_small", backbone_options=options)
-    assert small_mask_rcnn("resnet20_mixer_small", backbone_options=options, hide_padding=False)
+        small_mask_rcnn("resnet20_mixer_small", backbone_options=options, levels=levels)
+    assert small_mask_rcnn("resnet20_mixer_small", backbone_options=options, levels=levels, hide_padding=False)
 
 
 def test_convolution_baseline_hides_padding():

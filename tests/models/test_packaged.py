@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -130,3 +131,17 @@ def test_nuclei_are_evaluated_on_12_bit_files_as_they_are_predicted(tmp_path):
     evaluation = ln.evaluate(detector, tmp_path / "truth.json", images=tmp_path)
     scores = sorted((result["score"] for result in evaluation.results), reverse=True)
     assert scores == pytest.approx(expected.scores.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "vgg11_bn", "densenet121"])
+def test_feature_maps_of_timm_have_the_weights_of_the_file(name, tmp_path):
+    """timm replaces points in the names of modules by underscores."""
+    torch.manual_seed(0)
+    model = ln.create_model(name, num_classes=2).eval()
+    path = tmp_path / "weights.pth"
+    torch.save(model.state_dict(), path)
+    features = ln.create_model(name, pretrained=path, num_classes=2, features_only=True, feature_cls="list").eval()
+    reference = timm.create_model(name, features_only=True).eval()
+    expected = {key.replace(".", "_"): tensor for key, tensor in model.state_dict().items()}
+    assert features.state_dict().keys() == reference.state_dict().keys()
+    assert all(torch.equal(tensor, expected[key.replace(".", "_")]) for key, tensor in features.state_dict().items())

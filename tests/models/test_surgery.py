@@ -261,3 +261,13 @@ def test_replaced_layers_have_the_dtype_of_their_convolution(dtype):
     model = timm.create_model("resnet18").to(dtype)
     replace_convolutions(model, lambda conv: LambdaLayer2d(conv.in_channels, scope=3), where="layer4.1.conv2")
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_layers_without_weights_leave_the_model_unchanged():
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+    devices = iter(("cpu", "meta"))
+    with pytest.raises(ValueError, match="make_layer must return a layer with weights for 1, got one on the meta"):
+        replace_convolutions(
+            model, lambda conv: LambdaLayer2d(8, 8, device=next(devices)), ["0", "1"], allow_several_per_block=True
+        )
+    assert [type(module) for module in model] == [nn.Conv2d] * 2

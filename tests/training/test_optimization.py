@@ -181,3 +181,10 @@ def test_embedding_tables_of_detectors_have_no_weight_decay(name):
     tables = {key for key, module in model.named_modules() if isinstance(module, RelativeEmbedding)}
     assert tables
     assert {f"{table}.table" for table in tables} <= without_weight_decay(model)
+
+
+@pytest.mark.parametrize("names", [["bias"], {"bias": 1}, {"bias"}])
+def test_names_without_weight_decay_of_timm_may_be_a_list_or_dict(names):
+    model = torch.nn.Linear(2, 2)
+    model.no_weight_decay = lambda: names
+    assert without_weight_decay(model) == {"bias"}

@@ -5,6 +5,8 @@ import re
 import pytest
 
 from lambdanets.cli import main
+from lambdanets.data import labeled_images
+from lambdanets.data.images import UnreadableImage
 from noise_images import write_two_classes
 
 QUICK = ["--model", "lambda_resnet20_small", "--model-options", "scope", "3", "--image-size", "16", "--plan"]
@@ -23,12 +25,20 @@ def test_plan_of_images_in_memory_reads_nothing(capsys):
     assert "on 2 devices like this one" in lines["time"]
 
 
-def test_plan_estimates_file_sizes_and_skips_damaged_images(tmp_path, capsys):
+def test_plan_estimates_file_sizes_and_skips_damaged_images(tmp_path, monkeypatch, capsys):
+    def read_every_other(path):
+        numbers.append(len(numbers))
+        if numbers[-1] % 2:
+            raise UnreadableImage(path, "damaged")
+        return read_file(path)
+
+    numbers, read_file = [], labeled_images.read_file
+    monkeypatch.setattr(labeled_images, "read_file", read_every_other)
+    monkeypatch.chdir(tmp_path)
     folder = write_two_classes(tmp_path / "images")
-    image = sorted(folder.rglob("*.png"))[0]
-    image.write_bytes(b"")
     lines = plan(capsys, "image_folder", "--data", str(folder))
     assert re.search(r"of 2 classes, [\d.]+ kB each", lines["data"])
+    assert len(numbers) > 2
     assert not list(tmp_path.glob("run*"))
 
 

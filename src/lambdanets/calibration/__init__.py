@@ -29,6 +29,7 @@ def calibrate(device: str = "cpu", report: Callable[[str], None] | None = None) 
     writable.
     """
     on_cpu = resolve_device(device).type == "cpu"
+    device = "cpu" if on_cpu else device  # not cpu:0
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     num_threads = torch.get_num_threads() if on_cpu else 1

@@ -11,6 +11,7 @@ import tyro
 from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.errors import InputError
+from lambdanets.signals import deferred
 
 if TYPE_CHECKING:
     from lambdanets.inference.model_card import ModelCard
@@ -73,6 +74,7 @@ def evaluate_and_report(
         print_scores(evaluation)
         if options.out is not None:
             scores = {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}
-            write_json(options.out / "scores.json", scores, 2)
-            write(model, images, evaluation, options.out)
+            with deferred():  # an incomplete folder could not be used again
+                write_json(options.out / "scores.json", scores, 2)
+                write(model, images, evaluation, options.out)
     return 0

@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> int:
             classifier, options.data, options.data_root, batch_size=options.batch_size, workers=options.workers
         )
         report_unreadable(evaluation.unreadable)
+        echo(f"images: {evaluation.source}")
         echo(f"{len(evaluation.labels)} images, {int((evaluation.labels == evaluation.predicted).sum())} correct")
         echo(f"top-1 {evaluation.top1:.4f}")
         if options.out is not None:

@@ -70,12 +70,18 @@ def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: lis
 
 
 def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the recipe's model options that a model has."""
+    """Return the recipe's model options that a model has.
+
+    Options of a model of this package are dropped for others. The arguments of models of timm are not known, so timm
+    checks options from one of them for another.
+    """
     if model == recipe.model or not recipe.model_options:
         return recipe.model_options
     from lambdanets.models.factory import constructor_arguments
 
     known = constructor_arguments(model)
+    if not known and not constructor_arguments(recipe.model):
+        return recipe.model_options
     return {name: value for name, value in recipe.model_options.items() if name in known}
 
 

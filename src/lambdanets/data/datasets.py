@@ -80,15 +80,20 @@ def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledI
 
     data, root: as for `open_splits`. Raises InputError for a dataset that is missing, damaged or empty.
     """
-    if is_sharded(data):
+    if is_sharded(data) and root is None:
         shards, classes = open_shards(data)
-        split = _Split(shards.get("validation", shards["train"]), classes, f"the shards of '{data}'")
+        source = f"the shards of '{data}'"
+        if not classes:
+            raise InputError(f"{source} must have labels, got shards of unlabeled images")
+        train = _Split(shards["train"], classes, source)
+        validation = _Split(shards["validation"], classes, source) if "validation" in shards else None
     else:
         train, validation = _open_files(data, root)
-        split = train if validation is None else validation
+    split = train if validation is None else validation
     if not len(split.images):
         raise InputError(f"{split.source} must have images, got none")
-    return split.images, split.classes, split.source
+    source = split.source if validation is not None else f"all of {split.source}, which has no validation split"
+    return split.images, split.classes, source
 
 
 def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
@@ -218,7 +223,7 @@ def _check_stratification(labels: Iterable[int], classes: Sequence[str], source:
     for label, count in sorted(Counter(labels).items()):
         if count < 2:
             name = classes[label]
-            raise InputError(f"{source} must have at least 2 images per class to be divided, but '{name}' has 1")
+            raise InputError(f"{source} must have at least 2 images per class to be divided, got 1 of '{name}'")
 
 
 def _hold_out(split: _Split, fraction: float, seed: int) -> Splits:

@@ -31,7 +31,10 @@ def open_detector_validation(model: Detector, data: str, size: tuple[int, int], 
     dynamic: whether the graph accepts images of other sizes.
     """
     if model.card.data == "":
-        raise InputError("int8 needs the validation data of the training run, and a model of the package has none")
+        raise InputError(
+            "int8 must be None for a detector of the package, which comes without validation data, got "
+            f"{data!r}; train a detector, whose run names its data"
+        )
     detector = _RuntimeDetector(model.model, model.card, size, pad=not dynamic)
     annotated = open_evaluation_set(model, None, None)
     return _DetectorValidation(detector, _calibration_images(data, model.card.stretch), annotated)

@@ -1,7 +1,7 @@
 """Evaluation of classifiers on labeled datasets."""
 
-from dataclasses import dataclass
-from pathlib import Path
+import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ class ClassificationEvaluation:
     labels, predicted: (n,), class indices.
     confidence: (n,), probability of the predicted class.
     unreadable: one message per unreadable image.
+    source: which images these are.
     """
 
     classes: tuple[str, ...]
@@ -35,6 +36,7 @@ class ClassificationEvaluation:
     predicted: np.ndarray
     confidence: np.ndarray
     unreadable: list[str]
+    source: str = ""
 
     @property
     def top1(self) -> float:
@@ -118,11 +120,15 @@ def evaluate(
     else:
         validation, classes, name = open_evaluation_images(data, data_root)
     images = remap_labels(validation, classes, classifier.classes, name)
-    return predict_set(classifier, images, batch_size or batch_size_that_fits(classifier), workers)
+    evaluation = predict_set(classifier, images, batch_size or batch_size_that_fits(classifier), workers)
+    return replace(evaluation, source=name)
 
 
 def _is_same_dataset(data: str, other: str) -> bool:
-    return data == other or (Path(data).exists() and Path(data).resolve() == Path(other).resolve())
+    """Whether two names or paths of datasets are the same. A dataset that was moved is another one."""
+    if not other or data.rstrip("/") == other.rstrip("/"):
+        return bool(other)
+    return other != "digits" and os.path.realpath(data) == os.path.realpath(other)
 
 
 def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:

@@ -21,6 +21,7 @@ from lambdanets.inference.hub_folder import CONFIG, HUB_WEIGHTS
 from lambdanets.inference.hub_readme import write_readme
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard
+from lambdanets.inference.weights import WEIGHTS
 
 FIGURES = ("curves.png", "predictions.png")
 
@@ -53,8 +54,8 @@ def save_pretrained(
             f"got {type(source).__name__}; timm's hub format is for classifiers"
         )
     folder = Path(folder)
-    if run is not None and folder.exists() and folder.samefile(run):
-        raise InputError(f"folder must not be the folder of the model, got {folder}")
+    if run is not None and (run / WEIGHTS).is_file() and folder.exists() and folder.samefile(run):
+        raise InputError(f"folder must not be the run folder of the model, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     tensors = foreign_state_dict(network) if is_adopted(network) else network.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

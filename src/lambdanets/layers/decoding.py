@@ -68,7 +68,7 @@ def start_decoding(
             raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
         check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
     num_lambdas = layer.heads if layer.multi_head else 1
-    weight = layer.value_projection.weight
+    weight = next(layer.value_projection.parameters())
     like = torch.empty(0, dtype=accumulation_dtype(weight.dtype), device=weight.device)
     content = None
     if layer.key_projection is not None:

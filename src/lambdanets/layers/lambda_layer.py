@@ -78,7 +78,9 @@ class GridLambdaLayer(LambdaBase):
                 f"stride must be 1 if causal is True, because pooling includes later positions; got {stride}"
             )
         if causal and pool is not None:
-            raise ValueError("pool must be None if causal is True, because pooling includes later positions")
+            raise ValueError(
+                "pool must be None if causal is True, because pooling includes later positions; got a pool"
+            )
         check_flags(position_bias=position_bias)
         if position_bias and not position:
             raise ValueError("position_bias must be False when position is False, got True")

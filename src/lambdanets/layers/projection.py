@@ -69,8 +69,10 @@ def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tenso
     """
     if isinstance(norm, nn.Identity):
         return rows
-    if valid is not None and isinstance(norm, (nn.GroupNorm, *_INSTANCE_NORMS)):
-        raise ValueError(f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions")
+    if valid is not None and grid and _mixes_positions(norm):
+        raise ValueError(
+            f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions, got a mask"
+        )
     masked = valid is not None and norm.training
     if grid and not masked and not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm)):
         # norms other than batch norm may depend on the positions, so they need maps
@@ -78,6 +80,13 @@ def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tenso
     flat = rows[valid] if masked else rows.flatten(0, 1).contiguous()
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]).flatten(1))
     return flat.new_zeros(*rows.shape[:2], flat.shape[1]).index_put((valid,), flat) if masked else flat.view_as(rows)
+
+
+def _mixes_positions(norm: nn.Module) -> bool:
+    """Return whether a norm of maps uses statistics over the positions of each map."""
+    if isinstance(norm, _INSTANCE_NORMS):
+        return norm.training or not norm.track_running_stats
+    return isinstance(norm, nn.GroupNorm)
 
 
 def is_plain_projection(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from timm.models import is_model_pretrained
+from timm.models import is_model_pretrained, model_entrypoint
 from timm.models.efficientnet import EfficientNet
 from timm.models.resnet import ResNet
 from torch import nn
@@ -19,6 +19,8 @@ from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, p
 from lambdanets.models.packaged import packaged_arguments, packaged_models, packaged_weights
 from lambdanets.models.weights import load_weights
 
+# Arguments of timm's feature extraction, which a classifier does not have.
+_FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls", "output_fmt", "flatten_sequential")
 ADOPTED_PREFIX = "timm/"  # of the names of timm models whose lambda layers are adopted
 
 
@@ -89,25 +91,34 @@ def create_model(
         adopt(model)
     if pretrained is not None and not isinstance(pretrained, bool):
         if overrides.get("features_only"):
-            others = {key: value for key, value in overrides.items() if key not in ("features_only", "out_indices")}
-            _copy_features(
-                create_model(full_name, pretrained=pretrained, num_classes=num_trained_classes, **others), model
-            )
+            others = {key: value for key, value in overrides.items() if key not in _FEATURE_ARGUMENTS}
+            trained = create_model(full_name, pretrained=pretrained, num_classes=num_trained_classes, **others)
+            _copy_features(trained, model, name)
             return model
         skip = "" if num_classes == num_trained_classes else model.pretrained_cfg["classifier"]
         load_weights(model, pretrained, skip)
     return model
 
 
-def _copy_features(trained: nn.Module, features: nn.Module) -> None:
-    """Copy the weights of a classifier to the same network built with features_only=True, which has only its stages."""
-    tensors = trained.state_dict()
-    prefix = "" if features.state_dict().keys() <= tensors.keys() else "model."  # of timm's wrappers for some networks
-    features.load_state_dict({name: tensors[name.removeprefix(prefix)] for name in features.state_dict()})
+def _copy_features(trained: nn.Module, features: nn.Module, name: str) -> None:
+    """Copy the weights of a classifier to the same network built with features_only=True, which has only its stages.
+
+    timm's wrappers of some networks add the prefix "model." or replace points in names by underscores.
+    """
+    tensors = {key.replace(".", "_"): tensor for key, tensor in trained.state_dict().items()}
+    keys = {key: key.replace(".", "_") for key in features.state_dict()}
+    if not set(keys.values()) <= tensors.keys():
+        keys = {key: renamed.removeprefix("model_") for key, renamed in keys.items()}
+    if unknown := [key for key, renamed in keys.items() if renamed not in tensors]:
+        raise InputError(
+            f"features_only must be False to load a weight file into {name}, got True; timm renames {unknown[0]}"
+        )
+    features.load_state_dict({key: tensors[renamed] for key, renamed in keys.items()})
 
 
 def constructor_arguments(name: str) -> list[str]:
     """Return the names of the constructor arguments of a model of this package; [] for other models."""
+    name = name.split(".")[0]  # without the tag of pretrained weights
     if name not in list_models():
         return []
     classes: tuple[type, ...] = (lambda_resnet.LambdaResNet, ResNet)
@@ -117,7 +128,9 @@ def constructor_arguments(name: str) -> list[str]:
         classes = (ResNet,)
     elif name.endswith("unet_small"):
         classes = (unet.UNet,)
-    return [argument for model in classes for argument in inspect.signature(model).parameters]
+    own = inspect.signature(model_entrypoint(name)).parameters.values()
+    arguments = [each.name for each in own if each.kind is not each.VAR_KEYWORD and each.name != "pretrained"]
+    return arguments + [argument for model in classes for argument in inspect.signature(model).parameters]
 
 
 def _check_has_weights(name: str) -> None:

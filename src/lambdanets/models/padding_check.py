@@ -24,20 +24,22 @@ def check_padding(pyramid: nn.Module, stride: int, name: str) -> None:
         stride: images are padded to multiples of it.
         name: name of the network, for the error message.
     """
-    batch_side, size = max(_SIDE, stride), (_SIDE * 5 // 8, _SIDE * 7 // 8)
+    batch_side = max(_SIDE, stride)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs as well
         network = simulate_trained_weights(copy.deepcopy(pyramid))
         images = torch.rand(1, 3, 2 * batch_side, 2 * batch_side, dtype=torch.float64)
-        more_padded = network(images, [size])
-        less_padded = network(images[:, :, :batch_side, :batch_side], [size])
-    for level, maps in less_padded.items():
-        height, width = (-(-side * maps.shape[2] // batch_side) for side in size)
-        if not _all_close(more_padded[level][:, :, :height, :width], maps[:, :, :height, :width]):
-            raise InputError(
-                f"padding cannot be hidden in {name}: its maps depend on padding; use another network, or "
-                "hide_padding=False"
-            )
+        # with some and with more padding; without and with padding
+        for size in (_SIDE * 5 // 8, _SIDE * 7 // 8), (batch_side, batch_side):
+            more_padded = network(images, [size])
+            less_padded = network(images[:, :, :batch_side, :batch_side], [size])
+            for level, maps in less_padded.items():
+                height, width = (-(-side * maps.shape[2] // batch_side) for side in size)
+                if not _all_close(more_padded[level][:, :, :height, :width], maps[:, :, :height, :width]):
+                    raise InputError(
+                        f"padding cannot be hidden in {name}: its maps depend on padding; use another network, or "
+                        "hide_padding=False"
+                    )
 
 
 def check_accepts_padded_batches(pyramid: nn.Module, stride: int, name: str) -> None:

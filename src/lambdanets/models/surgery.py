@@ -64,7 +64,10 @@ def replace_convolutions(
     for name, layer in layers.items():
         weight = convolutions[name].weight
         if not weight.is_meta:
+            if any(parameter.is_meta for parameter in layer.parameters()):
+                raise InputError(f"make_layer must return a layer with weights for {name}, got one on the meta device")
             layer.to(weight.device, weight.dtype)
+    for name, layer in layers.items():
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
     return selected

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.interaction import lambda_interaction
+from lambdanets.ops.precision import compute_and_result_dtype
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -33,12 +33,11 @@ def linear_attention(
     Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds. Raises ValueError in the same cases as
     `lambda_interaction`.
     """
-    is_half = values.dtype == torch.float16
-    if is_half:  # numerator and denominator may exceed its range
-        queries, keys, values = queries.float(), keys.float(), values.float()
+    compute_dtype, result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)
+    # numerator and denominator may exceed the range of float16
+    queries, keys, values = (x.to(compute_dtype) for x in (queries, keys, values))
     values_and_ones = F.pad(values, (0, 1), value=1.0)
     output = lambda_interaction(
         feature(queries), feature(keys), values_and_ones, None, normalize_keys=None, multi_head=multi_head
     )
-    result = output[..., :-1] / output[..., -1:]
-    return result.half() if is_half else result
+    return (output[..., :-1] / output[..., -1:]).to(result_dtype)

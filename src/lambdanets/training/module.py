@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -223,8 +223,8 @@ def without_weight_decay(model: nn.Module) -> set[str]:
 
     timm asks only the outermost module, which may be a detector.
     """
-    names_of_timm: Callable[[], set[str]] = getattr(model, "no_weight_decay", set)
-    return names_of_timm() | {name for name, _ in model.named_parameters() if name.endswith("table")}
+    names_of_timm: Callable[[], Iterable[str]] = getattr(model, "no_weight_decay", set)  # a set, list or dict
+    return {*names_of_timm()} | {name for name, _ in model.named_parameters() if name.endswith("table")}
 
 
 def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from lambdanets.training.segmentation.module import Segmentation
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import edit_annotations
-from training.runs import assert_same_result, interrupted_run, load_weights, run_on_two_ranks
+from training.runs import assert_same_result, interrupted_run, load_weights, run_on_two_ranks, train_on_ranks
 from training.segmentation.tiny_segmentation import CLASSES, tiny_segmentation
 
 
@@ -59,6 +60,14 @@ def test_a_compiled_run_does_not_compile_for_each_size_of_images(tmp_path, monke
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_module(self, backend=counter))
     run.start(tiny_segmentation(tmp_path / "digits", compile=True), tmp_path / "run")
     assert counter.num_compilations == 1
+
+
+@pytest.mark.forks
+def test_killed_segmentation_run_resumes_bit_identically(trained_segmenter, tmp_path):
+    recipe, folder = read_recipe(trained_segmenter / "run/recipe.json"), tmp_path / "run"
+    assert train_on_ranks(recipe, folder, 1, kill_at=3) == [-signal.SIGKILL]
+    run.resume(folder)
+    assert_same_result(trained_segmenter / "run", folder)
 
 
 def test_segmentation_metrics_have_losses_and_scores(trained_segmenter):

@@ -1,5 +1,6 @@
 """Random access to images in WebDataset shards."""
 
+import contextlib
 import hashlib
 import io
 import os
@@ -195,7 +196,9 @@ def _open_shard(store: ShardStore, shard: Shard) -> _OpenShard:
 
 def is_sharded(data: str) -> bool:
     """Whether `data` is a folder with shards.json, or a URL."""
-    return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
+    with contextlib.suppress(OSError):  # such as a name that is too long
+        return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
+    return False
 
 
 def open_shards(location: str, **options: Any) -> tuple[dict[str, ShardedImages], tuple[str, ...]]:

@@ -32,7 +32,7 @@ class Shard:
     sha256: str
 
     def __post_init__(self) -> None:
-        if not self.name or PurePosixPath(self.name).name != self.name:
+        if self.name in ("", "..") or PurePosixPath(self.name).name != self.name:
             raise InputError(f"name of a shard must be a file name without a folder, got {self.name!r}")
         if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
             raise InputError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")

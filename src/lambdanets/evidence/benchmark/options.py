@@ -193,7 +193,8 @@ def _check(options: CommonOptions) -> None:
             raise InputError(f"--tables must be among {', '.join(TABLE_PASSES)}, got {unknown[0]}")
         measurable = {phase for table in options.tables for phase in TABLE_PASSES[table]}
         if not measurable & set(options.passes):
-            raise InputError(f"--passes must include {' or '.join(sorted(measurable))} for these tables")
+            expected, got = " or ".join(sorted(measurable)), " ".join(options.passes)
+            raise InputError(f"--passes must include {expected} for these tables, got {got}")
     if isinstance(options, Scaling) and not (options.sides or options.lengths):
         raise InputError("--sides or --lengths must have at least one value, got none")
     if isinstance(options, Scaling) and options.heads > options.query_depth:

@@ -1,0 +1,156 @@
+"""Writes the times of docs/benchmark.md and README.md, and their figures, from results of `lambdanets benchmark`.
+
+    python experiments/benchmark.py
+
+The results are those of `lambdanets benchmark layer`, `memory`, `model` and `scaling`, in experiments/results.
+"""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from pages import markers, replace_section
+
+from lambdanets.evidence import plot_style
+from lambdanets.evidence.benchmark.kinds import KINDS
+from lambdanets.evidence.benchmark.report import read_rows
+from lambdanets.text_tables import markdown_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results/xeon-2-cores"
+PAGE, README = ROOT / "docs/benchmark.md", ROOT / "README.md"
+SECTION = markers("benchmark")
+FIGURES = {"layer": ROOT / "docs/engine_layers.png", "scaling": ROOT / "docs/engine_scaling.png"}
+OURS, CONVOLUTION, OTHERS = "lambdanets", "3x3 convolution", ("lambda-networks", "timm")
+COLUMNS = (OURS, CONVOLUTION, *OTHERS)
+README_SHAPES = ("56x56x64", "28x28x256", "14x14x512")
+STAGES = {"CCCL": "c5", "CCLL": "c4, c5", "CLLL": "c3, c4, c5", "LLLL": "c2, c3, c4, c5"}
+
+# Values of a layer by shape and candidate.
+Cells = dict[str, dict[str, float]]
+
+
+def read(kind: str) -> dict[str, Any]:
+    """Read the results of a benchmark."""
+    return json.loads((RESULTS / f"{kind}.json").read_text(encoding="utf-8"))
+
+
+def machine(results: dict[str, Any]) -> str:
+    """The processor, the number of threads and the date of a benchmark."""
+    hardware = results["hardware"]
+    return f"{hardware['processor']}, {hardware['threads']} threads, {results['started'].split()[0]}"
+
+
+def cells(results: dict[str, Any], scope: int, phase: str, column: str) -> Cells:
+    """Return a column of the measured rows by shape and candidate."""
+    values: Cells = {}
+    for row in results["rows"]:
+        if row["sizes"]["scope"] == scope and row["sizes"]["pass"] == phase and row["skip_reason"] is None:
+            name = CONVOLUTION if row["candidate"] == "convolution" else row["candidate"]
+            values.setdefault(row["sizes"]["shape"], {})[name] = row[column]
+    return values
+
+
+def format_milliseconds(seconds: float) -> str:
+    milliseconds = 1000 * seconds
+    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.1f}"
+
+
+def layer_table(times: Cells) -> str:
+    rows = [[shape, *(format_milliseconds(row[name]) for name in COLUMNS)] for shape, row in times.items()]
+    return markdown_table(["map x channels", *COLUMNS], *rows)
+
+
+def ratios_to_fastest_other(values: Cells) -> tuple[float, float]:
+    """Return the smallest and the largest ratio of the best other lambda layer to ours, over all shapes."""
+    ratios = [min(row[name] for name in OTHERS) / row[OURS] for row in values.values()]
+    return min(ratios), max(ratios)
+
+
+def compare_with_convolution(times: Cells) -> str:
+    """Say at which shapes the layer takes less time than the convolution."""
+    ratios = {shape: row[OURS] / row[CONVOLUTION] for shape, row in times.items()}
+    faster, slower = (
+        ", ".join(f"{shape} ({ratio:.2f})" for shape, ratio in ratios.items() if (ratio > 1) is is_slower)
+        for is_slower in (False, True)
+    )
+    return (
+        f"In training at scope 23 it takes less time than the convolution at {faster}, and more at {slower}; in "
+        "parentheses, its time / that of the convolution."
+    )
+
+
+def summary(layer: dict[str, Any], memory: dict[str, Any]) -> str:
+    training, inference = (cells(layer, 23, phase, "median_seconds") for phase in ("training", "inference"))
+    peaks = cells(memory, 23, "training", "peak_bytes")
+    fast, fast_inference, small = (ratios_to_fastest_other(values) for values in (training, inference, peaks))
+    return (
+        f"- At scope 23, training is {fast[0]:.1f} to {fast[1]:.1f} times and inference {fast_inference[0]:.1f} to "
+        f"{fast_inference[1]:.1f} times as fast as the fastest other\n  lambda layer, with {1 / small[1]:.2f} to "
+        f"{1 / small[0]:.2f} of its memory.\n"
+        f"- {compare_with_convolution(training)}"
+    )
+
+
+def network_table(model: dict[str, Any]) -> str:
+    """Speed of ResNet-50 with lambda layers relative to plain ResNet-50."""
+    times = {
+        (row["candidate"].removeprefix(f"{OURS} "), row["sizes"]["pass"]): statistics.median(row["seconds"])
+        for row in model["rows"]
+    }
+    rows = [
+        [stages, *(f"{times['resnet50', phase] / times[pattern, phase]:.2f}" for phase in ("training", "inference"))]
+        for pattern, stages in STAGES.items()
+    ]
+    return markdown_table(["stages with lambda layers", "training", "inference"], *rows)
+
+
+def page_section() -> str:
+    layer, model, memory = read("layer"), read("model"), read("memory")
+    parts = [
+        "One layer, milliseconds (median of up to 20 runs), batch 8, 16-dimensional queries, 4 heads, float32, on\n"
+        f"{machine(layer)}; [`experiments/results`](../experiments/results) has every sample."
+    ]
+    for scope in layer["options"]["scopes"]:
+        for phase, comment in (("training", " (forward and backward)"), ("inference", "")):
+            table = layer_table(cells(layer, scope, phase, "median_seconds"))
+            parts += [f"Scope {scope}, {phase}{comment}:", table]
+    parts += [
+        summary(layer, memory),
+        "ResNet-50 with lambda layers, throughput relative to plain ResNet-50, 224 x 224 pixels, batch 8, scope 23, "
+        f"float32, on\n{machine(model)}:",
+        network_table(model),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def readme_section() -> str:
+    layer = read("layer")
+    times = cells(layer, 23, "training", "median_seconds")
+    rows = []
+    for shape in README_SHAPES:
+        best = min(times[shape].values())
+        values = [f"{1000 * times[shape][name]:.0f}" for name in COLUMNS]
+        bold = zip(COLUMNS, values, strict=True)
+        rows.append([shape, *(f"**{value}**" if times[shape][name] == best else value for name, value in bold)])
+    low, high = ratios_to_fastest_other(times)
+    return (
+        "One layer, forward and backward, in milliseconds (median of up to 20 runs): batch 8, scope 23, 16-dimensional "
+        f"queries, 4 heads, float32, on\n{machine(layer)}:\n\n{markdown_table(['map x channels', *COLUMNS], *rows)}\n\n"
+        f"In training at scope 23 the layer is {low:.1f} to {high:.1f} times as fast as the faster of lambda-networks "
+        f"and timm.\n{compare_with_convolution(times).replace('In training at scope 23 it', 'It')}\n"
+    )
+
+
+def main() -> None:
+    replace_section(PAGE, SECTION, page_section())
+    replace_section(README, SECTION, readme_section())
+    for kind, path in FIGURES.items():
+        figure = KINDS[kind].draw(read_rows(read(kind)))
+        assert figure is not None
+        plot_style.save(figure, path)
+
+
+if __name__ == "__main__":
+    main()
