@@ -257,7 +257,7 @@ def test_masks_are_rejected_with_norms_that_mix_positions(norm):
 
 
 def test_masks_are_accepted_with_norms_that_do_not_mix_positions():
-    tokens, valid = LambdaLayer(8), torch.arange(6) < 4
+    tokens, valid = LambdaLayer(8, position=False), torch.arange(6) < 4
     tokens.value_norm = nn.GroupNorm(1, 2)
     maps = LambdaLayer2d(8, scope=3).eval()
     maps.value_norm = nn.InstanceNorm2d(2, track_running_stats=True).eval()
