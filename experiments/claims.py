@@ -344,7 +344,8 @@ def draw(findings: Sequence[Accuracy], path: Path) -> None:
         axis.plot(mean, y, "o", color=color, markerfacecolor=face, markersize=6)
     axis.axvline(0, color=plot_style.NEUTRAL)
     axis.set_yticks(range(len(findings)), [f"{each.label} ({each.score})" for each in findings], fontsize=9)
-    axis.set(ylim=(len(findings) - 0.5, -0.5), xlabel="lambda layer - the other, points; hollow: one seed")
+    axis.set(ylim=(len(findings) - 0.5, -0.5), xlabel="lambda layer - the other, points")
+    axis.set_title("blue: the interval excludes 0; hollow: one seed", fontsize=10)
     axis.grid(axis="x", **plot_style.GRID)
     plot_style.save(figure, path)
 
