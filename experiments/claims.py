@@ -365,7 +365,7 @@ def main() -> None:
     draw(accuracies, FIGURE)
     costs = [*network_costs(), *extra_data_costs(), *layer_costs(), *speed()]
     section = [
-        f"![Paired differences in accuracy with their 95% confidence intervals]({FIGURE.parent.name}/{FIGURE.name})",
+        "![Paired differences in accuracy with their 95% confidence intervals](results/claims.png)",
         multiplicity(accuracies),
         "<details><summary>The claims about accuracy, with their numbers and verdicts</summary>",
         accuracy_table(accuracies),
