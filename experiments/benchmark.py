@@ -139,9 +139,9 @@ def readme_section() -> str:
         "One layer, forward and backward, in milliseconds (median of up to 20 runs): batch 8, scope 23, 16-dimensional "
         f"queries, 4 heads, float32, on {machine(layer)}:\n\n{markdown_table(['map x channels', *COLUMNS], *rows)}\n\n"
         f"In training at scope 23 the layer is {low:.1f} to {high:.1f} times as fast as the faster of lambda-networks "
-        f"and timm. {compare_with_convolution(times).replace('In training at scope 23 it', 'It')}\n"
-        "[Benchmarks](docs/benchmark.md) has all shapes, memory and whole networks; [Algorithms](docs/engine.md) explains "
-        "why.\n"
+        f"and timm. {compare_with_convolution(times).replace('In training at scope 23 it', 'It')} "
+        "[Benchmarks](docs/benchmark.md) has all shapes, memory and whole networks; [Algorithms](docs/engine.md) "
+        "explains why.\n"
     )
 
 
