@@ -205,7 +205,7 @@ def segmentation() -> list[Accuracy]:
     claim, label = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
     return [
         Accuracy(claim, label, "cell nuclei, Dice", on_nuclei),
-        Accuracy(claim, label, "scattered digits, Dice, validation images ‡", on_digits),
+        Accuracy(claim, label, "scattered digits, Dice, validation images", on_digits),
     ]
 
 
