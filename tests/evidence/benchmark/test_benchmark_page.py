@@ -3,9 +3,9 @@
 import json
 import re
 import statistics
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from scripts import ROOT, load_script
+
 RESULTS = json.loads((ROOT / "experiments/results/xeon-2-cores/layer.json").read_text(encoding="utf-8"))
 BASELINES = ("lambdanets", "convolution", "lambda-networks", "timm")
 
@@ -44,3 +44,9 @@ def test_readme_has_the_times_of_the_committed_results():
     rows = table_rows((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(rows) == 3
     assert [row[1:] for row in rows] == [[f"{times[row[0]][name]:.0f}" for name in BASELINES] for row in rows]
+
+
+def test_script_writes_the_committed_sections():
+    script = load_script("experiments/benchmark.py")
+    assert script.page_section() in (ROOT / "docs/benchmark.md").read_text(encoding="utf-8")
+    assert script.readme_section() in (ROOT / "README.md").read_text(encoding="utf-8")

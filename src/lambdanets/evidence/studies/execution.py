@@ -144,9 +144,8 @@ def read_plan(folder: Path) -> Plan:
     if not path.is_file():
         raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
     plan = read_json(path, Plan, "start the comparison again in another folder")
-    recipe = ClassificationRecipe.from_fields(
-        read_json(path, dict[str, Any])["recipe"], str(path)
-    )  # rejects unknown fields
+    fields = read_json(path, dict[str, Any])["recipe"]
+    recipe = ClassificationRecipe.from_fields(fields, str(path))  # rejects unknown fields
     return make_plan(plan.studies, plan.variants, plan.seeds, recipe)
 
 
