@@ -1,14 +1,15 @@
 """Accuracy against speed (Figure 4 of the paper): LambdaResNets, ResNet-RS, EfficientNets and DeiT on this machine.
 
-    python experiments/frontier.py all WORK                          the three commands below, half an hour
-    python experiments/frontier.py export WORK [--names NAME ...]    export the networks to OpenVINO, untimed
-    python experiments/frontier.py measure WORK [--out FILE]         time them in PyTorch and OpenVINO
-    python experiments/frontier.py [--page docs/results.md]          write the table and the figure from results
+    python experiments/frontier.py all WORK --out FILE --page PAGE    the three commands below, 30 to 45 minutes
+    python experiments/frontier.py export WORK [--names NAME ...]     export the networks to OpenVINO, untimed
+    python experiments/frontier.py measure WORK --out FILE            time them in PyTorch and OpenVINO
+    python experiments/frontier.py [--out FILE] [--page PAGE]         write the table and the figure from results
 
 Accuracies are published ones, of networks trained on ImageNet without extra data: LambdaResNets from Table 18 of the
 paper, the others from `PUBLISHED`. Times and peak memory are measured here with random weights in float32, networks of
 similar accuracy in turn in one process that keeps freed memory, as the `lambdanets` command does. `measure` writes the
-results after each phase and skips finished ones.
+results after each phase and skips finished ones. The page has the committed results of all machines, or those of FILE;
+the figure, in the page's folder results, those of the first.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,8 +44,7 @@ from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/frontier.json"
-FIGURE = ROOT / "docs/results/frontier.png"
+RESULTS = [ROOT / f"experiments/results/{machine}-2-cores/frontier.json" for machine in ("epyc", "xeon")]
 BEGIN, END = markers("frontier")
 LOWEST_TOP1 = 76.5  # of the figure
 GROUP = 5  # networks in memory: with nine, the largest is slowed down by lack of memory
@@ -227,18 +227,29 @@ def speedups(ours: list[tuple[float, float]], baseline: list[tuple[float, float]
     return ratios
 
 
-def write_section(results: dict[str, Any]) -> str:
-    """The text between the page's markers."""
+def write_section(machines: Sequence[dict[str, Any]]) -> str:
+    """The text between the page's markers, from the results of each machine."""
     rows = []
     for family in (*PAPER_SPEEDUPS, "DeiT"):
-        cells = []
-        for phase in PHASES:
-            ratios = list(speedups(frontier(results, phase, OURS), frontier(results, phase, family)).values())
-            low, high = min(ratios), max(ratios)
-            cells.append(f"{low:.2f} to {high:.2f} (median {statistics.median(ratios):.2f})")
         paper = "{} to {}".format(*PAPER_SPEEDUPS[family]) if family in PAPER_SPEEDUPS else ""
-        rows.append([family, paper, *cells])
-    summary = markdown_table(["speed of LambdaResNets / speed of", "paper, training on TPUv3", *PHASES.values()], *rows)
+        for results in machines:
+            cells = []
+            for phase in PHASES:
+                ratios = list(speedups(frontier(results, phase, OURS), frontier(results, phase, family)).values())
+                low, high = min(ratios), max(ratios)
+                cells.append(f"{low:.2f} to {high:.2f} (median {statistics.median(ratios):.2f})")
+            rows.append([family, paper, results["hardware"]["processor"], *cells])
+    header = ["speed of LambdaResNets / speed of", "paper, training on TPUv3", "processor", *PHASES.values()]
+    sections = [markdown_table(header, *rows)]
+    for results in machines:
+        machine = f"{results['hardware']['processor']}, {results['threads']} threads, float32"
+        table = speed_table(results)
+        sections.append(f"<details><summary>All networks, on {machine}</summary>\n\n{table}\n\n</details>")
+    return "\n\n".join(sections) + "\n"
+
+
+def speed_table(results: dict[str, Any]) -> str:
+    """The speed, size and training memory of each network on a machine."""
     table = []
     times = {phase: {f"{r['model']} {r['image_size']}": r for r in results["phases"][phase]} for phase in PHASES}
     for name, row in times["inference"].items():
@@ -249,11 +260,8 @@ def write_section(results: dict[str, Any]) -> str:
         table.append([row["model"], size, f"{row['top1']:.1f}", parameters, *speeds, f"{memory:.0f}"])
     header = ["model", "image size", "top-1 (%), published", "parameters (M)"]
     header += [f"{title} (images/s)" for title in PHASES.values()]
-    full = markdown_table(
-        [*header, "memory of a training step with 2 images, with gradients of the weights / 2 (MiB)"], *table
-    )
-    machine = f"{results['hardware']['processor']}, {results['threads']} threads, float32"
-    return f"{summary}\n\n<details><summary>All networks, on {machine}</summary>\n\n{full}\n\n</details>\n"
+    header.append("memory of a training step with 2 images, with gradients of the weights / 2 (MiB)")
+    return markdown_table(header, *table)
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
@@ -282,7 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["all", "export", "measure", "page"], nargs="?", default="page")
     parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
     parser.add_argument("--names", nargs="+", help="models, such as resnetrs50; all by default")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs per network and phase, at most")
@@ -290,6 +298,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.action != "page" and options.work is None:
         parser.error("WORK must name a folder")
+    if options.action in ("all", "measure") and options.out is None:
+        parser.error("--out must name a file for the results")
     rows = [row for row in all_rows() if options.names is None or row.model in options.names]
     if unknown := {*(options.names or ())} - {row.model for row in rows}:
         parser.error(f"--names must be among {', '.join(dict.fromkeys(r.model for r in all_rows()))}, got {unknown}")
@@ -305,9 +315,11 @@ def main() -> None:
         keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
     else:
-        results = json.loads(options.out.read_text(encoding="utf-8"))
-        replace_section(options.page, (BEGIN, END), write_section(results))
-        draw(results, FIGURE)
+        machines = [
+            json.loads(path.read_text(encoding="utf-8")) for path in ([options.out] if options.out else RESULTS)
+        ]
+        replace_section(options.page, (BEGIN, END), write_section(machines))
+        draw(machines[0], options.page.parent / "results/frontier.png")
 
 
 if __name__ == "__main__":
