@@ -22,6 +22,9 @@ NUMERICS := tests/ops tests/layers tests/models tests/examples tests/training/se
 	$(addprefix ops/position/test_, fused_kernels.py kernel_verification.py operators.py) \
 	layers/test_tracing.py models/test_model_tracing.py models/test_timm_contract.py)
 
+# Three workers on two cores, since a tenth of the tests' time is waiting for other processes, servers and time limits.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
+
 .PHONY: demo test test-isa tables lint format clean
 
 demo: $(VENV)/demo-ready
@@ -29,11 +32,11 @@ demo: $(VENV)/demo-ready
 	else $(BIN)/lambdanets train digits --run runs/demo; fi
 
 test: $(VENV)/dev-ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
+	$(PYTEST)
 
 test-isa: $(VENV)/dev-ready
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 TRAINING_SEED=1 \
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(NUMERICS)
+	$(PYTEST) $(NUMERICS)
 
 tables: $(VENV)/dev-ready
 	$(BIN)/lambdanets tables --check
