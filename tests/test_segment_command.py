@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.inference import segmentation_figures
 from training.segmentation.tiny_segmentation import CLASSES
@@ -113,6 +114,20 @@ def test_segment_predict_writes_semantic_masks_figures_and_a_table(trained_segme
     assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == ["classes", "classes.csv"]
 
 
+def test_segment_predict_divides_large_images_into_tiles(trained_segmenter, tmp_path):
+    path = tmp_path / "large.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 130, 3), np.uint8)).save(path)
+    segmenter = ln.load(trained_segmenter / "run", device="cpu")
+    (whole,), (tiled,), (untiled,) = (segmenter.predict(path, tile_size=size) for size in (None, 48, 65))
+    assert not whole.probabilities.equal(tiled.probabilities)
+    assert whole.probabilities.equal(untiled.probabilities)
+    torch.testing.assert_close(tiled.probabilities.sum(0), torch.ones(50, 130))
+    succeeds("predict", trained_segmenter / "run", path, "--out", tmp_path / "out", "--tile-size", "48")
+    np.testing.assert_array_equal(Image.open(tmp_path / "out/classes/00001-large.png"), tiled.labels)
+    with pytest.raises(ValueError, match="tile_size must be an integer or None, at least 16, got 8"):
+        segmenter.predict(path, tile_size=8)
+
+
 def test_interrupted_segment_predict_resumes_to_the_same_files(
     trained_segmenter, photos, tmp_path, monkeypatch, capsys
 ):
@@ -156,6 +171,7 @@ ERRORS = [
     (["predict", "RUN", "PHOTOS/text.png", "--out", "NEW"], "none of the 1 images could be read"),
     (["predict", "RUN", "PHOTOS", "--out", "PHOTOS"], "is not empty"),
     (["predict", "RUN", "PHOTOS", "--device", "tpu"], "device must be"),
+    (["predict", "RUN", "PHOTOS", "--tile-size", "8"], "tile_size must be an integer or None, at least 16, got 8"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Tiled inference on large images, with a detector that finds bright rectangles exactly."""
+"""Tiled inference on large images: a detector that finds bright rectangles exactly, and probabilities of pixels."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ from skimage.measure import label, regionprops
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.label_images import make_label_image
-from lambdanets.inference.tiles import _merge, _TileObject, detect_tiled, is_tiled
+from lambdanets.inference.tiled_detection import _merge, _TileObject, detect_tiled
+from lambdanets.inference.tiles import blend_tiles, is_tiled
 
 
 class Rectangles:
@@ -97,6 +98,35 @@ def test_images_without_objects_have_none():
 
 
 def test_only_images_of_more_than_two_tiles_are_tiled():
-    assert not is_tiled(Image.new("L", (64, 64)), 32)
-    assert is_tiled(Image.new("L", (65, 10)), 32)
-    assert not is_tiled(Image.new("L", (500, 500)), None)
+    assert not is_tiled((64, 64), 32)
+    assert is_tiled((65, 10), 32)
+    assert not is_tiled((500, 500), None)
+
+
+@pytest.mark.parametrize(("height", "width"), [(100, 100), (131, 77), (17, 205), (40, 33)])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_blended_predictions_of_single_pixels_equal_those_of_the_whole_image(height, width, batch_size):
+    image, shapes = torch.rand(3, height, width), []
+
+    def predict(tiles):
+        shapes.append(tiles.shape)
+        return torch.cat((tiles, tiles[:, :1].square()), 1)
+
+    blended = blend_tiles(image, 32, predict, batch_size)
+    torch.testing.assert_close(blended, predict(image[None])[0])
+    assert {shape[2:] for shape in shapes[:-1]} == {(min(height, 32), 32)}
+    assert max(shape[0] for shape in shapes[:-1]) == batch_size
+
+
+def test_blended_predictions_have_no_seams():
+    def predict(tiles):  # each tile differs from all others, as with statistics over the tile
+        predict.level += 1.0
+        return torch.full((len(tiles), 1, *tiles.shape[2:]), predict.level)
+
+    predict.level = 0.0
+    blended = blend_tiles(torch.zeros(3, 64, 300), 64, predict)[0]
+    assert predict.level == 6
+    assert blended.diff(dim=0).abs().max() < 1e-5
+    # the levels of neighbors differ by 1, over an overlap of at least a quarter of a tile
+    assert 0 < blended.diff(dim=1).max() <= 1 / 16
+    assert blended.diff(dim=1).min() >= -1e-5

@@ -37,6 +37,7 @@ class Range:
 
 
 WORKERS_RANGE = Range(0, 1024)
+TILE_SIZE_RANGE = Range(16)
 # With a smaller fraction most datasets would have no validation image; with a larger one too few training images.
 VALIDATION_SHARE_RANGE = Range(0.001, 0.9)
 

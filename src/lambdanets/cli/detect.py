@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from lambdanets.bounds import Range, check
+from lambdanets.bounds import TILE_SIZE_RANGE, Range, check
 from lambdanets.cli.actions import run_action
 from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
 from lambdanets.cli.arguments import parse
@@ -64,7 +64,7 @@ class Predict(PredictOptions):
         super().__post_init__()
         check("channel", self.channel, int | None, Range(0))
         if self.tile_size:
-            check("tile_size", self.tile_size, int, Range(16))
+            check("tile_size", self.tile_size, int, TILE_SIZE_RANGE)
         if not 0 <= self.score <= 1:
             raise InputError(f"score must be between 0 and 1, got {self.score}")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lambdanets.bounds import TILE_SIZE_RANGE, check
 from lambdanets.cli.actions import run_action
 from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
 from lambdanets.cli.arguments import parse
@@ -42,6 +43,13 @@ class Predict(PredictOptions):
     """New folder for classes.csv, and a semantic mask and a figure per image. The same command resumes."""
     figures: bool = True
     """Draw the classes over each image."""
+    tile_size: int | None = None
+    """Side in pixels of overlapping tiles for images of more than two tiles; by default whole images, which need about
+    0.5 GB of memory per megapixel."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("tile_size", self.tile_size, int | None, TILE_SIZE_RANGE)
 
 
 def main(arguments: list[str]) -> int:
@@ -109,11 +117,11 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     from lambdanets.text_tables import csv_table
 
     segmenter = load_one_of([SegmenterCard], options.checkpoint, options.device)
-    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.figures]}
+    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.figures, options.tile_size]}
     unreadable: list[str] = []
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image.Image", "Segmentation"]]:
-        return segment_files(segmenter, remaining, unreadable, options.batch_size)
+        return segment_files(segmenter, remaining, unreadable, options.batch_size, tile_size=options.tile_size)
 
     def render(number: int, path: Path, image: "Image.Image", segmentation: "Segmentation") -> ImageOutput:
         labels = segmentation.labels.numpy()

@@ -15,7 +15,8 @@ from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
 from lambdanets.inference.objects import Objects, crop_objects
-from lambdanets.inference.tiles import detect_tiled, is_tiled
+from lambdanets.inference.tiled_detection import detect_tiled
+from lambdanets.inference.tiles import is_tiled
 from lambdanets.progress import track
 
 
@@ -76,10 +77,10 @@ def detect_files(
     read: reads a file. tile_size: side of the tiles of large images (see `detect_tiled`); None for no tiles.
     """
     for batch in readable_batches(paths, unreadable, batch_size, read):
-        untiled = [image_to_tensor(image) for _, image in batch if not is_tiled(image, tile_size)]
+        untiled = [image_to_tensor(image) for _, image in batch if not is_tiled(image.size, tile_size)]
         detections = iter(detector.detect(untiled) if untiled else ())
         for path, image in batch:
-            if tile_size is not None and is_tiled(image, tile_size):
+            if tile_size is not None and is_tiled(image.size, tile_size):
                 yield path, image, detect_tiled(detector, image, tile_size, batch_size)
             else:
                 yield path, image, crop_objects(next(detections))

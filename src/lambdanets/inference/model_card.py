@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, TypeVar
 
-from lambdanets.bounds import Range, convert
+from lambdanets.bounds import TILE_SIZE_RANGE, Range, convert
 from lambdanets.data.coco.semantic_masks import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
@@ -88,7 +88,7 @@ class DetectorCard(ModelCard):
         "image_size": Range(4, 10_000),
         "mask_layers": Range(0),
         **dict.fromkeys(("pyramid_channels", "proposals", "max_detections"), Range(1)),
-        "tile_size": Range(16),
+        "tile_size": TILE_SIZE_RANGE,
         **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
     }
 

@@ -58,12 +58,21 @@ def evaluate_segmenter(
 
 
 def segment_files(
-    segmenter: Segmenter, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
+    segmenter: Segmenter,
+    paths: Sequence[Path],
+    unreadable: list[str],
+    batch_size: int = 1,
+    *,
+    tile_size: int | None = None,
 ) -> Iterator[tuple[Path, Image.Image, Segmentation]]:
-    """Yield path, image and segmentation of each readable file; messages about the others go to `unreadable`."""
+    """Yield path, image and segmentation of each readable file; messages about the others go to `unreadable`.
+
+    batch_size, tile_size: as in `Segmenter.predict`.
+    """
     read = partial(read_image, stretch=segmenter.card.stretch)
     for batch in readable_batches(paths, unreadable, batch_size, read):
-        segmentations = segmenter.segment([image_to_tensor(image) for _, image in batch])
+        tensors = [image_to_tensor(image) for _, image in batch]
+        segmentations = segmenter.segment(tensors, tile_size=tile_size, batch_size=batch_size)
         for (path, image), segmentation in zip(batch, segmentations, strict=True):
             yield path, image, segmentation
 

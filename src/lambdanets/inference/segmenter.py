@@ -7,11 +7,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from lambdanets.bounds import TILE_SIZE_RANGE, check
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.device import resolve_device
 from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import SegmenterCard
+from lambdanets.inference.tiles import blend_tiles, is_tiled
 from lambdanets.models import create_model
 from lambdanets.models.weights import load_tensors
 
@@ -73,39 +75,60 @@ class Segmenter:
         return tuple(map(Category, self.card.category_ids, self.card.classes))
 
     def predict(
-        self, images: ImageInputs, *, batch_size: int = 1, device: str | torch.device | None = None
+        self,
+        images: ImageInputs,
+        *,
+        batch_size: int = 1,
+        tile_size: int | None = None,
+        device: str | torch.device | None = None,
     ) -> list[Segmentation]:
         """Segment images of any size, at their own resolution. Returns one segmentation per image, in the same order.
 
         images, device: as in `Classifier.predict`.
-        batch_size: images per forward pass; only images of equal size share a batch.
+        batch_size: images, or tiles of an image, per forward pass; only images of equal size share a batch.
+        tile_size: side in pixels of overlapping tiles for images with a side of more than two tiles, at least 16; their
+            probabilities are averaged in overlaps (see `blend_tiles`). None for no tiles.
         """
         if device is not None:
             self.to(device)
         return [
             segmentation
             for batch in image_batches(images, batch_size, self.card.stretch)
-            for segmentation in self.segment([image_to_tensor(image) for image in batch])
+            for segmentation in self.segment(
+                [image_to_tensor(image) for image in batch], tile_size=tile_size, batch_size=batch_size
+            )
         ]
 
     @torch.inference_mode()
-    def segment(self, images: Sequence[Tensor]) -> list[Segmentation]:
-        """Segment images (3, H, W) in [0, 1]. Images of the same size share a forward pass."""
-        device = next(self.model.parameters()).device
+    def segment(
+        self, images: Sequence[Tensor], *, tile_size: int | None = None, batch_size: int = 1
+    ) -> list[Segmentation]:
+        """Segment images (3, H, W) in [0, 1]. Images of the same size that are not tiled share a forward pass.
+
+        tile_size: as in `predict`. batch_size: tiles per forward pass.
+        """
+        check("tile_size", tile_size, int | None, TILE_SIZE_RANGE)
         by_size: dict[torch.Size, list[int]] = {}
         for index, image in enumerate(images):
             by_size.setdefault(image.shape, []).append(index)
-        results: dict[int, Segmentation] = {}
-        for indices in by_size.values():
-            batch = torch.stack([images[index] for index in indices]).to(device)
-            batch = normalize(batch, self.card.mean, self.card.std).contiguous(memory_format=torch.channels_last)
-            probabilities = self.model(batch).float().softmax(1).cpu()
-            labels = probabilities.argmax(1).byte()
-            results |= {
-                index: Segmentation(image_probabilities.contiguous(), image_labels, self.classes)
-                for index, image_probabilities, image_labels in zip(indices, probabilities, labels, strict=True)
-            }
-        return [results[index] for index in range(len(images))]
+        probabilities: dict[int, Tensor] = {}
+        for shape, indices in by_size.items():
+            if tile_size is not None and is_tiled(shape[1:], tile_size):
+                for index in indices:
+                    probabilities[index] = blend_tiles(images[index], tile_size, self._probabilities, batch_size)
+            else:
+                batch = self._probabilities(torch.stack([images[index] for index in indices]))
+                probabilities |= zip(indices, batch, strict=True)
+        return [self._segmentation(probabilities[index]) for index in range(len(images))]
+
+    def _probabilities(self, images: Tensor) -> Tensor:
+        """Return the probabilities (B, classes, H, W) of images (B, 3, H, W), as float32 on the CPU."""
+        images = images.to(next(self.model.parameters()).device)
+        images = normalize(images, self.card.mean, self.card.std).contiguous(memory_format=torch.channels_last)
+        return self.model(images).float().softmax(1).cpu()
+
+    def _segmentation(self, probabilities: Tensor) -> Segmentation:
+        return Segmentation(probabilities.contiguous(), probabilities.argmax(0).byte(), self.classes)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the model to a device, in place. Raises InputError if the device does not exist."""

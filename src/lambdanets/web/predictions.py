@@ -14,7 +14,8 @@ from lambdanets.inference.detection_figures import draw_predicted
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name
 from lambdanets.inference.objects import crop_objects
-from lambdanets.inference.tiles import detect_tiled, is_tiled
+from lambdanets.inference.tiled_detection import detect_tiled
+from lambdanets.inference.tiles import is_tiled
 from lambdanets.interpretability.explanation import Explanation, explain
 from lambdanets.text_tables import csv_table
 
@@ -64,7 +65,7 @@ def predict_image(source: Classifier | Detector, image: Image.Image, name: str) 
     Raises InputError for an image with more than MAX_TILED_PIXELS if the model divides it into tiles.
     """
     tile_size = source.card.tile_size if isinstance(source, Detector) else None
-    if is_tiled(image, tile_size) and image.width * image.height > MAX_TILED_PIXELS:
+    if is_tiled(image.size, tile_size) and image.width * image.height > MAX_TILED_PIXELS:
         raise InputError(
             f"the image must have at most {MAX_TILED_PIXELS:,} pixels for this model, got {image.width} x "
             f"{image.height}; use lambdanets detect predict for larger ones"
@@ -91,7 +92,7 @@ def _detect_objects(
 ) -> DetectedObjects:
     """Detect objects as `lambdanets detect predict` does, or reuse those of the explanation."""
     tile_size = detector.card.tile_size
-    if tile_size is not None and is_tiled(image, tile_size):
+    if tile_size is not None and is_tiled(image.size, tile_size):
         detected = detect_tiled(detector, image, tile_size)
     elif explanation is not None:
         detected = crop_objects(explanation.output[0])
