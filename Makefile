@@ -22,8 +22,7 @@ NUMERICS := tests/ops tests/layers tests/models tests/examples tests/training/se
 	$(addprefix ops/position/test_, fused_kernels.py kernel_verification.py operators.py) \
 	layers/test_tracing.py models/test_model_tracing.py models/test_timm_contract.py)
 
-# Three workers on two cores, since a tenth of the tests' time is waiting for other processes, servers and time limits.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: demo test test-isa tables lint format clean
 

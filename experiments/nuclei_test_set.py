@@ -44,7 +44,7 @@ from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.objects import crop_objects
-from lambdanets.inference.tiles import detect_tiled
+from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
 
