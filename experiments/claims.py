@@ -10,6 +10,7 @@ in all measured cases, refuted if in none; otherwise the verdict says in how man
 import argparse
 import functools
 import json
+import math
 import operator
 import statistics
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with
 DIGITS = ("digits", "digits_convolution")
 FIGURE = ROOT / "docs/results/claims.png"
 BEGIN, END = markers("claims")
+LIMIT = 10.0  # points in the figure
 
 
 class Accuracy(NamedTuple):
@@ -358,12 +360,20 @@ def draw(findings: Sequence[Accuracy], path: Path) -> None:
         if len(each.differences) > 1:
             axis.plot(confidence_interval(each.differences), (y, y), color=color)
         face = color if len(each.differences) > 1 else "white"
-        axis.plot(mean, y, "o", color=color, markerfacecolor=face, markersize=6)
+        if abs(mean) < LIMIT:
+            axis.plot(mean, y, "o", color=color, markerfacecolor=face, markersize=6)
+        else:
+            side = "left" if mean < 0 else "right"
+            axis.text(math.copysign(0.98 * LIMIT, mean), y, f"{mean:+.1f}", fontsize=9, va="bottom", ha=side)
     axis.axvline(0, color=plot_style.NEUTRAL, zorder=0)
     seeds = [", 2 seeds" if len(each.differences) == 2 else "" for each in findings]
     labels = [f"vs. {each.label} ({each.score}{suffix})" for each, suffix in zip(findings, seeds, strict=True)]
     axis.set_yticks(range(len(findings)), labels, fontsize=9)
-    axis.set(ylim=(len(findings) - 0.5, -0.5), xlabel="paired difference in points; positive supports the claim")
+    axis.set(
+        xlim=(-LIMIT, LIMIT),
+        ylim=(len(findings) - 0.5, -0.5),
+        xlabel="paired difference in points; positive supports the claim",
+    )
     axis.set_title("blue: the interval excludes 0; hollow: one seed", fontsize=10)
     axis.grid(axis="x", **plot_style.GRID)
     plot_style.save(figure, path)
