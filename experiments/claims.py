@@ -83,6 +83,9 @@ def points(runs: list[dict[str, Any]], select: dict[str, Any], *score: str) -> d
 
 
 BETTER = "Lambda layers are more accurate than"
+NOT_IN_PAPER = "Not in the paper: more accurate than"
+BOTH_TERMS = "Content and position are better than"
+SOFTMAX_KEYS = "Softmax on keys is better than"
 BETTER_THAN_CONVOLUTIONS = f"{BETTER} 3x3 convolutions: 78.4 and 76.9 (Table 3)"
 # claim, name in the figure, variant, baseline: names of variants in the results of `lambdanets compare`
 MIXERS = (
@@ -95,47 +98,22 @@ MIXERS = (
     (f"{BETTER} patchwise attention: 78.2 † (Table 3)", "patchwise attention", "lambda", "patchwise_attention"),
     (f"{BETTER} augmented attention: 77.7 † (Table 3)", "augmented attention", "lambda", "augmented_attention"),
     (f"{BETTER} axial attention: 77.5 (Table 4)", "axial attention", "lambda", "axial_attention"),
-    (
-        "Not in the paper: more accurate than the Performer, softmax features",
-        "Performer, softmax",
-        "lambda",
-        "performer_softmax",
-    ),
-    (
-        "Not in the paper: more accurate than the Performer, ReLU features",
-        "Performer, ReLU",
-        "lambda",
-        "performer_relu",
-    ),
-    ("Not in the paper: more accurate than global attention", "global attention", "lambda", "global_attention"),
-    ("Not in the paper: more accurate than pairwise attention", "pairwise attention", "lambda", "pairwise_attention"),
-    (
-        "Content and position are better than content alone: 78.4 and 68.8 (Table 9)",
-        "content alone",
-        "lambda",
-        "lambda position=False",
-    ),
-    (
-        "Content and position are better than position alone: 78.1 (Table 9)",
-        "position alone",
-        "lambda",
-        "lambda content=False",
-    ),
+    (f"{NOT_IN_PAPER} the Performer, softmax features", "Performer, softmax", "lambda", "performer_softmax"),
+    (f"{NOT_IN_PAPER} the Performer, ReLU features", "Performer, ReLU", "lambda", "performer_relu"),
+    (f"{NOT_IN_PAPER} global attention", "global attention", "lambda", "global_attention"),
+    (f"{NOT_IN_PAPER} pairwise attention", "pairwise attention", "lambda", "pairwise_attention"),
+    (f"{BOTH_TERMS} content alone: 78.4 and 68.8 (Table 9)", "content alone", "lambda", "lambda position=False"),
+    (f"{BOTH_TERMS} position alone: 78.1 (Table 9)", "position alone", "lambda", "lambda content=False"),
     ("A scope of 15 is better than 3: 78.5 and 77.6 (Table 10)", "scope 3", "lambda scope=15", "lambda scope=3"),
     ("A scope of 15 is better than 7: 78.2 (Table 10)", "scope 7", "lambda scope=15", "lambda scope=7"),
     ("Batch norm is better than none: 78.4 and 76.2 (Table 11)", "no batch norm", "lambda", "lambda batch_norm=False"),
     (
-        "Softmax on keys is better than no normalization: 70.0 (Table 11)",
+        f"{SOFTMAX_KEYS} no normalization: 70.0 (Table 11)",
         "keys not normalized",
         "lambda",
         "lambda normalize_keys=none",
     ),
-    (
-        "Softmax on keys is better than L2 normalization: 78.0 (Table 11)",
-        "keys with L2 norm",
-        "lambda",
-        "lambda normalize_keys=l2",
-    ),
+    (f"{SOFTMAX_KEYS} L2 normalization: 78.0 (Table 11)", "keys with L2 norm", "lambda", "lambda normalize_keys=l2"),
     (
         "Softmax on keys alone is better than also on queries: 78.1 (Table 11)",
         "queries normalized too",
@@ -293,13 +271,12 @@ def extra_data_costs() -> list[Cost]:
 
 def speed() -> list[Cost]:
     """Compare the speed of LambdaResNets with other families at equal published accuracy, on each machine."""
-    machines = [json.loads(path.read_text(encoding="utf-8")) for path in frontier.RESULTS]
+    machines = frontier.read_results(frontier.RESULTS)
     findings = []
     for family, (low, high) in frontier.PAPER_SPEEDUPS.items():
         measured, as_in_the_paper = [], []
         for results in machines:
-            lines = (frontier.frontier(results, "training", name) for name in (frontier.OURS, family))
-            ratios = list(frontier.speedups(*lines).values())
+            ratios = frontier.ratios_to(family, results, "training")
             as_in_the_paper += [ratio >= low for ratio in ratios]
             measured.append(
                 f"{results['hardware']['processor']}: {min(ratios):.2f} to {max(ratios):.2f} times as fast, faster at "

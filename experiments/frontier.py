@@ -227,6 +227,16 @@ def speedups(ours: list[tuple[float, float]], baseline: list[tuple[float, float]
     return ratios
 
 
+def ratios_to(family: str, results: dict[str, Any], phase: str) -> list[float]:
+    """Return the speeds of LambdaResNets relative to a family at the same accuracies."""
+    return list(speedups(frontier(results, phase, OURS), frontier(results, phase, family)).values())
+
+
+def read_results(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Read results files, one per machine."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
 def write_section(machines: Sequence[dict[str, Any]]) -> str:
     """The text between the page's markers, from the results of each machine."""
     rows = []
@@ -235,7 +245,7 @@ def write_section(machines: Sequence[dict[str, Any]]) -> str:
         for results in machines:
             cells = []
             for phase in PHASES:
-                ratios = list(speedups(frontier(results, phase, OURS), frontier(results, phase, family)).values())
+                ratios = ratios_to(family, results, phase)
                 low, high = min(ratios), max(ratios)
                 cells.append(f"{low:.2f} to {high:.2f} (median {statistics.median(ratios):.2f})")
             rows.append([family, paper, results["hardware"]["processor"], *cells])
@@ -315,9 +325,7 @@ def main() -> None:
         keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
     else:
-        machines = [
-            json.loads(path.read_text(encoding="utf-8")) for path in ([options.out] if options.out else RESULTS)
-        ]
+        machines = read_results(RESULTS if options.out is None else [options.out])
         replace_section(options.page, (BEGIN, END), write_section(machines))
         draw(machines[0], options.page.parent / "results/frontier.png")
 

@@ -112,7 +112,7 @@ def test_blended_predictions_of_single_pixels_equal_those_of_the_whole_image(hei
         shapes.append(tiles.shape)
         return torch.cat((tiles, tiles[:, :1].square()), 1)
 
-    blended = blend_tiles(image, 32, predict, batch_size)
+    blended = blend_tiles(image, 4, 32, predict, batch_size)
     torch.testing.assert_close(blended, predict(image[None])[0])
     assert {shape[2:] for shape in shapes[:-1]} == {(min(height, 32), 32)}
     assert max(shape[0] for shape in shapes[:-1]) == batch_size
@@ -124,7 +124,7 @@ def test_blended_predictions_have_no_seams():
         return torch.full((len(tiles), 1, *tiles.shape[2:]), predict.level)
 
     predict.level = 0.0
-    blended = blend_tiles(torch.zeros(3, 64, 300), 64, predict)[0]
+    blended = blend_tiles(torch.zeros(3, 64, 300), 1, 64, predict)[0]
     assert predict.level == 6
     assert blended.diff(dim=0).abs().max() < 1e-5
     # the levels of neighbors differ by 1, over an overlap of at least a quarter of a tile

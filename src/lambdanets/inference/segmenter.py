@@ -115,7 +115,9 @@ class Segmenter:
         for shape, indices in by_size.items():
             if tile_size is not None and is_tiled(shape[1:], tile_size):
                 for index in indices:
-                    probabilities[index] = blend_tiles(images[index], tile_size, self._probabilities, batch_size)
+                    probabilities[index] = blend_tiles(
+                        images[index], len(self.classes), tile_size, self._probabilities, batch_size
+                    )
             else:
                 batch = self._probabilities(torch.stack([images[index] for index in indices]))
                 probabilities |= zip(indices, batch, strict=True)

@@ -18,8 +18,7 @@ from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.objects import Objects, crop_objects
-from lambdanets.inference.tiles import tile_corners
-from lambdanets.progress import track
+from lambdanets.inference.tiles import tile_batches
 
 _MAX_OVERLAP = 0.5  # fraction of an object's pixels
 
@@ -31,17 +30,14 @@ def detect_tiled(detector: Detector, image: Image.Image, tile_size: int, batch_s
 
     Memory: 4 bytes per pixel of the image, the cropped masks of all objects, and the memory for a batch of tiles.
     """
-    corners = tile_corners((image.height, image.width), tile_size)
-    batches = [corners[start : start + batch_size] for start in range(0, len(corners), batch_size)]
+    size = (image.height, image.width)
     candidates: list[_TileObject] = []
-    for batch in track(batches, "detecting", len(batches), "batches of tiles"):
-        tiles = [
-            image.crop((left, top, min(left + tile_size, image.width), min(top + tile_size, image.height)))
-            for top, left in batch
-        ]
-        for corner, detections in zip(batch, detector.detect([image_to_tensor(tile) for tile in tiles]), strict=True):
-            candidates += _to_image_coordinates(crop_objects(detections), corner, (image.height, image.width))
-    return _merge(candidates, (image.height, image.width))
+    for batch in tile_batches(size, tile_size, batch_size, "detecting"):
+        tiles = [image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch]
+        detected = detector.detect([image_to_tensor(tile) for tile in tiles])
+        for (rows, columns), detections in zip(batch, detected, strict=True):
+            candidates += _to_image_coordinates(crop_objects(detections), (rows.start, columns.start), size)
+    return _merge(candidates, size)
 
 
 @dataclass(frozen=True, slots=True)
