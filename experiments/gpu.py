@@ -1,37 +1,60 @@
-"""Checks and times fused kernels, layers and networks on a GPU, in 24 minutes, or in three calls of ten minutes.
+"""Checks and times fused kernels, layers and networks on a GPU: 9 minutes, and 3 more for what was lost or mended.
 
-    export PYTHONPATH=src
-    python experiments/gpu.py --out runs/gpu --parts machine compile smoke check
-    python experiments/gpu.py --out runs/gpu --parts self_test layers networks
-    python experiments/gpu.py --out runs/gpu --parts kernels
-    python experiments/gpu.py --table runs/gpu/gpu.jsonl
+First command. PyTorch with CUDA and Triton must be installed; the other packages' layers are optional:
 
-Needs PyTorch with CUDA, and Triton. Each part runs in a separate process. If a kernel corrupts the CUDA context, the
-part starts again without this kernel. Parts append rows to gpu.jsonl and write standard error to PART.err; --table
-prints predicted and measured times. Results of self-tests are cached in the user's cache folder, which must be the same
-in all calls. --dry-run checks this script on a CPU, with tiny problems in Triton's interpreter.
+    export PYTHONPATH=src PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=/tmp/triton LAMBDANETS_CACHE=/tmp/lambdanets
+    python experiments/gpu.py --out runs/gpu --commit HASH
+
+| minutes | part | what it gives |
+|---|---|---|
+| 0.0 to 0.5 | machine | versions, rates of matrix products, copies and the L2 cache |
+| 0.5 to 1.2 | compile | all kernels that any part launches, on all cores |
+| 1.2 to 2.0 | self_test | every kernel in three dtypes, each in its own process: what `auto` may use |
+| 2.0 to 2.8 | check | the position terms of LambdaResNet-50 at batch 128 first, then edges; 10 runs bit-identical |
+| 2.8 to 4.3 | layers | 3x3 convolution, lambda layers by algorithm, layers of other packages; peak memory |
+| 4.3 to 5.2 | networks | four networks, inference (eager and as a CUDA graph) and training |
+| 5.2 to 6.8 | kernels | measured and predicted microseconds of each kernel |
+| 6.8 to 7.8 | tiles | other tiles than the chosen ones: what the rules in tiles.py should choose |
+| 7.8 to 8.3 | l1 | the same kernels with loads through the L1 cache |
+| 8.3 to 8.8 | smoke | unusual layers against convolutions |
+
+Second command, after the first or after a change, with the parts that are wanted again:
+
+    python experiments/gpu.py --out runs/gpu2 --commit HASH --parts kernels tiles --minutes 3
+
+`--table runs/gpu/gpu.jsonl` prints measured and predicted times and everything that failed.
+
+Each part runs in its own process and ends at its limit. A case that hangs or corrupts the CUDA context is named in a
+row; the part then goes on without it, or without its kernel. Two files are written: rows go to gpu.jsonl as they come,
+standard error to errors.txt. `--dry-run` tries the script on a CPU, with tiny problems in Triton's interpreter (NumPy
+below 2.4 with Triton 3.6).
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-# Parts in order, and their time limits in minutes.
+# Parts in order of what is lost if the time ends early, with their shares of it in minutes. A part may
+# also use what the parts before it have left.
 PARTS = {
-    "machine": 2.0,  # with the first imports on a new machine
-    "compile": 3.0,
-    "smoke": 2.0,
-    "check": 2.5,
-    "self_test": 5.0,
-    "layers": 2.5,
-    "networks": 2.0,
-    "kernels": 5.0,
+    "machine": 0.6,  # with the first imports on a new machine
+    "compile": 0.9,
+    "self_test": 1.0,
+    "check": 0.9,
+    "layers": 1.6,
+    "networks": 0.8,
+    "kernels": 1.3,
+    "tiles": 0.8,
+    "l1": 0.4,
+    "smoke": 0.5,
 }
+SECONDS_TO_STOP = 10  # for the last case of a part after its time limit
 BROKEN_CONTEXT = 3  # exit code of a part after a kernel has corrupted the CUDA context
 MAX_LENGTH = 160  # of a failure in the table
 
@@ -47,15 +70,17 @@ def run_part(name: str, out: Path, seconds: float, dry_run: bool, commit: str | 
     while True:
         command = [sys.executable, str(script), name, "--out", str(out), "--until", f"{start + seconds:.0f}"]
         command += [*(["--commit", commit] if commit else []), *(["--without", *excluded] if excluded else [])]
-        environment = dict(os.environ)
+        environment = {"LAMBDANETS_KERNEL_TEST_SECONDS": "40", **os.environ}  # a kernel that hangs must not take 120 s
         if dry_run:
             command.append("--dry-run")
             environment |= {"TRITON_INTERPRET": "1", "LAMBDANETS_CACHE": str(out.parent / "cache")}
-        errors, reason = out.with_name(f"{name}.err"), ""
+        errors, reason = out.with_name("errors.txt"), ""  # one file, because only 8 files come back
         with errors.open("ab") as file:
+            file.write(f"\n== {name}\n".encode())
+            file.flush()
             try:
-                limit = max(10.0, start + seconds - time.time()) + 20
-                code = subprocess.run(command, env=environment, stderr=file, timeout=limit, check=False).returncode
+                limit = max(0.0, start + seconds - time.time()) + SECONDS_TO_STOP
+                code = run_group(command, environment, file, limit)
             except subprocess.TimeoutExpired:
                 code, reason = 0, f"exceeded {seconds:.0f} s"
         if code == BROKEN_CONTEXT:
@@ -68,6 +93,17 @@ def run_part(name: str, out: Path, seconds: float, dry_run: bool, commit: str | 
         break
     row = {"part": name, "name": "whole part", "seconds": round(time.time() - start, 1)}
     _append(out, row | ({"failure": reason[:500]} if reason else {}))
+
+
+def run_group(command: list[str], environment: dict[str, str], errors: Any, limit: float) -> int:
+    """Run a command in its own session and, at the time limit, kill it with its pool of compilers."""
+    process = subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def _append(out: Path, row: dict[str, Any]) -> None:
@@ -113,7 +149,9 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="*", default=list(PARTS), choices=list(PARTS), help="parts to run; default: all"
     )
-    parser.add_argument("--minutes", type=float, default=25, help="time limit of all parts together")
+    parser.add_argument(
+        "--minutes", type=float, help=f"time limit of all parts together; default: {sum(PARTS.values()):.1f} for all"
+    )
     parser.add_argument("--commit", help="git commit of the code, for machines without git")
     parser.add_argument("--dry-run", action="store_true", help="run tiny problems on a CPU")
     arguments = parser.parse_args()
@@ -122,13 +160,11 @@ def main() -> None:
         return
     out = arguments.out / "gpu.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * arguments.minutes
-    for name in arguments.parts:
-        seconds = min(60 * PARTS[name], end - time.monotonic() - 20)
-        if seconds < 10 and not arguments.dry_run:
-            _append(out, {"part": name, "name": "whole part", "failure": "not run: no time left"})
-            continue
-        run_part(name, out, max(seconds, 10), arguments.dry_run, arguments.commit)
+    start, minutes = time.monotonic(), sum(PARTS[name] for name in arguments.parts)
+    scale = 60 * (arguments.minutes or minutes) / minutes
+    for i, name in enumerate(arguments.parts):
+        end = start + scale * sum(PARTS[part] for part in arguments.parts[: i + 1])
+        run_part(name, out, max(end - time.monotonic(), 5), arguments.dry_run, arguments.commit)
     print(format_table(read_rows(out)))
 
 

@@ -44,6 +44,7 @@ def measure_calls(calls: Sequence[Call], samples: int = 15, graph: bool = True) 
                 run_all()
             result |= _measure(captured.replay, "graph", rounds * len(calls), samples)
         except RuntimeError as error:  # cannot be captured: only the eager time
+            torch.cuda.synchronize()  # raises if the context is corrupted, else the next kernel would be blamed
             result["graph_error"] = repr(error)[:300]
     return result
 

@@ -10,8 +10,10 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,16 @@ from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
 from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
-from lambdanets.ops.position.fused import prediction
+from lambdanets.ops.position.fused import launches, prediction
 from lambdanets.ops.position.fused.device import kernel_device
-from lambdanets.ops.position.fused.self_test import Case, Example, check_kernel, run_kernel
+from lambdanets.ops.position.fused.self_test import CASES, FULL_TILE_CASE, Case, Example, check_kernel, run_kernel
+from lambdanets.ops.position.fused.tiles import (
+    LAMBDA_ORDER,
+    QUERY_ORDER_KERNELS,
+    Tiles,
+    choose_tiles,
+    max_value_channels,
+)
 from lambdanets.ops.position.fused.verification import kernels_for_dtype, retest
 from lambdanets.ops.position.gpus import find_gpu_spec
 from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
@@ -62,6 +71,60 @@ CHECKS = [
     Case(2, 4, (40, 40), (23, 23), 16, 16, inside_nan=False),
     Case(33, 8, (14, 14), (7, 7), 16, 128, content=True, inside_nan=False),
 ]
+# The problems of `layers`, at full size. Their tiles differ from those of the self-test.
+LAYER_CHECKS = [
+    Case(b, 4, (side, side), (r or 1,) * 2, 16, v, content=True, inside_nan=False) for side, v, r, b in SHAPES
+]
+# Other tiles for these kernels, in bfloat16: shape, kernel, positions, examples, step, values, warps, stages
+CANDIDATES: list[tuple[tuple[int, int, int | None, int], str, Tiles]] = [
+    (SHAPES[i], kernel, Tiles(*sizes))
+    for i, kernel, sizes in (
+        (0, "forward_query_order", (16, 8, 16, 16, 4, 3)),
+        (0, "forward_query_order", (16, 16, 16, 16, 8, 3)),
+        (0, "forward_query_order", (8, 8, 32, 16, 4, 3)),
+        (0, "forward_query_order", (16, 4, 16, 16, 4, 3)),
+        (0, "forward_query_order", (16, 8, 32, 16, 8, 3)),
+        (0, "grad_queries", (16, 8, 16, 16, 4, 3)),
+        (0, "grad_queries", (16, 16, 16, 16, 8, 3)),
+        (0, "grad_queries", (16, 8, 32, 16, 8, 3)),
+        (0, "grad_table_partial", (16, 4, 64, 16, 8, 3)),
+        (0, "grad_table_partial", (8, 8, 64, 16, 8, 3)),
+        (0, "grad_table_partial", (16, 4, 32, 16, 4, 3)),
+        (0, "grad_values", (64, 8, 4, 16, 4, 3)),
+        (0, "grad_values", (64, 16, 4, 16, 8, 3)),
+        (0, "grad_values", (32, 8, 4, 16, 4, 3)),
+        (0, "grad_values", (64, 8, 8, 16, 8, 3)),
+        (0, LAMBDA_ORDER, (8, 16, 16, 16, 8, 3)),
+        (0, LAMBDA_ORDER, (16, 8, 32, 16, 8, 4)),
+        (0, LAMBDA_ORDER, (16, 4, 32, 16, 4, 3)),
+        (0, LAMBDA_ORDER, (8, 8, 32, 16, 8, 3)),
+        (1, "forward_query_order", (16, 8, 16, 32, 8, 3)),
+        (1, "forward_query_order", (16, 4, 16, 32, 4, 3)),
+        (1, "forward_query_order", (8, 8, 32, 32, 4, 3)),
+        (1, "grad_queries", (16, 16, 16, 32, 8, 3)),
+        (1, "grad_table_partial", (16, 4, 64, 32, 8, 3)),
+        (1, "grad_table_partial", (8, 8, 64, 32, 8, 3)),
+        (1, "grad_table_partial", (8, 4, 32, 32, 4, 3)),
+        (1, "grad_values", (64, 8, 4, 32, 8, 3)),
+        (1, "grad_values", (64, 8, 8, 32, 8, 3)),
+        (1, "grad_values", (32, 8, 4, 32, 4, 3)),
+        (1, LAMBDA_ORDER, (8, 8, 16, 32, 8, 3)),
+        (2, "forward_query_order", (16, 4, 16, 64, 8, 3)),
+        (2, "forward_query_order", (16, 4, 16, 64, 4, 3)),
+        (2, "grad_queries", (32, 4, 16, 64, 4, 3)),
+        (2, "grad_queries", (16, 4, 16, 64, 4, 3)),
+        (2, "grad_table_partial", (8, 4, 32, 64, 4, 3)),
+        (2, "grad_values", (64, 4, 8, 64, 8, 3)),
+        (2, "grad_values", (32, 4, 8, 64, 4, 3)),
+        (2, "grad_values", (64, 4, 4, 64, 8, 3)),
+        (2, LAMBDA_ORDER, (8, 2, 32, 64, 8, 3)),
+        (3, "grad_queries", (16, 4, 16, 128, 8, 3)),
+        (3, "grad_table_partial", (8, 4, 32, 128, 8, 3)),
+        (3, "grad_table_partial", (8, 4, 32, 64, 4, 3)),
+        (3, "grad_values", (32, 4, 4, 64, 4, 3)),
+        (3, LAMBDA_ORDER, (8, 1, 32, 128, 8, 3)),
+    )
+]
 _SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm
 L2_FACTOR = 3  # size of all sets of inputs relative to the L2 cache
 BROKEN_CONTEXT = 3  # exit code, as in gpu.py
@@ -75,6 +138,13 @@ class Part:
         self.deadline, self.commit = arguments.until, arguments.commit
         self.without = set(arguments.without)  # kernels that have corrupted the CUDA context
         self.device = "cpu" if self.dry_run else "cuda:0"
+        self.done = _names_in(self.out, self.name) if self.without else set()  # after a restart, rows are kept
+
+    def skip(self, name: str, kernel: str = "") -> bool:
+        """Whether this is excluded, was done before a restart, or has no time left; the last is recorded."""
+        if {name, kernel} & self.without or {name, f"{name}, training step"} & self.done:
+            return True
+        return self.out_of_time(name)
 
     def out_of_time(self, name: str) -> bool:
         """Whether the deadline has passed; if so, record that this is not run."""
@@ -90,8 +160,18 @@ class Part:
         print(line, flush=True)
 
     @contextlib.contextmanager
-    def record_errors(self, name: str, kernel: str = "") -> Iterator[None]:
-        """Record an exception as a row, and continue. Exits if the CUDA context is corrupted, which is permanent."""
+    def record_errors(self, name: str, kernel: str = "", seconds: float = 30.0) -> Iterator[None]:
+        """Record an exception as a row, and continue.
+
+        Exits, so that the part starts again without the kernel or this case, if the CUDA context is corrupted, which is
+        permanent, or if this takes longer than `seconds` or the part's time, because a kernel that hangs cannot be
+        stopped.
+        """
+        seconds = min(seconds, max(1.0, self.deadline + 5 - time.time()))
+        timer = threading.Timer(seconds, self.exit_broken, (name, f"took longer than {seconds:.0f} s", kernel))
+        timer.daemon = True
+        if not self.dry_run:
+            timer.start()
         try:
             yield
         except Exception as error:
@@ -100,9 +180,24 @@ class Part:
                 try:
                     torch.cuda.synchronize()
                 except RuntimeError as broken:
-                    self.write_row(name, failure=f"the CUDA context is corrupted: {broken}"[:300], broken_by=kernel)
-                    sys.stdout.flush()
-                    os._exit(BROKEN_CONTEXT if kernel else 1)
+                    self.exit_broken(name, f"the CUDA context is corrupted: {broken}"[:300], kernel)
+        finally:
+            timer.cancel()
+
+    def exit_broken(self, name: str, failure: str, kernel: str) -> None:
+        self.write_row(name, failure=failure, broken_by=kernel or name)
+        sys.stdout.flush()
+        os._exit(BROKEN_CONTEXT)
+
+
+def _names_in(path: Path, part: str) -> set[str]:
+    names = set()
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if row["part"] == part and "failure" not in row:
+                names.add(row["name"])
+    return names
 
 
 def command_output(*command: str) -> str | None:
@@ -166,52 +261,75 @@ def measure_seconds(call: Callable[[], Any]) -> float:
 
 
 def launched_configurations(architecture: int) -> list[Any]:
-    """The configurations that `smoke`, `check`, `kernels`, `layers` and `networks` launch, those of layers first."""
-    from kernels import Configuration
+    """The configurations that the other parts launch, those of layers first, each with whether it has a content lambda.
 
-    from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, choose_tiles
+    The self-test alone would compile 40 of them one after the other.
+    """
+    from kernels import Configuration
 
     # heads, positions, value depth, batch
     layers = [(HEADS, side * side, v, batch) for side, v, _, batch in SHAPES]
     more = [(HEADS, side * side, v, batch) for side, v, _, batch in MORE_SHAPES]
-    checks = [(case.heads, math.prod(case.grid), case.v, case.batch) for case in CHECKS]
+    checks = [(case.heads, math.prod(case.grid), case.v, case.batch) for case in (*CHECKS, *CASES, FULL_TILE_CASE)]
     smoke = [
-        (options.get("heads", 4), side * side, options.get("dim_out", 64) // options.get("heads", 4), batch)
+        (
+            1 if options.get("multi_head") else options.get("heads", 4),
+            side * side,
+            options.get("dim_out", 64) // options.get("heads", 4),
+            batch,
+        )
         for _, options, batch, side in SMOKE
     ]
+    both = {(dtype, sizes) for dtype in DTYPES for sizes in (*checks, *smoke)}
     sizes = [(torch.bfloat16, each) for each in (*layers, *more, *checks, *smoke)]
-    sizes += [(torch.float16, each) for each in (*layers[:2], *checks, *smoke)]
-    sizes += [(torch.float32, each) for each in (*layers[:2], *checks)]
+    sizes += [(dtype, each) for dtype in DTYPES[1:] for each in (*layers[:2], *checks, *smoke)]
     distinct: dict[Any, None] = {}
-    for dtype, (heads, positions, depth, batch) in sizes:
-        kernels = QUERY_ORDER_KERNELS if dtype.itemsize > 2 else (*QUERY_ORDER_KERNELS, LAMBDA_ORDER)
-        for kernel in kernels:
-            capability = divmod(architecture, 10)
+    capability = divmod(architecture, 10)
+
+    def add(kernel: str, dtype: torch.dtype, heads: int, tiles: Tiles, contents: tuple[bool, ...]) -> None:
+        contents = contents if kernel.startswith("forward") or kernel == "grad_queries" else (True,)
+        configuration = Configuration(kernel, architecture, heads, str(dtype)[6:], tiles)
+        distinct.update(dict.fromkeys((configuration, content) for content in contents))
+
+    for dtype, each in sizes:
+        heads, positions, depth, batch = each
+        for kernel in QUERY_ORDER_KERNELS if dtype.itemsize > 2 else (*QUERY_ORDER_KERNELS, LAMBDA_ORDER):
+            depth = min(depth, max_value_channels(dtype.itemsize))
             tiles = choose_tiles(kernel, capability, dtype.itemsize, batch, heads, positions, depth)
-            distinct[Configuration(kernel, architecture, heads, str(dtype)[6:], tiles)] = None
+            add(kernel, dtype, heads, tiles, (True, False) if (dtype, each) in both else (True,))
+    for _, kernel, tiles in CANDIDATES:
+        add(kernel, torch.bfloat16, HEADS, tiles, (True,))
     return list(distinct)
+
+
+def compile_one(task: tuple[Any, bool]) -> str:
+    """Compile a configuration; returns why it failed. Without the checks of kernels.py, which take as long."""
+    import kernels
+
+    try:
+        kernels.compile_kernel(*task)
+    except Exception as error:
+        return " ".join(f"{task}: {type(error).__name__}: {error}".split())[:400]
+    return ""
 
 
 def compile_kernels(part: Part) -> None:
     """Compile the kernels of the other parts for this device, which fills Triton's cache."""
-    import kernels
-
     architecture = 90 if part.dry_run else int("".join(map(str, torch.cuda.get_device_capability())))
-    configurations = launched_configurations(architecture)
+    tasks = launched_configurations(architecture)
     if part.dry_run:
-        part.write_row("configurations", count=len(configurations))
+        part.write_row("configurations", count=len(tasks))
         return
     start, compiled = time.time(), 0
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        for row in pool.imap_unordered(kernels.examine, configurations):
+        for failure in pool.imap_unordered(compile_one, tasks):
             compiled += 1
-            failures = "; ".join(kernels.failures(row))
-            if failures:
-                part.write_row(f"{row['kernel']} h={row['heads']} {row['tiles']}", failure=failures)
+            if failure:
+                part.write_row("a configuration", failure=failure)
             if part.out_of_time("the other configurations"):
                 pool.terminate()
                 break
-    part.write_row("all", compiled=compiled, of=len(configurations), seconds=time.time() - start)
+    part.write_row("all", compiled=compiled, of=len(tasks), seconds=time.time() - start)
 
 
 def smoke(part: Part) -> None:
@@ -219,7 +337,7 @@ def smoke(part: Part) -> None:
     for name, options, batch, side in SMOKE:
         # Triton's interpreter does not support bfloat16 products
         for dtype in (torch.float16,) if part.dry_run else (torch.bfloat16, torch.float16):
-            if part.out_of_time(f"{name}, {dtype}"):
+            if part.skip(f"{name}, {dtype}"):
                 continue
             if part.dry_run:
                 batch, side = 2, 5
@@ -253,21 +371,22 @@ def max_error(results: list[Tensor], expected: list[Tensor]) -> float:
 
 def check(part: Part) -> None:
     """Compare all kernels with float64 references, and check that 20 runs are bit-identical."""
-    for case in [Case(3, 4, (5, 7), (3, 5), 16, 16, content=True)] if part.dry_run else CHECKS:
-        for dtype in DTYPES:
-            if (part.dry_run and dtype == torch.bfloat16) or part.out_of_time(f"{case} {dtype}"):
+    cases = [(case, (torch.bfloat16,)) for case in LAYER_CHECKS] + [(case, DTYPES) for case in CHECKS]
+    for case, dtypes in [(Case(3, 4, (5, 7), (3, 5), 16, 16, content=True), DTYPES)] if part.dry_run else cases:
+        for dtype in dtypes:
+            if (part.dry_run and dtype == torch.bfloat16) or part.skip(f"reference of {case} {dtype}"):
                 continue  # Triton's interpreter does not support bfloat16 products
-            with part.record_errors(f"reference of {case} {dtype}"):
+            with part.record_errors(f"reference of {case} {dtype}", seconds=120):
                 example = make_example(case, dtype, part.device)
                 for kernel in kernels_for_dtype(dtype):
                     name = f"{kernel} {dtype} {case}"
-                    if kernel in part.without or part.out_of_time(name):
+                    if part.skip(name, kernel):
                         continue
                     with part.record_errors(name, kernel):
                         result = check_kernel(kernel, [example])
                         if result["reason"].startswith("raises"):
                             raise RuntimeError(result["reason"])
-                        bit_identical = is_bit_identical(kernel, example, 2 if part.dry_run else 20)
+                        bit_identical = is_bit_identical(kernel, example, 2 if part.dry_run else 10)
                         part.write_row(
                             name, correct=not result["reason"], error=result["error"], bit_identical=bit_identical
                         )
@@ -330,18 +449,27 @@ def make_inputs(
     return sets, make_problem(*sets[0][:3], grid, False)
 
 
-def time_kernels(part: Part) -> None:
-    """Measure and predict the time of each kernel: all shapes in bfloat16, the first two also in other dtypes."""
+def time_kernels(part: Part, shapes: Sequence[tuple[int, int, int | None, int]] = ()) -> None:
+    """Measure and predict the time of each kernel: all shapes in bfloat16, the first two also in other dtypes.
+
+    shapes: only these, in bfloat16.
+    """
     device = kernel_device(part.device)
     assert device is not None
     gpu = find_gpu_spec(device.name, device.capability)
     problems = [(shape, torch.bfloat16) for shape in (*SHAPES, *MORE_SHAPES)]
     problems += [(shape, dtype) for dtype in (torch.float16, torch.float32) for shape in SHAPES[:2]]
+    problems = [(shape, torch.bfloat16) for shape in shapes] or problems
     for shape, dtype in problems[-1:] if part.dry_run else problems:
-        sets, problem = make_inputs(part, shape, dtype)
+        inputs = []
+        with part.record_errors(f"inputs of {shape} {dtype}"):
+            inputs.append(make_inputs(part, shape, dtype))
+        if not inputs:
+            continue
+        sets, problem = inputs[0]
         for kernel, call in kernel_calls(problem).items():
             name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} r={shape[2]} b={shape[3]} {str(dtype)[6:]}"
-            if kernel in part.without or part.out_of_time(name):
+            if part.skip(name, kernel):
                 continue
             with part.record_errors(name, kernel):
                 predicted = prediction.kernel_seconds(kernel, problem, device.capability, gpu)
@@ -350,6 +478,75 @@ def time_kernels(part: Part) -> None:
                 if not part.dry_run:  # of the kernel alone, without padding of the table and scaling of float16
                     times |= profiled_time(kernel, calls)
                 part.write_row(name, predicted_us=1e6 * predicted, **times)
+
+
+def time_l1(part: Part) -> None:
+    """Measure kernels whose asynchronous loads allocate in the L1 cache.
+
+    Triton ignores cache_modifier=".ca" for asynchronous loads of 16 bytes: the machine code bypasses the L1 cache.
+    Replacing the modifier in PTX shows what the L1 cache would gain.
+    """
+    from triton import knobs
+
+    def use_l1(*arguments: Any) -> tuple[str, str] | None:
+        if not arguments:  # newer versions of Triton ask for a cache key first
+            return "l1", "l1"
+        stages = arguments[1]
+        make_ptx = stages["ptx"]
+
+        def replaced(source: Any, metadata: Any) -> str:
+            return str(make_ptx(source, metadata)).replace("cp.async.cg.shared.global", "cp.async.ca.shared.global")
+
+        stages["ptx"] = replaced
+        return None
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        knobs.runtime.add_stages_inspection_hook = use_l1
+        time_kernels(part, SHAPES[:2])
+
+
+def time_tiles(part: Part) -> None:
+    """Measure kernels with other tiles, after comparing their results with those of the chosen tiles."""
+    device = kernel_device(part.device)
+    assert device is not None
+    gpu = find_gpu_spec(device.name, device.capability)
+    choose = launches.choose_tiles
+    inputs: dict[Any, tuple[list[list[Tensor]], Problem]] = {}
+    for shape, kernel, tiles in CANDIDATES[:2] if part.dry_run else CANDIDATES:
+        name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} {tuple(vars(tiles).values())}"
+        if part.skip(name, f"{kernel} {tiles}"):
+            continue
+        if shape not in inputs:
+            inputs = {shape: make_inputs(part, shape, torch.float16 if part.dry_run else torch.bfloat16)}
+        sets, problem = inputs[shape]
+        call = kernel_calls(problem)[kernel]
+
+        def choose_candidate(
+            other: str, *sizes: Any, kernel: str = kernel, tiles: Tiles = tiles, **named: Any
+        ) -> Tiles:
+            return tiles if other == kernel else choose(other, *sizes, **named)
+
+        with part.record_errors(name, f"{kernel} {tiles}"):
+            expected = _tensor(call(*sets[0]))
+            launches.choose_tiles = prediction.choose_tiles = choose_candidate
+            try:
+                result = _tensor(call(*sets[0]))
+                error = ((result - expected).norm() / expected.norm()).item()
+                calls = [partial(call, *tensors) for tensors in sets]
+                times = measure_calls(calls, samples=9, graph=False)
+                if not part.dry_run:
+                    times |= profiled_time(kernel, calls)
+                predicted = prediction.kernel_seconds(kernel, problem, device.capability, gpu)
+                part.write_row(name, error=error, correct=error < 0.02, predicted_us=1e6 * predicted, **times)
+            finally:
+                launches.choose_tiles = prediction.choose_tiles = choose
+
+
+def _tensor(result: Any) -> Tensor:
+    """The result of a call of `kernel_calls` as float32."""
+    tensors = [x for x in result if x is not None] if isinstance(result, tuple) else [result]
+    return tensors[0].float()
 
 
 def kernel_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
@@ -418,7 +615,7 @@ def layers(part: Part) -> None:
         cases.append(("lambda layer, auto, compiled", torch.compile, SHAPES[0]))
     for candidate, build, (side, v, scope, batch) in cases:
         name = f"{candidate} {side}x{side} v={v} b={batch}"
-        if part.out_of_time(name):
+        if part.skip(name):
             continue
         dim, sizes = HEADS * v, (2, HEADS * v, 5, 5) if part.dry_run else (batch, HEADS * v, side, side)
         with part.record_errors(name), contextlib.suppress(Skipped):
@@ -434,8 +631,11 @@ def with_algorithm(algorithm: str, layer: LambdaLayer2d) -> LambdaLayer2d:
     return copied
 
 
-def time_module(part: Part, name: str, module: nn.Module, sizes: tuple[int, ...], graph: bool = True) -> None:
-    """Measure inference and a training step in channels_last with bfloat16 autocast, and the step's peak memory."""
+def time_module(part: Part, name: str, module: nn.Module, sizes: tuple[int, ...], graph_step: bool = True) -> None:
+    """Measure inference and a training step in channels_last with bfloat16 autocast, and the step's peak memory.
+
+    Both are measured eagerly and as a CUDA graph, the step as a graph only if graph_step.
+    """
     device_type = part.device.split(":")[0]
     if all(weight.ndim < 5 for weight in module.parameters()):  # 3D convolutions have no channels_last format
         module = module.to(memory_format=torch.channels_last)
@@ -453,11 +653,11 @@ def time_module(part: Part, name: str, module: nn.Module, sizes: tuple[int, ...]
     grad_output = torch.randn_like(forward())
     inputs = [x, *module.parameters()]
     module.eval()
-    part.write_row(f"{name}, inference", **measure_calls([inference], graph=graph))
+    part.write_row(f"{name}, inference", **measure_calls([inference]))
     module.train()
     if device_type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    step = measure_calls([lambda: torch.autograd.grad(forward(), inputs, grad_output)], graph=graph)
+    step = measure_calls([lambda: torch.autograd.grad(forward(), inputs, grad_output)], graph=graph_step)
     peak = torch.cuda.max_memory_allocated() / 2**20 if device_type == "cuda" else None
     part.write_row(f"{name}, training step", **step, peak_mib=peak)
 
@@ -471,11 +671,11 @@ def networks(part: Part) -> None:
     models += [("resnet50_lambda", {"pattern": pattern}) for pattern in ("CCLL", "LLLL")]
     for model_name, options in models[:1] if part.dry_run else models:
         name = f"{model_name} {' '.join(options.values())} b={batch}"
-        if part.out_of_time(name):
+        if part.skip(name):
             continue
         with part.record_errors(name):
             model = timm_model(model_name) if model_name == "resnet50" else create_model(model_name, **options)
-            time_module(part, name, model.to(part.device), (batch, 3, side, side), graph=False)
+            time_module(part, name, model.to(part.device), (batch, 3, side, side), graph_step=False)
 
 
 def timm_model(name: str) -> nn.Module:
@@ -493,6 +693,8 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "self_test": self_test,
     "layers": layers,
     "networks": networks,
+    "tiles": time_tiles,
+    "l1": time_l1,
 }
 
 

@@ -70,8 +70,8 @@ def configurations(
     return list(distinct)
 
 
-def compile_kernel(configuration: Configuration) -> Any:
-    """Compile a kernel with the arguments of a launch for 16-byte-aligned tensors and a content lambda."""
+def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
+    """Compile a kernel with the arguments of a launch for 16-byte-aligned tensors, with or without a content lambda."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -85,7 +85,7 @@ def compile_kernel(configuration: Configuration) -> Any:
     constants = kernel_constants(
         configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
     )
-    constants |= {"CONTENT": True, "SCALED": configuration.dtype == "float16"}
+    constants |= {"CONTENT": content, "SCALED": configuration.dtype == "float16"}
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     signature: dict[str, str] = {}
     constexprs: dict[str, int] = {}

@@ -55,10 +55,10 @@ def test_dry_run_measures_kernels_and_predictions(tmp_path):
 def test_part_that_exceeds_its_time_is_recorded(tmp_path, monkeypatch):
     script = load_script("experiments/gpu.py")
 
-    def time_out(command, **options):
-        raise subprocess.TimeoutExpired(command, options["timeout"])
+    def time_out(command, environment, errors, limit):
+        raise subprocess.TimeoutExpired(command, limit)
 
-    monkeypatch.setattr(script.subprocess, "run", time_out)
+    monkeypatch.setattr(script, "run_group", time_out)
     script.run_part("check", tmp_path / "gpu.jsonl", 30, False)
     (row,) = script.read_rows(tmp_path / "gpu.jsonl")
     assert row["failure"] == "exceeded 30 s"
@@ -68,13 +68,13 @@ def test_part_continues_without_a_kernel_that_corrupted_the_context(tmp_path, mo
     script = load_script("experiments/gpu.py")
     out, commands = tmp_path / "gpu.jsonl", []
 
-    def run(command, **options):
+    def run(command, environment, errors, limit):
         commands.append(command)
         if len(commands) == 1:
             out.write_text(json.dumps({"part": "check", "name": "x", "broken_by": "grad_values"}) + "\n")
-        return subprocess.CompletedProcess(command, script.BROKEN_CONTEXT if len(commands) == 1 else 0)
+        return script.BROKEN_CONTEXT if len(commands) == 1 else 0
 
-    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(script, "run_group", run)
     script.run_part("check", out, 30, False)
     assert "--without" not in commands[0]
     assert commands[1][-2:] == ["--without", "grad_values"]
