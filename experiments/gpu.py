@@ -12,11 +12,11 @@ First command. PyTorch with CUDA and Triton must be installed; the other package
 | 1.2 to 2.0 | self_test | every kernel in three dtypes, each in its own process: what `auto` may use |
 | 2.0 to 2.8 | check | the position terms of LambdaResNet-50 at batch 128 first, then edges; 10 runs bit-identical |
 | 2.8 to 4.3 | layers | 3x3 convolution, lambda layers by algorithm, layers of other packages; peak memory |
-| 4.3 to 5.2 | networks | four networks, inference (eager and as a CUDA graph) and training |
+| 4.3 to 5.2 | networks | four networks, inference and training, eager and as a CUDA graph |
 | 5.2 to 6.8 | kernels | measured and predicted microseconds of each kernel |
 | 6.8 to 7.8 | tiles | other tiles than the chosen ones: what the rules in tiles.py should choose |
-| 7.8 to 8.3 | l1 | the same kernels with loads through the L1 cache |
-| 8.3 to 8.8 | smoke | unusual layers against convolutions |
+| 7.8 to 8.1 | profile | operations of a layer by CPU time, kernels of a network by GPU time |
+| 8.1 to 8.6 | smoke | unusual layers against convolutions |
 
 Second command, after the first or after a change, with the parts that are wanted again:
 
@@ -51,7 +51,7 @@ PARTS = {
     "networks": 0.8,
     "kernels": 1.3,
     "tiles": 0.8,
-    "l1": 0.4,
+    "profile": 0.3,
     "smoke": 0.5,
 }
 SECONDS_TO_STOP = 10  # for the last case of a part after its time limit

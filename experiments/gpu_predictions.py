@@ -14,7 +14,12 @@ from typing import Any
 import torch
 
 from lambdanets.ops.position.fused.prediction import kernel_seconds, step_work
-from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, choose_table_step, choose_tiles
+from lambdanets.ops.position.fused.tiles import (
+    LAMBDA_ORDER_KERNELS,
+    choose_table_step,
+    choose_tiles,
+    launched_kernels,
+)
 from lambdanets.ops.position.gpus import SPECIFICATIONS, GpuSpec
 from lambdanets.ops.position.problem import Problem
 from lambdanets.text_tables import markdown_table
@@ -46,10 +51,10 @@ def predict_layers(device: str) -> list[dict[str, Any]]:
         problem = layer_problem(side, v)
         times = {
             kernel: 1e6 * kernel_seconds(kernel, problem, CAPABILITIES[device], SPECIFICATIONS[device])
-            for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS)
+            for kernel in launched_kernels(CAPABILITIES[device], problem.dtype.itemsize, v)
         }
-        forward = min(times[LAMBDA_ORDER], times["forward_query_order"])
-        backward = sum(times[kernel] for kernel in QUERY_ORDER_KERNELS[1:])
+        *forward, _, _, _ = times.values()
+        forward, backward = min(forward), sum(times.values()) - sum(forward)
         convolution = 1e6 * convolution_seconds(side, v, SPECIFICATIONS[device])
         rows.append({
             "side": side, "v": v, "kernels_us": times, "forward_us": forward, "backward_us": backward,
@@ -61,16 +66,16 @@ def predict_layers(device: str) -> list[dict[str, Any]]:
 def arithmetic_intensities(device: str) -> list[dict[str, Any]]:
     """The arithmetic intensity of each kernel in operations per loaded byte."""
     rows = []
-    for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS):
-        for side, v in LAYERS:
+    for side, v in LAYERS:
+        for kernel in launched_kernels(CAPABILITIES[device], 2, v):
             tiles = choose_tiles(kernel, CAPABILITIES[device], 2, BATCH, HEADS, side * side, v)
             radius = layer_problem(side, v).before
             rows_per_step = choose_table_step((side, side), radius, tiles.positions, tiles.step)[0]
-            step = step_work(kernel, tiles, HEADS, rows_per_step if kernel == "grad_table_partial" else 1)
+            step = step_work(kernel, tiles, HEADS, 2, rows_per_step if kernel == "grad_table_partial" else 1)
             # each block of value channels recomputes the other factor, which is not useful work
             blocks = -(-v // tiles.values)
             useful = 2 * step.multiply_adds
-            if kernel != LAMBDA_ORDER:
+            if kernel not in (*LAMBDA_ORDER_KERNELS, "grad_table_partial"):
                 useful *= (16 / blocks + tiles.values) / (16 + tiles.values)
             rows.append({"kernel": kernel, "v": v, "operations_per_byte": useful / (2 * step.loaded_elements)})
     return rows
@@ -91,9 +96,10 @@ def main() -> None:
         for row in layers
     ]
     print(markdown_table(["map", "v", "forward", "backward", "convolution forward", "backward"], *rows))
+    intensity = {(row["kernel"], row["v"]): round(row["operations_per_byte"]) for row in intensities}
     rows = [
-        [kernel, *(f"{row['operations_per_byte']:.0f}" for row in intensities if row["kernel"] == kernel)]
-        for kernel in (LAMBDA_ORDER, *QUERY_ORDER_KERNELS)
+        [kernel, *(str(intensity.get((kernel, v), "")) for _, v in LAYERS)]
+        for kernel in dict.fromkeys(row["kernel"] for row in intensities)
     ]
     print("\n" + markdown_table(["kernel", *(f"v = {v}" for _, v in LAYERS)], *rows))
     if arguments.out is not None:

@@ -7,6 +7,7 @@ number of heads, value depth and batch, and prints failed checks. The exit code 
 """
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -22,7 +23,7 @@ import torch
 
 from lambdanets.ops.position.fused.device import max_shared_memory
 from lambdanets.ops.position.fused.launches import kernel_constants
-from lambdanets.ops.position.fused.tiles import LAMBDA_ORDER, QUERY_ORDER_KERNELS, Tiles, choose_tiles
+from lambdanets.ops.position.fused.tiles import Tiles, choose_tiles, launched_kernels
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
@@ -59,14 +60,11 @@ def configurations(
         capability = divmod(architecture, 10)
         for dtype in dtypes:
             itemsize = getattr(torch, dtype).itemsize
-            kernels = QUERY_ORDER_KERNELS if itemsize > 2 else (*QUERY_ORDER_KERNELS, LAMBDA_ORDER)
-            for kernel in kernels:
-                for h in heads:
-                    for depth in depths:
-                        for batch in batches:
-                            for n in positions:
-                                tiles = choose_tiles(kernel, capability, itemsize, batch, h, n, depth)
-                                distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
+            for h, depth in itertools.product(heads, depths):
+                for kernel in launched_kernels(capability, itemsize, depth):
+                    for batch, n in itertools.product(batches, positions):
+                        tiles = choose_tiles(kernel, capability, itemsize, batch, h, n, depth)
+                        distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(distinct)
 
 

@@ -23,14 +23,13 @@ from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusi
 from lambdanets.ops.position.fused import launches, prediction, scaling, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
-from lambdanets.ops.position.fused.tiles import K, max_value_channels
+from lambdanets.ops.position.fused.tiles import K, launched_kernels, max_value_channels
 from lambdanets.ops.position.gpus import GpuSpec, find_gpu_spec
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
 
 MAX_HEADS = 16
-_GRADIENT_KERNELS = ("grad_queries", "grad_values", "grad_table_partial")
 MAX_TILE = 64
 _MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 
@@ -61,9 +60,10 @@ class Fused(Algorithm):
         table_copy_elements = 4 * math.prod(problem.scope) * K * problem.intra_depth
         num_launches = len(list(_launch_slices(problem)))
         launch_problem = _problem_per_launch(problem)
+        gradients = launched_kernels(device.capability, problem.dtype.itemsize, launch_problem.value_depth)[-3:]
         forward, *backward = (
             num_launches * prediction.kernel_seconds(name, launch_problem, device.capability, _gpu_spec(device))
-            for name in (f"forward_{_best_order(problem, device)}_order", *_GRADIENT_KERNELS)
+            for name in (f"forward_{_best_order(problem, device)}_order", *gradients)
         )
         b, n, h, k, v = problem.batch, problem.num_positions, problem.heads, problem.query_depth, problem.value_depth
         itemsize, vec_size = problem.dtype.itemsize, launches.VECTOR_BYTES // problem.dtype.itemsize

@@ -153,7 +153,7 @@ def forward_query_order(
             total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
         y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
-        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, None, :]), cache_modifier=".ca")
+        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, None, :]))
         values = tl.load(
             v_rows + offset64(y_m * width + x_m, v_n_stride, VEC)[None, :, None],
             mask=in_batch & in_depth & inside[None, :, None],
@@ -173,6 +173,68 @@ def forward_query_order(
     y_offset = offset64(examples, y_b_stride, VEC)[:, None, None] + row_offset[None, :, None] + v[None, None, :]
     y_mask = in_batch & in_depth & ((y_n < height) & (x_n < width) & (head < heads))[None, :, None]
     tl.store(y_ptr + y_offset, total.to(y_ptr.dtype.element_ty), mask=y_mask)
+
+
+@triton.jit
+def sum_lambdas(
+    table_ptr,
+    v_ptr,
+    v_b_stride,
+    v_n_stride,
+    value_depth,
+    batch,
+    height,
+    width,
+    row_radius,
+    column_radius,
+    tile_rows,
+    tile_columns,
+    step_rows,
+    step_columns,
+    y0,
+    x0,
+    first_example,
+    first_value,
+    TILE: tl.constexpr,
+    EXAMPLES: tl.constexpr,
+    STEP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    VEC: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+):
+    """Return lambda[(b v),(n k)] = sum_m V[(b v),m] E[m,(n k)] of a tile, or its transpose."""
+    columns = tl.arange(0, TILE * K)
+    y_n = y0 + columns // K // tile_columns
+    x_n = x0 + columns // K % tile_columns
+    m = tl.arange(0, STEP)
+    rows = tl.arange(0, EXAMPLES * V)
+    y_first, y_last = window_bounds(y0, tile_rows, row_radius, height)
+    x_first, x_last = window_bounds(x0, tile_columns, column_radius, width)
+    steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
+    steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
+    table_width = 2 * (column_radius + tile_columns) - 1
+    query_index = (row_radius + tile_rows - 1 - y_n) * table_width + column_radius + tile_columns - 1 - x_n
+    e_offset = (query_index * K + columns % K)[None, :]
+    v_rows = v_ptr + (offset64(first_example + rows // V, v_b_stride, VEC) + first_value + rows % V)[:, None]
+    v_mask = ((first_example + rows // V < batch) & (first_value + rows % V < value_depth))[:, None]
+    if TRANSPOSED:
+        lambdas = tl.zeros((TILE * K, EXAMPLES * V), tl.float32)
+    else:
+        lambdas = tl.zeros((EXAMPLES * V, TILE * K), tl.float32)
+    for step in range(steps_x * steps_y):
+        y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
+        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]))
+        values = tl.load(
+            v_rows + offset64(y_m * width + x_m, v_n_stride, VEC)[None, :],
+            mask=v_mask & inside[None, :],
+            other=0.0,
+        )
+        if TRANSPOSED:
+            lambdas = tl.dot(tl.trans(e), tl.trans(values), lambdas, input_precision="ieee")
+        else:
+            lambdas = tl.dot(values, e, lambdas, input_precision="ieee")
+    return lambdas
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
@@ -227,32 +289,33 @@ def forward_lambda_order(
     first_example = group * EXAMPLES
     first_value = block * V
 
-    columns = tl.arange(0, TILE * K)
-    y_n = y0 + columns // K // tile_columns
-    x_n = x0 + columns // K % tile_columns
-    m = tl.arange(0, STEP)
-    rows = tl.arange(0, EXAMPLES * V)
-    y_first, y_last = window_bounds(y0, tile_rows, row_radius, height)
-    x_first, x_last = window_bounds(x0, tile_columns, column_radius, width)
-    steps_x = tl.cdiv(x_last - x_first + 1, step_columns)
-    steps_y = tl.cdiv(y_last - y_first + 1, step_rows)
-    table_width = 2 * (column_radius + tile_columns) - 1
-    query_index = (row_radius + tile_rows - 1 - y_n) * table_width + column_radius + tile_columns - 1 - x_n
-    e_offset = (query_index * K + columns % K)[None, :]
-    v_rows = v_ptr + (offset64(first_example + rows // V, v_b_stride, VEC) + first_value + rows % V)[:, None]
-    v_mask = ((first_example + rows // V < batch) & (first_value + rows % V < value_depth))[:, None]
-
-    lambdas = tl.zeros((EXAMPLES * V, TILE * K), tl.float32)
-    for step in range(steps_x * steps_y):
-        y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
-        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]), cache_modifier=".ca")
-        values = tl.load(
-            v_rows + offset64(y_m * width + x_m, v_n_stride, VEC)[None, :],
-            mask=v_mask & inside[None, :],
-            other=0.0,
-        )
-        lambdas = tl.dot(values, e, lambdas, input_precision="ieee")
-
+    lambdas = sum_lambdas(
+        table_ptr,
+        v_ptr,
+        v_b_stride,
+        v_n_stride,
+        value_depth,
+        batch,
+        height,
+        width,
+        row_radius,
+        column_radius,
+        tile_rows,
+        tile_columns,
+        step_rows,
+        step_columns,
+        y0,
+        x0,
+        first_example,
+        first_value,
+        TILE,
+        EXAMPLES,
+        STEP,
+        K,
+        V,
+        VEC,
+        False,
+    )
     lambdas = tl.reshape(lambdas, (EXAMPLES, V, TILE, K))
     examples = first_example + tl.arange(0, EXAMPLES)
     v = first_value + tl.arange(0, V)

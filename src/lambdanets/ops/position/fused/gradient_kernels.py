@@ -14,6 +14,7 @@ from lambdanets.ops.position.fused.forward_kernels import (
     offset64,
     program_tile,
     step_positions,
+    sum_lambdas,
     window_bounds,
 )
 
@@ -119,7 +120,7 @@ def grad_queries(
             total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
         y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
-        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, :, None]), cache_modifier=".ca")
+        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, :, None]))
         values = tl.load(
             v_rows + offset64(y_m * width + x_m, v_n_stride, VEC)[None, :, None],
             mask=in_batch & in_depth & inside[None, :, None],
@@ -143,6 +144,113 @@ def grad_queries(
         total.to(o_ptr.dtype.element_ty),
         mask=mask[:, :, None] & (k < query_depth)[None, None, :],
     )
+
+
+@triton.jit(do_not_specialize=SIZES + STRIDES)
+def grad_queries_lambda_order(
+    g_ptr,  # (b, h, n, v), aligned rows
+    table_ptr,
+    v_ptr,  # (b, n, v), aligned rows
+    c_ptr,  # (b, k, v), aligned rows
+    o_ptr,  # (b, h, n, k), aligned rows
+    scale_ptr,
+    g_b_stride,
+    g_h_stride,
+    g_n_stride,
+    v_b_stride,
+    v_n_stride,
+    c_b_stride,
+    c_k_stride,
+    o_b_stride,
+    o_h_stride,
+    o_n_stride,
+    value_depth,
+    query_depth,
+    batch,
+    heads,
+    height,
+    width,
+    row_radius,
+    column_radius,
+    tile_rows,
+    tile_columns,
+    step_rows,
+    step_columns,
+    TILE: tl.constexpr,  # query positions of a program
+    EXAMPLES: tl.constexpr,
+    HEADS: tl.constexpr,  # not rounded up
+    STEP: tl.constexpr,  # context positions of a step
+    K: tl.constexpr,
+    V: tl.constexpr,
+    VEC: tl.constexpr,
+    CONTENT: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """Compute dq[b,h,n,k] = sum_v g[b,h,n,v] lambda[(n k),(b v)], with all value channels in one program.
+
+    (b v) are the columns of the product, so that the final sum over v needs little communication between threads.
+    """
+    value_depth *= VEC
+    query_depth *= VEC
+    _, y0, x0, group = program_tile(tl.program_id(0), 1, height, width, tile_rows, tile_columns)
+    first_example = group * EXAMPLES
+    lambdas = sum_lambdas(
+        table_ptr,
+        v_ptr,
+        v_b_stride,
+        v_n_stride,
+        value_depth,
+        batch,
+        height,
+        width,
+        row_radius,
+        column_radius,
+        tile_rows,
+        tile_columns,
+        step_rows,
+        step_columns,
+        y0,
+        x0,
+        first_example,
+        0,
+        TILE,
+        EXAMPLES,
+        STEP,
+        K,
+        V,
+        VEC,
+        True,
+    )
+    lambdas = tl.reshape(lambdas, (TILE, K, EXAMPLES, V))
+    examples = first_example + tl.arange(0, EXAMPLES)
+    v = tl.arange(0, V)
+    n = tl.arange(0, TILE)
+    y_n = y0 + n // tile_columns
+    x_n = x0 + n % tile_columns
+    k = tl.arange(0, K)
+    in_grid = (y_n < height) & (x_n < width)
+    in_batch = examples < batch
+    if CONTENT:
+        c_offset = offset64(k, c_k_stride, VEC)[:, None, None] + offset64(examples, c_b_stride, VEC)[None, :, None]
+        c_mask = (k < query_depth)[:, None, None] & in_batch[None, :, None] & (v < value_depth)[None, None, :]
+        c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0).to(tl.float32)
+        if SCALED:
+            c *= tl.load(scale_ptr + 1)
+        lambdas += c[None, :, :, :]
+    if SCALED:
+        lambdas *= tl.load(scale_ptr)
+    position = y_n * width + x_n
+    g_offset = offset64(position, g_n_stride, VEC)[:, None, None] + offset64(examples, g_b_stride, VEC)[None, :, None]
+    g_offset += v[None, None, :]
+    g_mask = in_grid[:, None, None] & in_batch[None, :, None] & (v < value_depth)[None, None, :]
+    o_offset = offset64(position, o_n_stride, VEC)[:, None, None] + offset64(examples, o_b_stride, VEC)[None, None, :]
+    o_offset += k[None, :, None]
+    o_mask = in_grid[:, None, None] & (k < query_depth)[None, :, None] & in_batch[None, None, :]
+    for head in tl.static_range(HEADS):
+        g = tl.load(g_ptr + head * VEC * g_h_stride.to(tl.int64) + g_offset, mask=g_mask, other=0.0).to(tl.float32)
+        dq = tl.sum(lambdas * g[:, None, :, :], axis=3)
+        o_head_ptr = o_ptr + head * VEC * o_h_stride.to(tl.int64)
+        tl.store(o_head_ptr + o_offset, dq.to(o_ptr.dtype.element_ty), mask=o_mask)
 
 
 @triton.jit(do_not_specialize=SIZES + STRIDES)
@@ -219,7 +327,7 @@ def grad_values(
     total = tl.zeros((EXAMPLES, TILE, V), tl.float32)
     for step in range(steps_x * steps_y):
         y_n, x_n, inside = step_positions(n, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
-        e = tl.load(table_ptr + (e_offset - ((y_n * table_width + x_n) * K)[:, None, None]), cache_modifier=".ca")
+        e = tl.load(table_ptr + (e_offset - ((y_n * table_width + x_n) * K)[:, None, None]))
         q = tl.load(
             q_rows + offset64(y_n * width + x_n, q_n_stride, VEC)[:, None, None],
             mask=q_mask & inside[:, None, None],

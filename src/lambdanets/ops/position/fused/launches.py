@@ -21,6 +21,7 @@ from lambdanets.ops.position.fused.tiles import (
     choose_tiles,
     count_chunks,
     count_row_pairs,
+    grad_queries_kernel,
     max_value_channels,
     next_power_of_2,
 )
@@ -80,16 +81,20 @@ def grad_queries(
     scales: Tensor | None,
 ) -> Tensor:
     """Compute grad_queries (b, h, n, k) in the given dtype."""
-    from lambdanets.ops.position.fused.gradient_kernels import grad_queries as kernel
+    from lambdanets.ops.position.fused import gradient_kernels
 
-    tiles = _choose_tiles("grad_queries", values, problem)
+    device = kernel_device(str(values.device))
+    assert device is not None
+    name = grad_queries_kernel(device.capability, values.dtype.itemsize, values.shape[2])
+    kernel = getattr(gradient_kernels, name)
+    tiles = _choose_tiles(name, values, problem)
     shape = choose_tile_shape(grid_2d(problem), radius_2d(problem), tiles.positions, tiles.step)
     output = _empty_aligned(values, problem.batch, problem.num_positions, problem.heads, table.shape[-1], dtype=dtype)
     output = output.transpose(1, 2)
     grad_output, values, vec_size = _align_rows(grad_output), _align_rows(values), _vector_size(values)
     has_content = content is not None
     content = _align_content(content, values)
-    constants = kernel_constants("grad_queries", tiles, problem.heads, values.dtype)
+    constants = kernel_constants(name, tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
     kernel[(_count_programs(problem, shape, tiles),)](
         grad_output,
@@ -252,10 +257,12 @@ def _choose_tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
 
 def kernel_constants(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> dict[str, int]:
     """Return the compile-time constants of a kernel; FMA is explicit because Triton's default may change."""
+    is_table = kernel == "grad_table_partial"
+    lambda_order = kernel.endswith("lambda_order") or (is_table and dtype.itemsize == 2)
     return {
         "TILE": tiles.positions,
         "EXAMPLES": tiles.examples,
-        "HEADS": heads if kernel == "forward_lambda_order" else next_power_of_2(heads),
+        "HEADS": heads if lambda_order else next_power_of_2(heads),
         "STEP": tiles.step,
         "K": K,
         "V": tiles.values,
@@ -263,7 +270,7 @@ def kernel_constants(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) 
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
         "enable_fp_fusion": True,
-    }
+    } | ({"LAMBDA_ORDER": lambda_order} if is_table else {})
 
 
 def _count_programs(problem: Problem, shape: tuple[int, int, int, int], tiles: Tiles) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from lambdanets.ops.position.fused.launches import choose_table_grid, grid_2d, radius_2d
 from lambdanets.ops.position.fused.tiles import (
     LAMBDA_ORDER,
+    LAMBDA_ORDER_KERNELS,
     K,
     Tiles,
     choose_tile_shape,
@@ -32,6 +33,7 @@ _BASE_INSTRUCTIONS = {
     "grad_values": 105,
     "grad_table_partial": 75,
     LAMBDA_ORDER: 120,
+    "grad_queries_lambda_order": 120,
 }
 _MIN_RESIDENT_WARPS = 8  # per SM; experiments/kernels.py checks it
 _BARRIER_CYCLES = 150  # cycles per step that other warps of the program cannot hide
@@ -50,11 +52,11 @@ class StepWork:
     multiply_adds: float
 
 
-def step_work(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> StepWork:
+def step_work(kernel: str, tiles: Tiles, heads: int, itemsize: int, step_rows: int = 1) -> StepWork:
     """Return the work of one step of a kernel; step_rows: rows of values per step of `grad_table_partial`."""
     n, b, m, v, h, warps = tiles.positions, tiles.examples, tiles.step, tiles.values, heads, tiles.warps
     embeddings = n * m * K / 4
-    if kernel == LAMBDA_ORDER:
+    if kernel in LAMBDA_ORDER_KERNELS:
         return StepWork(embeddings + b * v * m, _mma_instructions(1, b * v, n * K, m, warps), b * v * n * K * m)
     multiply_adds = b * h * n * m * (K + v)
     if kernel == "forward_query_order":
@@ -66,6 +68,10 @@ def step_work(kernel: str, tiles: Tiles, heads: int, step_rows: int = 1) -> Step
     if kernel == "grad_values":
         mma_instructions = _mma_instructions(m, n, b * h, K, warps) + _mma_instructions(b, n, v, m * h, warps)
         return StepWork(embeddings + b * h * m * (K + v), mma_instructions, multiply_adds)
+    if itemsize == 2:
+        return StepWork(
+            b * h * n * (K + v) + b * m * v, _mma_instructions(1, n * K, m, b * v, warps), b * v * n * K * m
+        )
     mma_instructions = _mma_instructions(b, n * h, m, v, warps) + _mma_instructions(n, m, K, b * h, warps)
     return StepWork(b * h * n * (K + v) + b * m * v * min(1.0, 1.3 / step_rows), mma_instructions, multiply_adds)
 
@@ -91,10 +97,10 @@ def kernel_seconds(kernel: str, problem: Problem, capability: tuple[int, int], g
         partial_sum_bytes = 2 * 4 * programs * tiles.positions * tiles.step * K  # written and read again
     else:
         shape, step_rows = choose_tile_shape(grid, radius, tiles.positions, tiles.step), 1
-        column_programs = 1 if kernel == "grad_queries" else blocks
+        column_programs = 1 if kernel.startswith("grad_queries") else blocks
         programs = -(-grid[0] // shape[0]) * -(-grid[1] // shape[1]) * groups * column_programs
         steps = count_steps(grid, radius, shape) * groups * column_programs
-    work = step_work(kernel, tiles, problem.heads if kernel == LAMBDA_ORDER else h, step_rows)
+    work = step_work(kernel, tiles, problem.heads if kernel in LAMBDA_ORDER_KERNELS else h, itemsize, step_rows)
     cycles = _step_cycles(kernel, work, tiles, itemsize, gpu)
     programs_per_sm = max(1, _MIN_RESIDENT_WARPS // tiles.warps)
     slots = gpu.num_sms * programs_per_sm
@@ -102,7 +108,7 @@ def kernel_seconds(kernel: str, problem: Problem, capability: tuple[int, int], g
     latency = 2.5 * _instructions(kernel, work, tiles, itemsize) + _BARRIER_CYCLES
     total_cycles = steps / programs * -(-programs // slots) * max(programs_per_sm * cycles, latency)
     seconds = total_cycles / gpu.clock / _EFFICIENCY
-    if kernel == LAMBDA_ORDER:
+    if kernel in LAMBDA_ORDER_KERNELS:
         multiply_adds = problem.batch * problem.heads * problem.num_positions * K * problem.value_depth
         seconds += 2 * multiply_adds / gpu.float32_flops / _EFFICIENCY
     b, n, k, v = problem.batch, problem.num_positions, problem.query_depth, problem.value_depth
@@ -116,7 +122,9 @@ def _step_cycles(kernel: str, work: StepWork, tiles: Tiles, itemsize: int, gpu: 
     issue_cycles = _instructions(kernel, work, tiles, itemsize) * tiles.warps / 4
     if itemsize > 2:
         return max(load_cycles, issue_cycles, 2 * work.multiply_adds / (gpu.float32_flops / gpu.clock / gpu.num_sms))
-    fraction = 1.0 if kernel == LAMBDA_ORDER else gpu.mma_sync_fraction  # 2-d products use the full-rate instructions
+    fraction = (
+        1.0 if kernel in LAMBDA_ORDER_KERNELS else gpu.mma_sync_fraction
+    )  # 2-d products use the full-rate instructions
     rate = gpu.bfloat16_flops * fraction / gpu.clock / gpu.num_sms
     return max(load_cycles, issue_cycles, 2 * 16 * 8 * 16 * work.mma_instructions * tiles.warps / rate)
 
@@ -127,4 +135,6 @@ def _instructions(kernel: str, work: StepWork, tiles: Tiles, itemsize: int) -> f
     loads = itemsize * work.loaded_elements / (16 * threads)
     if itemsize > 2:
         return _BASE_INSTRUCTIONS[kernel] + 1.3 * work.multiply_adds / threads + 5 * loads
-    return _BASE_INSTRUCTIONS[kernel] + (0 if kernel == LAMBDA_ORDER else 2.5 * work.mma_instructions) + 5 * loads
+    return (
+        _BASE_INSTRUCTIONS[kernel] + (0 if kernel in LAMBDA_ORDER_KERNELS else 2.5 * work.mma_instructions) + 5 * loads
+    )

@@ -90,7 +90,8 @@ def _scales(
             torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32, out=maxima[i])
     scales = torch.empty(5 * SLOT, device=table.device)
     value_terms = 0 if values is None else min(values.shape[2], max_value_channels(values.dtype.itemsize))
-    compute_scales[(1,)](maxima, scales, min(queries.shape[3], K), value_terms, SLOT, TABLE_FOR_LOGITS)
+    terms = min(queries.shape[3], K), value_terms, queries.shape[1]
+    compute_scales[(1,)](maxima, scales, *terms, SLOT, TABLE_FOR_LOGITS)
     return scales
 
 

@@ -22,12 +22,13 @@ def power_of_2(exponent):
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["query_terms", "value_terms"])
+@triton.jit(do_not_specialize=["query_terms", "value_terms", "heads"])
 def compute_scales(
     maxima_ptr,  # maxima of table, queries, content, grad_output and values; unused for operands that are None
     scales_ptr,
     query_terms,
     value_terms,
+    heads,
     SLOT: tl.constexpr,
     OPERANDS: tl.constexpr,  # index of the scales of the operands
 ):
@@ -36,7 +37,9 @@ def compute_scales(
     # Both S and the scaled table stay in range.
     table_for_logits = exponent(table_max * tl.maximum(query_terms * tl.load(maxima_ptr + 1), 1.0))
     content = exponent(tl.load(maxima_ptr + 2))
-    grad_output = exponent(tl.load(maxima_ptr + 3) * tl.maximum(value_terms * tl.load(maxima_ptr + 4), 1.0))
+    # Both T, a sum over v, and the gradient of the lambdas, a sum over heads, stay in range.
+    factor = tl.maximum(value_terms * tl.load(maxima_ptr + 4), heads * tl.load(maxima_ptr + 1))
+    grad_output = exponent(tl.load(maxima_ptr + 3) * tl.maximum(factor, 1.0))
     # forward
     tl.store(scales_ptr, power_of_2(-table_for_logits))
     tl.store(scales_ptr + 1, power_of_2(table_for_logits - content))
