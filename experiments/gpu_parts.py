@@ -29,11 +29,8 @@ from lambdanets.ops.position.fused import launches, prediction
 from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.fused.self_test import CASES, FULL_TILE_CASE, Case, Example, check_kernel, run_kernel
 from lambdanets.ops.position.fused.tiles import (
-    GRAD_QUERIES_LAMBDA_ORDER,
-    LAMBDA_ORDER,
     Tiles,
     choose_tiles,
-    launched_kernels,
     max_value_channels,
 )
 from lambdanets.ops.position.fused.verification import kernels_for_dtype, retest
@@ -79,40 +76,23 @@ LAYER_CHECKS = [
 CANDIDATES: list[tuple[tuple[int, int, int | None, int], str, Tiles]] = [
     (SHAPES[i], kernel, Tiles(*sizes))
     for i, kernel, sizes in (
-        (0, "grad_queries", (8, 8, 16, 16, 4, 3)),
-        (0, "grad_table_partial", (8, 4, 256, 16, 8, 3)),
-        (0, "grad_table_partial", (8, 4, 64, 16, 8, 3)),
-        (0, "grad_table_partial", (4, 4, 128, 16, 4, 3)),
-        (0, "grad_table_partial", (8, 2, 128, 16, 8, 3)),
-        (0, "grad_values", (32, 4, 4, 16, 4, 3)),
-        (0, "grad_values", (32, 16, 4, 16, 4, 3)),
-        (0, "grad_values", (16, 8, 4, 16, 4, 3)),
-        (0, "grad_values", (32, 16, 4, 16, 8, 3)),
-        (0, LAMBDA_ORDER, (8, 16, 32, 16, 8, 3)),
-        (0, LAMBDA_ORDER, (8, 8, 32, 16, 4, 3)),
-        (0, LAMBDA_ORDER, (16, 8, 64, 16, 8, 3)),
-        (0, GRAD_QUERIES_LAMBDA_ORDER, (8, 16, 32, 16, 8, 3)),
-        (0, GRAD_QUERIES_LAMBDA_ORDER, (8, 8, 32, 16, 4, 3)),
-        (0, GRAD_QUERIES_LAMBDA_ORDER, (8, 8, 32, 16, 8, 3)),
-        (0, GRAD_QUERIES_LAMBDA_ORDER, (16, 8, 32, 16, 8, 4)),
-        (1, "grad_queries", (8, 8, 16, 32, 4, 3)),
-        (1, "grad_table_partial", (8, 4, 256, 16, 8, 3)),
-        (1, "grad_table_partial", (8, 4, 64, 16, 8, 3)),
-        (1, "grad_values", (16, 8, 4, 32, 4, 3)),
-        (1, "grad_values", (32, 4, 4, 32, 4, 3)),
-        (1, LAMBDA_ORDER, (8, 8, 32, 32, 8, 3)),
-        (1, GRAD_QUERIES_LAMBDA_ORDER, (8, 8, 32, 32, 8, 3)),
-        (1, GRAD_QUERIES_LAMBDA_ORDER, (8, 4, 32, 32, 4, 3)),
-        (2, "grad_queries", (16, 8, 16, 64, 8, 3)),
-        (2, "grad_table_partial", (8, 4, 256, 16, 8, 3)),
-        (2, "grad_table_partial", (4, 4, 128, 16, 4, 3)),
+        (0, "forward_lambda_order", (16, 8, 32, 16, 8, 3, True)),
+        (0, "grad_queries_lambda_order", (8, 16, 32, 16, 8, 3, True)),
+        (0, "grad_table_partial", (4, 4, 256, 16, 4, 3, True)),
+        (1, "forward_query_order", (8, 4, 16, 32, 4, 3)),
+        (1, "forward_lambda_order", (8, 8, 32, 32, 8, 3, True)),
+        (1, "grad_table_partial", (4, 4, 256, 16, 4, 3, True)),
+        (1, "grad_table_partial", (8, 4, 32, 32, 4, 3)),
+        (2, "forward_query_order", (8, 4, 16, 64, 4, 3)),
+        (2, "grad_queries", (8, 8, 16, 64, 4, 3)),
+        (2, "grad_queries", (16, 4, 16, 64, 4, 3)),
+        (2, "grad_table_partial", (8, 8, 32, 64, 8, 3)),
+        (2, "grad_table_partial", (8, 4, 64, 64, 8, 3)),
         (2, "grad_values", (32, 4, 8, 64, 4, 3)),
-        (2, "grad_values", (16, 8, 4, 64, 4, 3)),
-        (2, GRAD_QUERIES_LAMBDA_ORDER, (8, 2, 32, 64, 8, 3)),
-        (3, "grad_table_partial", (4, 4, 128, 16, 4, 3)),
-        (3, "grad_table_partial", (8, 4, 64, 16, 8, 3)),
+        (3, "forward_query_order", (8, 4, 16, 64, 4, 3)),
+        (3, "grad_queries", (8, 4, 16, 128, 4, 3)),
+        (3, "grad_table_partial", (8, 4, 32, 128, 8, 3)),
         (3, "grad_values", (16, 4, 4, 64, 4, 3)),
-        (3, "grad_queries", (16, 4, 16, 128, 8, 3)),
     )
 ]
 _SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm
@@ -255,20 +235,19 @@ def launched_configurations(architecture: int) -> list[Any]:
 
     The self-test alone would compile 40 of them one after the other.
     """
-    from kernels import Configuration
+    from kernels import Configuration, kernel_names
 
-    # heads, positions, value depth, batch
-    layers = [(HEADS, side * side, v, batch) for side, v, _, batch in SHAPES]
-    more = [(HEADS, side * side, v, batch) for side, v, _, batch in MORE_SHAPES]
-    checks = [(case.heads, math.prod(case.grid), case.v, case.batch) for case in (*CHECKS, *CASES, FULL_TILE_CASE)]
+    # heads, value depth, batch
+    layers = [(HEADS, v, batch) for _, v, _, batch in SHAPES]
+    more = [(HEADS, v, batch) for _, v, _, batch in MORE_SHAPES]
+    checks = [(case.heads, case.v, case.batch) for case in (*CHECKS, *CASES, FULL_TILE_CASE)]
     smoke = [
         (
             1 if options.get("multi_head") else options.get("heads", 4),
-            side * side,
             options.get("dim_out", 64) // options.get("heads", 4),
             batch,
         )
-        for _, options, batch, side in SMOKE
+        for _, options, batch, _ in SMOKE
     ]
     both = {(dtype, sizes) for dtype in DTYPES for sizes in (*checks, *smoke)}
     sizes = [(torch.bfloat16, each) for each in (*layers, *more, *checks, *smoke)]
@@ -282,10 +261,10 @@ def launched_configurations(architecture: int) -> list[Any]:
         distinct.update(dict.fromkeys((configuration, content) for content in contents))
 
     for dtype, each in sizes:
-        heads, positions, depth, batch = each
+        heads, depth, batch = each
         depth = min(depth, max_value_channels(dtype.itemsize))
-        for kernel in launched_kernels(capability, dtype.itemsize, depth):
-            tiles = choose_tiles(kernel, capability, dtype.itemsize, batch, heads, positions, depth)
+        for kernel in kernel_names(dtype.itemsize):
+            tiles = choose_tiles(kernel, capability, dtype.itemsize, batch, heads, depth)
             add(kernel, dtype, heads, tiles, (True, False) if (dtype, each) in both else (True,))
     for _, kernel, tiles in CANDIDATES:
         add(kernel, torch.bfloat16, HEADS, tiles, (True,))
@@ -457,7 +436,7 @@ def time_kernels(part: Part) -> None:
         if not inputs:
             continue
         sets, problem = inputs[0]
-        for kernel, call in kernel_calls(problem, device.capability).items():
+        for kernel, call in kernel_calls(problem).items():
             name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} r={shape[2]} b={shape[3]} {str(dtype)[6:]}"
             if part.skip(name, kernel):
                 continue
@@ -484,7 +463,7 @@ def time_tiles(part: Part) -> None:
         if shape not in inputs:
             inputs = {shape: make_inputs(part, shape, torch.float16 if part.dry_run else torch.bfloat16)}
         sets, problem = inputs[shape]
-        call = kernel_calls(problem, device.capability)[kernel]
+        call = kernel_calls(problem)[kernel]
 
         def choose_candidate(
             other: str, *sizes: Any, kernel: str = kernel, tiles: Tiles = tiles, **named: Any
@@ -513,8 +492,9 @@ def _tensor(result: Any) -> Tensor:
     return tensors[0].float()
 
 
-def kernel_calls(problem: Problem, capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
+def kernel_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
     """Functions of queries, table, values, grad_output and content, each of which launches one kernel."""
+    from kernels import kernel_names
 
     def forward(
         kernel: str, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor, content: Tensor
@@ -526,16 +506,10 @@ def kernel_calls(problem: Problem, capability: tuple[int, int]) -> dict[str, Cal
         kernel: str, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor, content: Tensor
     ) -> Any:
         needs_grad = NeedsGrad(*(kernel.startswith(name) for name in ("grad_queries", "grad_table", "grad_values")))
-        choose = launches.grad_queries_kernel
-        launches.grad_queries_kernel = lambda *sizes: kernel
-        try:
-            return fused.gradients(grad_output, queries, table, values, problem, needs_grad, content)
-        finally:
-            launches.grad_queries_kernel = choose
+        order = "lambda" if kernel.endswith("lambda_order") else "query"
+        return fused.gradients(order, grad_output, queries, table, values, problem, needs_grad, content)
 
-    kernels = launched_kernels(capability, problem.dtype.itemsize, problem.value_depth)
-    if problem.dtype.itemsize == 2:  # both kernels of the queries' gradient
-        kernels = tuple(dict.fromkeys((*kernels, "grad_queries", GRAD_QUERIES_LAMBDA_ORDER)))
+    kernels = kernel_names(problem.dtype.itemsize)
     return {kernel: partial(forward if kernel.startswith("forward") else gradient, kernel) for kernel in kernels}
 
 

@@ -23,13 +23,12 @@ import torch
 
 from lambdanets.ops.position.fused.device import max_shared_memory
 from lambdanets.ops.position.fused.launches import kernel_constants
-from lambdanets.ops.position.fused.tiles import Tiles, choose_tiles, launched_kernels
+from lambdanets.ops.position.fused.tiles import Tiles, choose_tiles, kernels_of_order
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
 VALUE_DEPTHS = (8, 16, 24, 32, 64, 128)
 BATCHES = (1, 2, 3, 8, 128)
-POSITIONS = (7 * 7, 56 * 56)  # with the first, small batches have too few programs to fill a GPU
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MAX_STACK = 32  # bytes per thread
 REGISTERS = 65_536  # per streaming multiprocessor
@@ -52,7 +51,6 @@ def configurations(
     depths: Sequence[int] = VALUE_DEPTHS,
     dtypes: Sequence[str] = tuple(DTYPES),
     batches: Sequence[int] = BATCHES,
-    positions: Sequence[int] = POSITIONS,
 ) -> list[Configuration]:
     """The distinct configurations that the launchers choose for these sizes."""
     distinct: dict[Configuration, None] = {}
@@ -60,12 +58,16 @@ def configurations(
         capability = divmod(architecture, 10)
         for dtype in dtypes:
             itemsize = getattr(torch, dtype).itemsize
-            for h, depth in itertools.product(heads, depths):
-                for kernel in launched_kernels(capability, itemsize, depth):
-                    for batch, n in itertools.product(batches, positions):
-                        tiles = choose_tiles(kernel, capability, itemsize, batch, h, n, depth)
-                        distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
+            for kernel, h, depth, batch in itertools.product(kernel_names(itemsize), heads, depths, batches):
+                tiles = choose_tiles(kernel, capability, itemsize, batch, h, depth)
+                distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(distinct)
+
+
+def kernel_names(itemsize: int) -> tuple[str, ...]:
+    """All kernels for a dtype of this size; the lambda order needs tensor cores."""
+    orders = ("query", "lambda") if itemsize == 2 else ("query",)
+    return (*(name for order in orders for name in kernels_of_order(order)), "grad_values", "grad_table_partial")
 
 
 def compile_kernel(configuration: Configuration, content: bool = True) -> Any:

@@ -1,9 +1,10 @@
 """Fused kernels, which materialize neither embeddings of pairs nor lambdas in global memory, forward or backward.
 
-The forward pass has two orders of contraction, chosen by device and value depth. The query order computes logits
-S = q E and then y = S V, with h (k + v) multiply-adds per pair (n, m). The lambda order computes lambda = E V in
-registers and then y = q lambda, with k v multiply-adds per pair. Gradients use the query order. Sums are in float32;
-the intermediate result between two products is rounded to the input dtype.
+There are two orders of contraction, chosen by predicted time. The query order computes logits S = q E and then
+y = S V, with h (k + v) multiply-adds per pair (n, m). The lambda order computes lambda = E V in registers and then
+y = q lambda, or dq = g lambda, with k v multiply-adds per pair. The table's gradient is in either order, that of the
+values in the query order. Sums are in float32; an intermediate result in registers or shared memory between two
+products is rounded to the input dtype.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusi
 from lambdanets.ops.position.fused import launches, prediction, scaling, verification
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.self_test_process import dtype_name
-from lambdanets.ops.position.fused.tiles import K, launched_kernels, max_value_channels
+from lambdanets.ops.position.fused.tiles import K, kernels_of_order, max_value_channels
 from lambdanets.ops.position.gpus import GpuSpec, find_gpu_spec
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.rates import Rates
@@ -60,10 +61,9 @@ class Fused(Algorithm):
         table_copy_elements = 4 * math.prod(problem.scope) * K * problem.intra_depth
         num_launches = len(list(_launch_slices(problem)))
         launch_problem = _problem_per_launch(problem)
-        gradients = launched_kernels(device.capability, problem.dtype.itemsize, launch_problem.value_depth)[-3:]
         forward, *backward = (
             num_launches * prediction.kernel_seconds(name, launch_problem, device.capability, _gpu_spec(device))
-            for name in (f"forward_{_best_order(problem, device)}_order", *gradients)
+            for name in (*kernels_of_order(_best_order(problem, device)), "grad_values", "grad_table_partial")
         )
         b, n, h, k, v = problem.batch, problem.num_positions, problem.heads, problem.query_depth, problem.value_depth
         itemsize, vec_size = problem.dtype.itemsize, launches.VECTOR_BYTES // problem.dtype.itemsize
@@ -105,8 +105,9 @@ class Fused(Algorithm):
         if device is None:
             return Exclusions()
         results = verification.get_results(device, problem.dtype)
-        forward = _failure_reason(results, [f"forward_{_best_order(problem, device)}_order"], problem)
-        backward = _failure_reason(results, verification.BACKWARD, problem)
+        output, queries = kernels_of_order(_best_order(problem, device))
+        forward = _failure_reason(results, [output], problem)
+        backward = _failure_reason(results, [queries, "grad_values", "grad_table"], problem)
         if _EXCLUDED:
             forward = _EXCLUDED.get((problem, "forward"), forward)
             backward = _EXCLUDED.get((problem, "backward"), backward)
@@ -139,18 +140,22 @@ class BoundFused(BoundAlgorithm):
     def forward(self, operands: Operands) -> Tensor:
         """Compute the output, contiguous as (b, n, h, v). For float16, output, table and content lambda are float32."""
         queries, (table,), values, content = operands
-        device = kernel_device(str(values.device))
-        assert device is not None
-        order = _best_order(replace(self.problem, batch=len(values), dtype=values.dtype), device)
-        return forward_in_order(order, queries, table, values, _symmetric(self.problem, len(values)), content)
+        return forward_in_order(
+            self._order(values), queries, table, values, _symmetric(self.problem, len(values)), content
+        )
 
     def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
         queries, (table,), values, content = operands
         symmetric = _symmetric(self.problem, len(values))
         grad_queries, grad_table, grad_values = gradients(
-            grad_output, queries, table, values, symmetric, needs_grad, content
+            self._order(values), grad_output, queries, table, values, symmetric, needs_grad, content
         )
         return grad_queries, None if grad_table is None else (grad_table,), grad_values
+
+    def _order(self, values: Tensor) -> str:
+        device = kernel_device(str(values.device))
+        assert device is not None
+        return _best_order(replace(self.problem, batch=len(values), dtype=values.dtype), device)
 
 
 def _failure_reason(results: verification.SelfTestResults, kernels: Sequence[str], problem: Problem) -> str:
@@ -165,12 +170,15 @@ def _symmetric(problem: Problem, batch: int) -> Problem:
 
 @lru_cache(maxsize=1024)
 def _best_order(problem: Problem, device: KernelDevice) -> str:
-    """Return the forward order with the lower predicted time; float32 supports only the query order."""
+    """Return the order of output and queries' gradient with the lower predicted time; in float32, the query order.
+
+    The sum of lambdas is the same for both, so one order is best for both.
+    """
     launch_problem, gpu = _problem_per_launch(problem), _gpu_spec(device)
     orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
 
     def seconds(order: str) -> float:
-        return prediction.kernel_seconds(f"forward_{order}_order", launch_problem, device.capability, gpu)
+        return prediction.kernel_seconds(kernels_of_order(order)[0], launch_problem, device.capability, gpu)
 
     return min(orders, key=seconds)
 
@@ -207,6 +215,7 @@ def forward_in_order(
 
 
 def gradients(
+    order: str,
     grad_output: Tensor,
     queries: Tensor,
     table: Tensor,
@@ -215,7 +224,10 @@ def gradients(
     needs_grad: NeedsGrad,
     content: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of queries, table and values in their dtypes; None if not needed."""
+    """Compute the gradients of queries, table and values in their dtypes; None if not needed.
+
+    order: of the queries' gradient, "query", or "lambda", which does not support float32.
+    """
     slices = list(_launch_slices(problem))
     dtype = queries.dtype if len(slices) == 1 else torch.float32
     grad_queries, grad_table, grad_values = (
@@ -230,7 +242,7 @@ def gradients(
             if needs_grad.queries:
                 r = scaled.table_for_grad_queries[..., depths, u]
                 c = scaled.content[:, depths, channels] if scaled.content is not None and u == 0 else None
-                part = launches.grad_queries(g, r, v, c, problem, dtype, scaled.grad_queries_scales)
+                part = launches.grad_queries(order, g, r, v, c, problem, dtype, scaled.grad_queries_scales)
                 grad_queries.add((..., depths), part)
             if needs_grad.table:
                 part = launches.grad_table(g, q, v, problem, scaled.grad_table_scale)

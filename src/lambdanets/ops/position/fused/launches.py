@@ -21,7 +21,7 @@ from lambdanets.ops.position.fused.tiles import (
     choose_tiles,
     count_chunks,
     count_row_pairs,
-    grad_queries_kernel,
+    kernels_of_order,
     max_value_channels,
     next_power_of_2,
 )
@@ -72,6 +72,7 @@ def forward(
 
 
 def grad_queries(
+    order: str,
     grad_output: Tensor,
     table: Tensor,
     values: Tensor,
@@ -83,10 +84,7 @@ def grad_queries(
     """Compute grad_queries (b, h, n, k) in the given dtype."""
     from lambdanets.ops.position.fused import gradient_kernels
 
-    device = kernel_device(str(values.device))
-    assert device is not None
-    name = grad_queries_kernel(device.capability, values.dtype.itemsize, values.shape[2])
-    kernel = getattr(gradient_kernels, name)
+    name = kernels_of_order(order)[1]
     tiles = _choose_tiles(name, values, problem)
     shape = choose_tile_shape(grid_2d(problem), radius_2d(problem), tiles.positions, tiles.step)
     output = _empty_aligned(values, problem.batch, problem.num_positions, problem.heads, table.shape[-1], dtype=dtype)
@@ -96,6 +94,7 @@ def grad_queries(
     content = _align_content(content, values)
     constants = kernel_constants(name, tiles, problem.heads, values.dtype)
     constants |= {"CONTENT": has_content, "SCALED": scales is not None}
+    kernel = getattr(gradient_kernels, name)
     kernel[(_count_programs(problem, shape, tiles),)](
         grad_output,
         _pad_table(table, shape),
@@ -232,7 +231,7 @@ def choose_table_grid(problem: Problem, tiles: Tiles) -> TableGrid:
 def grad_table_partial_bytes(problem: Problem, device: KernelDevice) -> int:
     """Return the size of the partial sums of one launch of `grad_table`."""
     itemsize = problem.dtype.itemsize
-    sizes = problem.batch, problem.heads, problem.num_positions, min(problem.value_depth, max_value_channels(itemsize))
+    sizes = problem.batch, problem.heads, min(problem.value_depth, max_value_channels(itemsize))
     tiles = choose_tiles("grad_table_partial", device.capability, itemsize, *sizes)
     return 4 * choose_table_grid(problem, tiles).programs * tiles.positions * tiles.step * K
 
@@ -251,18 +250,15 @@ def _choose_tiles(kernel: str, rows: Tensor, problem: Problem) -> Tiles:
     """Choose tile sizes; rows: values or grad_output (.., channels)."""
     device = kernel_device(str(rows.device))
     assert device is not None
-    sizes = problem.batch, problem.heads, problem.num_positions, rows.shape[-1]
-    return choose_tiles(kernel, device.capability, rows.dtype.itemsize, *sizes)
+    return choose_tiles(kernel, device.capability, rows.dtype.itemsize, problem.batch, problem.heads, rows.shape[-1])
 
 
 def kernel_constants(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> dict[str, int]:
     """Return the compile-time constants of a kernel; FMA is explicit because Triton's default may change."""
-    is_table = kernel == "grad_table_partial"
-    lambda_order = kernel.endswith("lambda_order") or (is_table and dtype.itemsize == 2)
     return {
         "TILE": tiles.positions,
         "EXAMPLES": tiles.examples,
-        "HEADS": heads if lambda_order else next_power_of_2(heads),
+        "HEADS": heads if tiles.lambda_order else next_power_of_2(heads),
         "STEP": tiles.step,
         "K": K,
         "V": tiles.values,
@@ -270,7 +266,7 @@ def kernel_constants(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) 
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
         "enable_fp_fusion": True,
-    } | ({"LAMBDA_ORDER": lambda_order} if is_table else {})
+    } | ({"LAMBDA_ORDER": tiles.lambda_order} if kernel == "grad_table_partial" else {})
 
 
 def _count_programs(problem: Problem, shape: tuple[int, int, int, int], tiles: Tiles) -> int:

@@ -60,7 +60,7 @@ CASES = (
 FULL_TILE_CASE = Case(2112, 4, (3, 5), (3, 3), 16, 16, inside_nan=False)
 
 # Index of each gradient kernel in the result of `fused.gradients`.
-_GRADIENT_INDICES = {"grad_queries": 0, "grad_table": 1, "grad_values": 2}
+_GRADIENT_INDICES = {"grad_queries": 0, "grad_queries_lambda_order": 0, "grad_table": 1, "grad_values": 2}
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,9 @@ def run_kernel(kernel: str, example: Example) -> tuple[Tensor, Tensor, int]:
     if kernel in _GRADIENT_INDICES:
         index = _GRADIENT_INDICES[kernel]
         needs_grad = NeedsGrad(*(index == i for i in range(3)))
-        gradients = fused.gradients(grad_output, queries, table, values, example.problem, needs_grad, example.content)
-        gradient = gradients[index]
+        order = "lambda" if kernel.endswith("lambda_order") else "query"
+        inputs = grad_output, queries, table, values
+        gradient = fused.gradients(order, *inputs, example.problem, needs_grad, example.content)[index]
         assert gradient is not None
         return gradient, example.exact[1 + index], example.terms[1 + index]
     order = kernel.removeprefix("forward_").removesuffix("_order")

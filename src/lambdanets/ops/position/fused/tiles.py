@@ -16,9 +16,6 @@ from functools import lru_cache
 from lambdanets.ops.position.fused.device import max_shared_memory
 
 K = 16  # query depth of a launch; larger depths need several launches
-LAMBDA_ORDER = "forward_lambda_order"
-GRAD_QUERIES_LAMBDA_ORDER = "grad_queries_lambda_order"
-LAMBDA_ORDER_KERNELS = LAMBDA_ORDER, GRAD_QUERIES_LAMBDA_ORDER
 PROGRAMS_TO_FILL_GPU = 264  # to occupy a large GPU: two programs on each of 132 SMs
 _LARGE_MEMORY = 160 << 10  # bytes of shared memory; GPUs with more use larger tiles
 
@@ -29,6 +26,7 @@ class Tiles:
 
     positions: positions per tile; each program computes one tile. examples: examples per program.
     step: positions per step. values: value channels per program. warps, stages: Triton's num_warps and num_stages.
+    lambda_order: sum lambdas, or the table's gradient from the gradient of lambdas, in one 2-d product.
     """
 
     positions: int
@@ -37,6 +35,7 @@ class Tiles:
     values: int
     warps: int
     stages: int
+    lambda_order: bool = False
 
 
 def max_value_channels(itemsize: int) -> int:
@@ -44,17 +43,9 @@ def max_value_channels(itemsize: int) -> int:
     return 64 if itemsize > 2 else 128
 
 
-def grad_queries_kernel(capability: tuple[int, int], itemsize: int, value_depth: int) -> str:
-    """Return the kernel of the queries' gradient: the lambda order where its 2-d products use warpgroups."""
-    lambda_order = itemsize == 2 and capability[0] in (9, 10) and value_depth <= 32
-    return GRAD_QUERIES_LAMBDA_ORDER if lambda_order else "grad_queries"
-
-
-def launched_kernels(capability: tuple[int, int], itemsize: int, value_depth: int) -> tuple[str, ...]:
-    """Return the kernels that may be launched: one or two for the forward pass, and three for the gradients."""
-    forward = ("forward_query_order", LAMBDA_ORDER) if itemsize == 2 else ("forward_query_order",)
-    queries = grad_queries_kernel(capability, itemsize, value_depth)
-    return (*forward, queries, "grad_values", "grad_table_partial")
+def kernels_of_order(order: str) -> tuple[str, str]:
+    """Return the kernels of the output and of the queries' gradient; order: "query" or "lambda"."""
+    return f"forward_{order}_order", "grad_queries" if order == "query" else "grad_queries_lambda_order"
 
 
 def choose_tiles(
@@ -63,17 +54,15 @@ def choose_tiles(
     itemsize: int,
     batch: int,
     heads: int,
-    positions: int,
     value_depth: int,
 ) -> Tiles:
-    """Choose the sizes for a kernel, with fewer examples for small batches or if there are few programs."""
+    """Choose the sizes for a kernel, with fewer examples for small batches.
+
+    A small map with few programs is not faster with more of them: products then have fewer rows.
+    """
     tiles = large_batch_tiles(kernel, capability, itemsize, heads, value_depth)
-    examples = min(tiles.examples, next_power_of_2(batch))
-    minimum = _min_examples(kernel, itemsize, next_power_of_2(heads), tiles.values)
-    programs = -(-positions // tiles.positions) * -(-batch // tiles.examples) * -(-value_depth // tiles.values)
-    if programs < PROGRAMS_TO_FILL_GPU:
-        examples = min(examples, tiles.examples // 2)
-    return replace(tiles, examples=max(examples, minimum))
+    minimum = _min_examples(kernel, next_power_of_2(heads), tiles)
+    return replace(tiles, examples=max(min(tiles.examples, next_power_of_2(batch)), minimum))
 
 
 def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
@@ -83,9 +72,9 @@ def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, h
     if itemsize > 2:
         return _for_float32(kernel, h, v)
     large_memory = max_shared_memory(capability) > _LARGE_MEMORY
-    if kernel in LAMBDA_ORDER_KERNELS:
+    if kernel.endswith("lambda_order"):
         # one 2-d product, (examples v) x m times m x (positions k); 128 rows
-        return Tiles(16 if capability[0] == 9 else 8, 128 // v, 32, v, 8, 3)
+        return Tiles(8, 128 // v, 32, v, 4 if capability[0] == 9 else 8, 3, lambda_order=True)
     if kernel == "forward_query_order":
         v = min(v, 32 if h == 16 else 64)  # split into blocks, because the accumulators must fit the registers
         if h == 1:
@@ -100,7 +89,7 @@ def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, h
         if h == 1:
             return Tiles(16, 16 if v < 64 else 8, 16, v, 4 if v == 16 else 8, stages)
         if h == 4 and v == 64 and large_memory:
-            return Tiles(32, 4, 16, v, 4, stages)
+            return Tiles(16, 8, 16, v, 8, stages)
         deep = v == 128 or (v == 64 and not (large_memory and h > 2))
         positions = (2 if deep else 4) if h == 16 else 4 if h == 8 else 16 if v == 64 and not deep else 8
         examples = max(4, (128 if deep else 256) // (h * positions))
@@ -115,8 +104,21 @@ def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, h
             return Tiles(32, 8, 16, v, 8, 3)
         step = 2 if h == 16 and not large_memory else max(4, 16 // h)
         return Tiles({2: 32, 8: 32, 16: 16}[h], 4, step, v, 4, 3)
-    # grad_table_partial: one 2-d product, (positions k) x (examples v) times (examples v) x step
-    return Tiles(8, 4, 128 if capability[0] in (9, 10) else 64, 16, 8, 3)
+    if v <= 32 and capability[0] in (9, 10):
+        # One 2-d product, (positions k) x (examples v) times (examples v) x step, where warpgroups compute it: k v
+        # multiply-adds per pair and example instead of h (k + v), but no intermediate result in shared memory.
+        return Tiles(8, 4, 256, 16, 8, 3, lambda_order=True)
+    if h == 4 and v > 32 and large_memory:
+        return Tiles(8, 4, 32, 64, 4, 3)
+    v = min(v, 16 if h == 16 and not large_memory else 32)
+    wide = large_memory or v == 16
+    if h == 1:
+        return Tiles(16, 16, 32 if wide else 16, v, 8, 3)
+    if h == 2:
+        return Tiles(8, 8, 64 if wide else 32, v, 8, 3)
+    if h == 4:
+        return Tiles(8, 4, 64 if wide else 32, v, 4, 3)
+    return Tiles(8 if large_memory and h == 8 else 4, 4, 32 if large_memory or h == 8 else 16, v, 4, 3)
 
 
 def _for_float32(kernel: str, h: int, v: int) -> Tiles:
@@ -131,12 +133,12 @@ def _for_float32(kernel: str, h: int, v: int) -> Tiles:
     return Tiles(8, max(1, 16 // h), 16, v, warps, 2)
 
 
-def _min_examples(kernel: str, itemsize: int, h: int, v: int) -> int:
+def _min_examples(kernel: str, h: int, tiles: Tiles) -> int:
     """Return the minimum number of examples that fills the rows or terms of a product, or the loads of all threads."""
-    if kernel in LAMBDA_ORDER_KERNELS:
-        return -(-64 // v)
     if kernel == "grad_table_partial":
-        return max(1, 16 // h) if itemsize > 2 else 1
+        return 1 if tiles.lambda_order else max(1, 16 // h)
+    if tiles.lambda_order:
+        return -(-64 // tiles.values)
     return 1 if kernel == "grad_queries" else 2
 
 

@@ -34,10 +34,9 @@ from lambdanets.ops.position.fused.self_test_process import (
     run_self_test,
     time_limit,
 )
+from lambdanets.ops.position.fused.tiles import kernels_of_order
 from lambdanets.ops.position.rates import cache_folder
 
-FORWARD = ("forward_query_order", "forward_lambda_order")
-BACKWARD = ("grad_queries", "grad_values", "grad_table")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -49,7 +48,8 @@ _LOCK = threading.RLock()
 
 def kernels_for_dtype(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the kernels for a dtype; the lambda order supports only 16-bit dtypes."""
-    return tuple(name for name in (*FORWARD, *BACKWARD) if dtype.itemsize == 2 or name != "forward_lambda_order")
+    orders = ("query", "lambda") if dtype.itemsize == 2 else ("query",)
+    return (*(kernel for order in orders for kernel in kernels_of_order(order)), "grad_values", "grad_table")
 
 
 def get_results(device: KernelDevice, dtype: torch.dtype) -> SelfTestResults:
