@@ -141,6 +141,7 @@ def examine(configuration: Configuration) -> dict[str, Any]:
         "instruction": next((name for name in ("tcgen05.mma", "wgmma.mma_async", "mma.sync") if name in ptx), "fma"),
         "loads": len(async_loads),
         "loads_of_16_bytes": sum(".128" in opcode for opcode in async_loads),
+        "loads_bypassing_l1": sum(".BYPASS" in opcode for opcode in async_loads),
         "loads_not_ahead": num_sync_loads,
         "stages_ahead": max(map(int, prefetched_stages), default=0),
     }
