@@ -176,7 +176,7 @@ def scaling_errors() -> list[str]:
         scaled = scaling.backward_operands(grad_output, queries, table, values, content)
         name, factor = (
             f"backward {grad_magnitude} {value_magnitude}",
-            min(v, max_value_channels(2)) * values.abs().max().item(),
+            max(min(v, max_value_channels(2)) * values.abs().max().item(), 4 * queries.abs().max().item()),
         )
         check(name, scaled.grad_output, scaled.grad_table_scale[0], grad_output, factor)
         check(f"{name}, table", scaled.table_for_logits, scaled.grad_values_scale[0] / scaled.grad_table_scale[0],

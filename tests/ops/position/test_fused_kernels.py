@@ -37,7 +37,7 @@ KERNELS = load_script("experiments/kernels.py")
 CONFIGURATIONS = [
     configuration
     for architecture, heads, depth, batch in ((80, 1, 128, 128), (90, 4, 64, 128), (120, 16, 24, 128), (86, 2, 16, 1))
-    for configuration in KERNELS.configurations([architecture], [heads], [depth], ["bfloat16"], [batch], [56 * 56])
+    for configuration in KERNELS.configurations([architecture], [heads], [depth], ["bfloat16"], [batch])
 ]
 
 
@@ -169,12 +169,20 @@ def test_table_gradient_uses_more_rows_on_narrow_maps():
     assert choose_table_step((56, 56), (11, 11), 8, 64) == (8, 8)
 
 
-def test_small_batches_and_maps_use_fewer_examples_per_program():
-    def examples(batch, positions, kernel="forward_query_order"):
-        return choose_tiles(kernel, (9, 0), 2, batch, 4, positions, 16).examples
+def test_small_batches_use_fewer_examples_per_program():
+    def examples(batch, kernel="forward_query_order", v=16):
+        return choose_tiles(kernel, (9, 0), 2, batch, 4, v).examples
 
-    assert examples(128, 56 * 56) == 8
-    assert examples(2, 56 * 56) == 2
-    assert examples(1, 56 * 56) == 2  # with fewer, some threads would have nothing to load
-    assert examples(128, 7 * 7) == 4
-    assert examples(1, 7 * 7, "grad_table_partial") == 4  # at least 16 rows of examples and heads
+    assert examples(128) == 8
+    assert examples(2) == 2
+    assert examples(1) == 2  # with fewer, some threads would have nothing to load
+    assert examples(1, "grad_table_partial", v=64) == 4  # at least 16 rows of examples and heads
+
+
+@pytest.mark.parametrize(
+    ("side", "v", "order"), [(56, 16, "lambda"), (28, 32, "lambda"), (14, 64, "query"), (7, 128, "query")]
+)
+def test_predicted_order_is_the_one_measured_to_be_faster(side, v, order):
+    radius = (min(11, side - 1),) * 2
+    layer = replace(PROBLEM, batch=128, grid=(side, side), value_depth=v, before=radius, after=radius)
+    assert fused._best_order(layer, KernelDevice("cuda:0", "NVIDIA H200", (9, 0))) == order
