@@ -30,6 +30,7 @@ HEADS = (1, 2, 4, 8, 16)
 VALUE_DEPTHS = (8, 16, 24, 32, 64, 128)
 BATCHES = (1, 2, 3, 8, 128)
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+WARPGROUP = ("grad_queries_lambda_order",)  # not launched on other compute capabilities than 9 and 10
 MAX_STACK = 32  # bytes per thread
 REGISTERS = 65_536  # per streaming multiprocessor
 
@@ -58,7 +59,8 @@ def configurations(
         capability = divmod(architecture, 10)
         for dtype in dtypes:
             itemsize = getattr(torch, dtype).itemsize
-            for kernel, h, depth, batch in itertools.product(kernel_names(itemsize), heads, depths, batches):
+            kernels = [name for name in kernel_names(itemsize) if capability[0] in (9, 10) or name not in WARPGROUP]
+            for kernel, h, depth, batch in itertools.product(kernels, heads, depths, batches):
                 tiles = choose_tiles(kernel, capability, itemsize, batch, h, depth)
                 distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(distinct)

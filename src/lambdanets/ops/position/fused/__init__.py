@@ -63,7 +63,7 @@ class Fused(Algorithm):
         launch_problem = _problem_per_launch(problem)
         forward, *backward = (
             num_launches * prediction.kernel_seconds(name, launch_problem, device.capability, _gpu_spec(device))
-            for name in (*kernels_of_order(_best_order(problem, device)), "grad_values", "grad_table_partial")
+            for name in (*_kernels(problem, device), "grad_values", "grad_table_partial")
         )
         b, n, h, k, v = problem.batch, problem.num_positions, problem.heads, problem.query_depth, problem.value_depth
         itemsize, vec_size = problem.dtype.itemsize, launches.VECTOR_BYTES // problem.dtype.itemsize
@@ -105,7 +105,7 @@ class Fused(Algorithm):
         if device is None:
             return Exclusions()
         results = verification.get_results(device, problem.dtype)
-        output, queries = kernels_of_order(_best_order(problem, device))
+        output, queries = _kernels(problem, device)
         forward = _failure_reason(results, [output], problem)
         backward = _failure_reason(results, [queries, "grad_values", "grad_table"], problem)
         if _EXCLUDED:
@@ -148,14 +148,14 @@ class BoundFused(BoundAlgorithm):
         queries, (table,), values, content = operands
         symmetric = _symmetric(self.problem, len(values))
         grad_queries, grad_table, grad_values = gradients(
-            self._order(values), grad_output, queries, table, values, symmetric, needs_grad, content
+            self._orders(values)[1], grad_output, queries, table, values, symmetric, needs_grad, content
         )
         return grad_queries, None if grad_table is None else (grad_table,), grad_values
 
-    def _order(self, values: Tensor) -> str:
+    def _orders(self, values: Tensor) -> tuple[str, str]:
         device = kernel_device(str(values.device))
         assert device is not None
-        return _best_order(replace(self.problem, batch=len(values), dtype=values.dtype), device)
+        return _orders(replace(self.problem, batch=len(values), dtype=values.dtype), device)
 
 
 def _failure_reason(results: verification.SelfTestResults, kernels: Sequence[str], problem: Problem) -> str:
@@ -169,10 +169,11 @@ def _symmetric(problem: Problem, batch: int) -> Problem:
 
 
 @lru_cache(maxsize=1024)
-def _best_order(problem: Problem, device: KernelDevice) -> str:
-    """Return the order of output and queries' gradient with the lower predicted time; in float32, the query order.
+def _orders(problem: Problem, device: KernelDevice) -> tuple[str, str]:
+    """Return the orders of the output and of the queries' gradient: that with the lower predicted time.
 
-    The sum of lambdas is the same for both, so one order is best for both.
+    The sum of lambdas is the same for both, so one order is best for both. float32 supports only the query order, and
+    the loads of the gradient's lambda order are pipelined only for warpgroups.
     """
     launch_problem, gpu = _problem_per_launch(problem), _gpu_spec(device)
     orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
@@ -180,7 +181,14 @@ def _best_order(problem: Problem, device: KernelDevice) -> str:
     def seconds(order: str) -> float:
         return prediction.kernel_seconds(kernels_of_order(order)[0], launch_problem, device.capability, gpu)
 
-    return min(orders, key=seconds)
+    order = min(orders, key=seconds)
+    return order, order if device.capability[0] in (9, 10) else "query"
+
+
+def _kernels(problem: Problem, device: KernelDevice) -> tuple[str, str]:
+    """Return the kernels of the output and of the queries' gradient."""
+    forward, gradient = _orders(problem, device)
+    return kernels_of_order(forward)[0], kernels_of_order(gradient)[1]
 
 
 def _gpu_spec(device: KernelDevice) -> GpuSpec:

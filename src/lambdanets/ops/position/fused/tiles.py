@@ -136,7 +136,7 @@ def _for_float32(kernel: str, h: int, v: int) -> Tiles:
 def _min_examples(kernel: str, h: int, tiles: Tiles) -> int:
     """Return the minimum number of examples that fills the rows or terms of a product, or the loads of all threads."""
     if kernel == "grad_table_partial":
-        return 1 if tiles.lambda_order else max(1, 16 // h)
+        return 4 if tiles.lambda_order else max(1, 16 // h)
     if tiles.lambda_order:
         return -(-64 // tiles.values)
     return 1 if kernel == "grad_queries" else 2
