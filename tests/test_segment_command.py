@@ -190,7 +190,7 @@ def test_segment_reports_user_errors_in_one_line(
 
 def test_other_commands_reject_a_segmentation_run(trained_segmenter, photos, tmp_path, capsys):
     run = str(trained_segmenter / "run")
-    for command in (["evaluate", run], ["detect", "evaluate", run], ["demo", run], ["export", run, "--out", "a.onnx"]):
+    for command in (["evaluate", run], ["detect", "evaluate", run], ["export", run, "--out", "a.onnx"]):
         assert main(command) == 2
         assert "got a segmentation model" in capsys.readouterr().err
 

@@ -21,7 +21,7 @@ EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "scipy", "pyarrow", "duckdb"), "train"),
     **dict.fromkeys(("faster_coco_eval", "skimage", "tifffile"), "detection"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
-    "gradio": "demo",
+    **dict.fromkeys(("starlette", "uvicorn"), "demo"),
 }
 
 

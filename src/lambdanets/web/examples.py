@@ -8,18 +8,19 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.segmenter import Segmenter
 
 _MAX_EXAMPLES = 6
 # Caption -> name of a file in scikit-image.
 _PHOTOS = {"cat": "chelsea", "rocket": "rocket", "coffee": "coffee", "horse": "horse"}
 
 
-def example_images(source: Classifier | Detector) -> list[tuple[Image.Image, str]]:
+def example_images(source: Classifier | Detector | Segmenter) -> list[tuple[Image.Image, str]]:
     """Return images with captions that suit the classes of a model."""
     digits = {str(digit) for digit in range(10)}
-    if digits.issuperset(source.classes):
+    if digits.issuperset(source.card.classes):
         return _scanned_digits() if isinstance(source, Classifier) else [_digit_scene(seed) for seed in range(3)]
-    if isinstance(source, Detector) and any("nucle" in name or "cell" in name for name in source.classes):
+    if not isinstance(source, Classifier) and any("nucle" in name or "cell" in name for name in source.classes):
         return [draw_nuclei(count, seed) for seed, count in enumerate((8, 20, 45))]
     photos = _photos()
     return [(photo, name) for photo, name in photos if name in source.classes] or photos
