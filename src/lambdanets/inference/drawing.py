@@ -13,7 +13,7 @@ from torch import Tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.inference.coco_scores import RECALLS, Scores
-from lambdanets.inference.colors import Color, distinct_color
+from lambdanets.inference.colors import Color, brighten, distinct_color
 
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 MAX_NAMES = 1000  # more names would not fit; the time to place a name is linear in the number of objects
@@ -45,7 +45,7 @@ def overlay(
     """
     factor = max(1, math.ceil(MIN_SIDE / max(image.size)))
     size = (image.width * factor, image.height * factor)
-    pixels = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BICUBIC)).copy()
+    pixels = np.asarray(brighten(image.convert("RGB")).resize(size, Image.Resampling.BICUBIC)).copy()
     corners = np.sort(boxes.detach().cpu().double().numpy().reshape(-1, 2, 2), axis=1).reshape(-1, 4) * factor
     clipped = np.clip(corners, 0, [size[0] - 1, size[1] - 1] * 2)
     areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])

@@ -13,6 +13,7 @@ from lambdanets.bounds import Range, check
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.colors import brighten
 from lambdanets.inference.detection_figures import MIN_SCORE, draw_predicted
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name
@@ -64,7 +65,7 @@ def _classes(model: Classifier, image: Image.Image) -> dict[str, Any]:
     name, probability = top[0]
     bars = [{"name": name, "value": value, "text": _percent(value)} for name, value in top]
     headline = f"Class {name}, with probability {_percent(probability)}"
-    return {"headline": headline, "bars": bars, "image": image_url(image)}
+    return {"headline": headline, "bars": bars, "image": image_url(brighten(image))}
 
 
 def _objects(model: Detector, image: Image.Image, name: str, explanation: Explanation | None) -> dict[str, Any]:
@@ -116,7 +117,8 @@ def _pixels(model: Segmenter, image: Image.Image) -> dict[str, Any]:
 
 def _layers(explanation: Explanation) -> list[dict[str, Any]]:
     """Return the lambda layers on maps; first those with the most positions, whose maps show the most."""
-    calls = {name: call for name, call in explanation.calls.items() if len(call.sides) == 2}
+    last_first = reversed(explanation.calls.items())
+    calls = {name: call for name, call in last_first if len(call.sides) == 2}
     return [
         {
             "name": name,
@@ -124,7 +126,7 @@ def _layers(explanation: Explanation) -> list[dict[str, Any]]:
             "label": f"{name.removeprefix('backbone.network.')}: {calls[name].sides[0]} x {calls[name].sides[1]} "
             f"positions, {_percent(float(explanation.position_share(name).mean()))} by position",
         }
-        for name in reversed(sorted(calls, key=lambda name: np.prod(calls[name].sides)))
+        for name in sorted(calls, key=lambda name: -np.prod(calls[name].sides))
     ]
 
 

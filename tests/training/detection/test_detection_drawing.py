@@ -9,6 +9,7 @@ from synthetic_detections import perturb_annotations, synthetic_annotations
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.drawing import MIN_SIDE, contact_sheet, draw_precision_recall, overlay
+from lambdanets.inference.segmentation_figures import overlay_classes
 
 
 def pixels(image):
@@ -147,3 +148,17 @@ def test_without_names_only_outlines_are_drawn(objects):
     assert changed[100:200, 300].all()
     assert not changed[105:195, 305:495].any()
     assert not changed[:100].any()
+
+
+def test_dim_image_is_bright_in_figures_and_others_are_unchanged():
+    dim, bright = (np.full((700, 700), high // 4, np.uint8) for high in (48, 240))
+    dim[:50], bright[:50] = 48, 240
+    for pixels in (dim, bright):
+        image = Image.fromarray(pixels)
+        for figure in (
+            overlay(image, torch.zeros(0, 4), torch.zeros(0), None, None, None),
+            overlay_classes(image, 0 * pixels),
+        ):
+            darkest, brightest = np.unique(np.asarray(figure))
+            assert brightest == (255 if pixels is dim else 240)
+            assert darkest == round(brightest / 4)
