@@ -19,7 +19,7 @@ _MACHINE_ERRORS = {
 # The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "scipy", "pyarrow", "duckdb"), "train"),
-    **dict.fromkeys(("faster_coco_eval", "skimage", "tifffile"), "detection"),
+    **dict.fromkeys(("faster_coco_eval", "skimage", "imagecodecs"), "detection"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
     **dict.fromkeys(("starlette", "uvicorn"), "demo"),
 }

@@ -1,14 +1,13 @@
 """`lambdanets detect`."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from lambdanets.bounds import TILE_SIZE_RANGE, Range, check
+from lambdanets.bounds import TILE_SIZE_RANGE, check
 from lambdanets.cli.actions import run_action
 from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
 from lambdanets.cli.arguments import parse
@@ -55,14 +54,9 @@ class Predict(PredictOptions):
     """Write label images and objects.csv."""
     tile_size: int | None = None
     """Side in pixels of overlapping tiles for images of more than two tiles; 0 for no tiles; by default the model's."""
-    channel: int | None = None
-    """Channel or plane of the images, from 0; needed for files with several, except color images."""
-    stretch: Literal["on", "off"] | None = None
-    """Stretch intensities of more than 8 bits, from their 0.1 to their 99.9 percentile; by default as the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check("channel", self.channel, int | None, Range(0))
         if self.tile_size:
             check("tile_size", self.tile_size, int, TILE_SIZE_RANGE)
         if not 0 <= self.score <= 1:
@@ -135,7 +129,6 @@ def _predict(arguments: list[str]) -> int:
 
 def _detect(options: Predict, paths: list[Path]) -> None:
     """Detect objects, draw them and write the results. If interrupted, write the results so far."""
-    from lambdanets.data.microscopy import read_microscopy_image
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files
@@ -152,11 +145,10 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     unreadable: list[str] = []
     card = detector.card
     tile_size = card.tile_size if options.tile_size is None else options.tile_size or None
-    stretch = card.stretch if options.stretch is None else options.stretch == "on"
-    read = functools.partial(read_microscopy_image, channel=options.channel, stretch=stretch)
+    reading = options.reading(card)
     identity = {
         "weights": file_identity(options.checkpoint)["sha256"],
-        "options": [options.score, options.figures, options.labels, tile_size, options.channel, stretch],
+        "options": [options.score, options.figures, options.labels, tile_size, reading],
     }
 
     def render(number: int, path: Path, image: "Image", detected: "Objects") -> ImageOutput:
@@ -191,7 +183,7 @@ def _detect(options: Predict, paths: list[Path]) -> None:
         echo(f"{len(results)} detections in {len(images)} images, written to {options.out}")
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image", "Objects"]]:
-        return detect_files(detector, remaining, unreadable, options.batch_size, read=read, tile_size=tile_size)
+        return detect_files(detector, remaining, unreadable, options.batch_size, tile_size=tile_size, **reading)
 
     process_images(options.out / JOURNAL, identity, paths, predict, render, finish, unreadable)
 

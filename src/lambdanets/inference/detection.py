@@ -1,6 +1,6 @@
 """Detection in annotated datasets and image files."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,6 @@ from PIL import Image
 
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
-from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import Scores, evaluate
@@ -69,14 +68,17 @@ def detect_files(
     unreadable: list[str],
     batch_size: int = 1,
     *,
-    read: Callable[[Path], Image.Image] = read_image,
+    channel: int | None = None,
+    stretch: bool | None = None,
     tile_size: int | None = None,
 ) -> Iterator[tuple[Path, Image.Image, Objects]]:
     """Yield path, image and objects of each readable file; messages about the others are added to `unreadable`.
 
-    read: reads a file. tile_size: side of the tiles of large images (see `detect_tiled`); None for no tiles.
+    channel, stretch: as in `read_image`; stretch is by default that of the model card.
+    tile_size: side of the tiles of large images (see `detect_tiled`); None for no tiles.
     """
-    for batch in readable_batches(paths, unreadable, batch_size, read):
+    stretch = detector.card.stretch if stretch is None else stretch
+    for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
         untiled = [image_to_tensor(image) for _, image in batch if not is_tiled(image.size, tile_size)]
         detections = iter(detector.detect(untiled) if untiled else ())
         for path, image in batch:
