@@ -1,8 +1,11 @@
 """The page in headless Chromium: examples, uploads, clicks, damaged files, keyboard, phone, downloads."""
 
+import io
 import re
 
+import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 import lambdanets as ln
@@ -75,6 +78,12 @@ def test_unreadable_file_gives_a_sentence_and_the_page_stays_usable(tab, digit):
     tab.page.evaluate("site.max_bytes = 2 ** 20")
     tab.upload("large.png", bytes(2**20 + 1))
     assert tab.page.locator("#error").inner_text() == "large.png must have at most 1 MB."
+    tifffile.imwrite(stack := io.BytesIO(), np.zeros((3, 9, 8), np.uint8), photometric="minisblack")
+    tab.upload("stack.tif", stack.getvalue())
+    assert "3 channels or planes" in tab.page.locator("#error").inner_text()
+    tab.page.keyboard.type("1")  # the field for the channel has the focus
+    tab.page.keyboard.press("Enter")
+    tab.page.locator("#about").filter(has_text="stack.tif: 8 x 9 pixels, gray").wait_for()
     tab.upload("again.png", digit[0])
     assert tab.page.locator("#about").inner_text() == "again.png: 8 x 8 pixels, gray"
 

@@ -18,7 +18,7 @@ def distinct_color(index: int) -> Color:
 def brighten(image: Image.Image) -> Image.Image:
     """Return an image of mode "L" or "RGB" for a figure: a dim one is scaled so that 99.9% of its values are in 0..255.
 
-    An image is dim if 99.9% of its values are in the lowest third. Microscopes often use a small part of the range.
+    An image is dim if 99.9% of its values are below 128. Microscopes often use a small part of the range.
     """
     high = np.percentile(np.asarray(image), 99.9)
-    return image if high >= 85 else image.point(lambda value: min(255, round(value * 255 / max(high, 1))))
+    return image if high >= 128 else image.point(lambda value: min(255, round(value * 255 / max(high, 1))))

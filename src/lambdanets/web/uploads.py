@@ -10,22 +10,21 @@ from lambdanets.data.images import read_image
 MAX_BYTES = 32 * 2**20
 MAX_PIXELS = 5_000_000
 MAX_SECONDS = 5.0
-FORMATS = ("PNG", "JPEG", "TIFF", "GIF", "BMP", "WEBP")
 _BLOCK = 4096  # bytes that a decoder gets at once
 
 
 def read_upload(
     content: bytes, name: str, channel: int | None = None, stretch: bool = False, max_seconds: float = MAX_SECONDS
 ) -> Image.Image:
-    """Read an uploaded image as `read_image` does, with 8 bits per channel, mode "L" or "RGB".
+    """Read an uploaded image by `read_image`, which has the same arguments.
 
-    name: for error messages. max_seconds: time limit for decoding, checked at each block that the decoder reads.
+    max_seconds: time limit for decoding, checked at each block that the decoder reads.
 
     The format and the number of pixels are checked before the pixels are decoded. Raises UnreadableImage with one
     sentence about the file.
     """
     file = _TimedBytes(content, max_seconds)
-    return read_image(file, name, max_pixels=MAX_PIXELS, formats=FORMATS, stretch=stretch)
+    return read_image(file, name, channel=channel, stretch=stretch, max_pixels=MAX_PIXELS)
 
 
 class _TimedBytes(io.BytesIO):

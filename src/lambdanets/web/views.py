@@ -177,7 +177,7 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
         "grid": "{} x {}".format(*call.inputs.grid),
         "input": "{} x {}".format(*field.gradient.shape),
         "area": _percent(field.area()),
-        "frame": "Every pixel has some." if is_whole else "Pixels outside of the red frame have none.",
+        "frame": "" if is_whole else "Pixels outside of the red frame do not.",
     }
     return {"texts": texts, "maps": {name: image_url(panel) for name, panel in panels.items()}}
 

@@ -52,6 +52,7 @@ async function predict() {
   } catch (error) {
     $("result").hidden = $("look").hidden = true;
     showError("error", error.message);
+    if (error.message.includes("--channel")) $("channel").focus();
     return;
   }
   if (layers.length) await showMaps();
