@@ -176,6 +176,12 @@ def test_file_that_cannot_be_read_gives_one_sentence(client):
     assert "more than 5,000,000" in client.refusal("POST", "/predict?model=0", png_of_size(1, 6_000_000))
 
 
+def test_image_for_which_memory_does_not_suffice_gives_one_sentence(client, monkeypatch):
+    monkeypatch.setattr(app, "predict_image", lambda *_: bytearray(2**60))
+    status, content = client.send("POST", "/predict?model=0&name=huge", encode(PRIVATE))
+    assert (status, content) == (503, {"error": "There is not enough memory for this image; reduce its size."})
+
+
 def test_large_bodies_are_refused_before_they_are_kept(client):
     sentence = "The image must have at most 32 MB."
     announced = client.origin | {"Content-Length": str(200 * 2**20)}

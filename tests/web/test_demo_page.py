@@ -114,7 +114,7 @@ def test_keyboard_reaches_every_control(tab):
     page.keyboard.press("Control+A")
     page.keyboard.type("6")
     page.keyboard.press("Enter")
-    page.locator(".share").filter(has_text="At row 6, column 4").wait_for()
+    page.locator(".share").filter(has_text="At row 6, column 3").wait_for()
 
 
 def test_another_model_shows_its_result_and_downloads(tab):

@@ -29,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lambdanets.bounds import Range, check
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, is_out_of_memory
 from lambdanets.web.examples import example_images
 from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS, read_upload
 from lambdanets.web.views import ImagePrediction, Model, attention_maps, predict_image
@@ -118,7 +118,12 @@ class _ImageRequests:
             channel = _integer(query, "channel", 0, 9999) if query.get("channel") else None
             name = PurePath(query.get("name", "")).name[-MAX_NAME:] or "image"
             number = _integer(query, "model", 0, len(self.models) - 1)
-            return _json(view(self.predict_content(number, content, name, channel), query))
+            try:
+                return _json(view(self.predict_content(number, content, name, channel), query))
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise HTTPException(503, "there is not enough memory for this image; reduce its size") from error
 
         async with self._place(request.client.host if request.client else ""):
             content = await _read_body(request)

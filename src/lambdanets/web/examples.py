@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
+from lambdanets.data.images import read_image
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.segmenter import Segmenter
 
-_MAX_EXAMPLES = 6
 # Caption -> name of a file in scikit-image.
 _PHOTOS = {"cat": "chelsea", "rocket": "rocket", "coffee": "coffee", "horse": "horse"}
 
@@ -57,7 +57,7 @@ def _load_digits() -> tuple[np.ndarray, Sequence[int]]:
 
 def _scanned_digits() -> list[tuple[Image.Image, str]]:
     images, labels = _load_digits()
-    chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)[:_MAX_EXAMPLES]]
+    chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)]
     return [(Image.fromarray(images[index]), f"digit {labels[index]}") for index in chosen]
 
 
@@ -74,16 +74,8 @@ def _digit_scene(seed: int, side: int = 128, scale: int = 4) -> tuple[Image.Imag
 
 
 def _photos() -> list[tuple[Image.Image, str]]:
-    """Return photographs that are part of scikit-learn and, if it is installed, scikit-image."""
-    from sklearn.datasets import load_sample_image
+    """Return photographs that are part of scikit-image."""
+    import skimage
 
-    photos = [(Image.fromarray(load_sample_image(f"{name}.jpg")), name) for name in ("flower", "china")]
-    try:
-        import skimage
-    except ModuleNotFoundError:
-        return photos
     folder = Path(skimage.__file__).parent / "data"
-    for caption, stem in _PHOTOS.items():
-        for path in folder.glob(f"{stem}.*"):
-            photos.append((Image.open(path).convert("RGB"), caption))
-    return photos[::-1][:_MAX_EXAMPLES]
+    return [(read_image(path), caption) for caption, stem in _PHOTOS.items() for path in folder.glob(f"{stem}.*")]

@@ -82,8 +82,8 @@ function show(found) {
   showHeads();
   $("row").max = found.height - 1;
   $("column").max = found.width - 1;
-  $("row").value = Math.floor(found.height / 2);
-  $("column").value = Math.floor(found.width / 2);
+  $("row").value = Math.floor((found.height - 1) / 2);
+  $("column").value = Math.floor((found.width - 1) / 2);
   $("stage").classList.toggle("clickable", layers.length > 0);
   $("mark").hidden = $("look").hidden = !layers.length;
   $("maps").hidden = true;
