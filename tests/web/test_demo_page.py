@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from PIL import Image
 
 import lambdanets as ln
 from lambdanets.inference.detector import Detector, build_detector
-from lambdanets.inference.model_card import DetectorCard
+from lambdanets.recipes.detection.digits import recipe as DIGITS
+from lambdanets.training.detection.model import make_model_card
 from lambdanets.web.examples import example_images
 from web.browser import CHROMIUM, open_page
 from web.uploads import encode, readable_files, unreadable_files
@@ -30,7 +32,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def tab(digits):
-    card = DetectorCard("lambda_resnet20_small", ("thing",), model_options={}, category_ids=(1,), image_size=64)
+    card = make_model_card(replace(DIGITS, image_size=64, proposals=20), ("cell",), (1,))
     detector = Detector(build_detector(card).eval(), card)  # with random weights
     with open_page({"digits": digits, "objects": detector}) as tab:
         yield tab
