@@ -151,7 +151,10 @@ def evaluate_models(data: Path, models: list[Path]) -> None:
     rows.append({"model": "thresholding", "parameters": None, "training_seconds": None})
     rows[-1] |= {"seconds_per_image": seconds, **scores}
     print(rows[-1], flush=True)
-    save({"images": len(test), "nuclei": sum(len(each.objects) for each in test.annotations.images), "rows": rows})
+    save(
+        {"images": len(test), "nuclei": sum(len(each.objects) for each in test.annotations.images), "rows": rows}
+        | provenance()
+    )
 
 
 def load_detector(model: Path) -> ln.Detector:
@@ -221,7 +224,7 @@ def count_mosaic(data: Path, model: Path) -> None:
     result = {"side": MOSAIC_SIDE, "crop_side": CROP_SIDE, "nuclei": num_nuclei, "sum_over_crops": sum_over_crops}
     result |= {"seconds": seconds, "peak": peak}
     print(result)
-    save({"mosaic": result})
+    save({"mosaic": result} | provenance())
 
 
 def score_intensities(data: Path, model: Path) -> None:
@@ -246,7 +249,7 @@ def score_intensities(data: Path, model: Path) -> None:
             summary = evaluate(truth, results, max_detections=detector.card.max_detections).summary()["segm"]
             rows[-1]["stretched" if stretch else "as stored"] = {name: summary[name] for name in ("AP", "AP50")}
         print(rows[-1], flush=True)
-        save({"intensities": rows})
+    save({"intensities": {"model": model.name, "rows": rows} | provenance()})
 
 
 # What is done to the intensities, 0 to 255, of the test images.
@@ -261,8 +264,11 @@ INTENSITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def save(result: dict[str, Any]) -> None:
     """Merge into the results file."""
     existing = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    provenance = {"commit": commit(), "versions": versions(), "hardware": hardware()}
-    RESULTS.write_text(json.dumps(existing | provenance | result, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(existing | result, indent=1) + "\n", encoding="utf-8")
+
+
+def provenance() -> dict[str, Any]:
+    return {"commit": commit(), "versions": versions(), "hardware": hardware()}
 
 
 NAMES = {
@@ -288,7 +294,7 @@ def write_section(results: dict[str, Any]) -> str:
     if intensities := results.get("intensities"):
         cells = [
             [row["images"], *(f"{100 * row[way][c]:.1f}" for way in ("stretched", "as stored") for c in ("AP50", "AP"))]
-            for row in intensities
+            for row in intensities["rows"]
         ]
         names = ["AP50", "AP", "AP50, not stretched", "AP, not stretched"]
         lines += [

@@ -49,7 +49,8 @@ class Predict(PredictOptions):
     figures: bool = True
     """Draw the detections of each image."""
     score: float = 0.5
-    """Minimum score of the detections in figures, label images and objects.csv; results.json has all detections."""
+    """Minimum score of the objects that are counted, drawn, and in label images and objects.csv; results.json has all
+    detections."""
     labels: bool = True
     """Write label images and objects.csv."""
     tile_size: int | None = None
@@ -132,7 +133,13 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files
-    from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, save_label_image
+    from lambdanets.inference.label_images import (
+        COLUMNS,
+        label_and_measure,
+        label_image_name,
+        make_label_image,
+        save_label_image,
+    )
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import DetectorCard
     from lambdanets.inference.weights import file_identity
@@ -154,10 +161,12 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     def render(number: int, path: Path, image: "Image", detected: "Objects") -> ImageOutput:
         entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
         results = coco_results(detected, number, card.category_ids)
-        figure = draw_predicted(image, detected, card.classes, options.score) if options.figures else None
+        _, counted = make_label_image(detected, options.score)
+        visible = detected.select(counted.tolist())
+        figure = draw_predicted(image, visible, card.classes, options.score) if options.figures else None
         labels, objects = None, []
         if options.labels:
-            labels, rows = label_and_measure(image, detected, card.classes, options.score)
+            labels, rows = label_and_measure(image, visible, card.classes, options.score)
             objects = [{"image": str(path), **row} for row in rows]
         name = numbered_name(number, path)
 
@@ -168,8 +177,8 @@ def _detect(options: Predict, paths: list[Path]) -> None:
             if labels is not None:
                 save_label_image(labels, options.out / "labels" / label_image_name(name, labels))
 
-        line = f"{path}  {int((detected.scores >= options.score).sum())} detections"
-        return ImageOutput({"image": entry, "results": results, "objects": objects}, write, line)
+        line = f"{path}  {len(visible)} objects"
+        return ImageOutput({"image": entry, "results": results, "objects": objects, "count": len(visible)}, write, line)
 
     def finish(entries: list[Any]) -> None:
         images = [entry["image"] for entry in entries]
@@ -180,7 +189,11 @@ def _detect(options: Predict, paths: list[Path]) -> None:
         if options.labels:
             values = [[row[column] for column in COLUMNS] for entry in entries for row in entry["objects"]]
             atomic_write(options.out / "objects.csv", encode_utf8(csv_table([COLUMNS, *values])))
-        echo(f"{len(results)} detections in {len(images)} images, written to {options.out}")
+        count = sum(entry["count"] for entry in entries)
+        echo(
+            f"{count} objects with a score of at least {options.score:g}, not completely covered by others, in "
+            f"{len(images)} images; {len(results)} detections of any score in results.json; written to {options.out}"
+        )
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image", "Objects"]]:
         return detect_files(detector, remaining, unreadable, options.batch_size, tile_size=tile_size, **reading)

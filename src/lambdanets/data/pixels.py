@@ -4,7 +4,7 @@ import io
 import math
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 from PIL.ExifTags import Base
 
 _GRAY_MODES = {"1", "L", "LA", "La"}
@@ -43,20 +43,21 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
         values = np.asarray(image)
         tags = getattr(image, "tag_v2", {})
         return invert(values) if tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO else values
-    tile = getattr(image, "tile", None)  # empty after the pixels are loaded
-    if image.format != "PNG" or not tile or not str(tile[0].args).endswith(_CUT):
+    if not isinstance(image, ImageFile.ImageFile) or image.format != "PNG" or image.fp is None or not image.tile:
+        return None  # without tiles, the pixels are loaded
+    raw_mode = str(image.tile[0].args)
+    if not raw_mode.endswith(_CUT):
         return None
-    values = _deep_png(image, tile[0].args.removesuffix(_CUT))
+    image.fp.seek(0)
+    values = _deep_png(image.fp.read(), raw_mode.removesuffix(_CUT))
     return values if values.shape[2] == 3 else composite_on_white(values)
 
 
-def _deep_png(image: Image.Image, samples: str) -> np.ndarray:
+def _deep_png(content: bytes, samples: str) -> np.ndarray:
     """Return all bits of a PNG with samples "RGB", "RGBA" or "LA", (H, W, samples) in uint16.
 
     Pillow keeps only the high byte of each sample, so the file is decoded twice, or for "LA" once to its four bytes.
     """
-    image.fp.seek(0)
-    content = image.fp.read()
 
     def decode(raw_mode: str) -> np.ndarray:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as copy:
@@ -75,7 +76,7 @@ def _to_gray_or_rgb(image: Image.Image) -> Image.Image:
     mode = "L" if image.mode in _GRAY_MODES else "RGB"
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
-        _check_visible(rgba.getchannel("A").getextrema()[1])
+        _check_visible(np.asarray(rgba.getchannel("A")).max())
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert(mode)
     converted = image.convert(mode)
     return image.copy() if converted is image else converted

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import BinaryIO
 
 import numpy as np
@@ -29,7 +30,7 @@ def read_tiff(
     """
     from tifffile import TiffFile
 
-    with _disabled_logger("tifffile"), TiffFile(file) as tiff:
+    with _without_log(), TiffFile(file) as tiff:
         series = tiff.series[0]
         page, shape, axes = series.keyframe, series.shape, series.axes
         if series.dtype is None or "Y" not in axes or "X" not in axes or min(shape) < 1:
@@ -45,13 +46,13 @@ def read_tiff(
             return None
         if is_image and channel is None and page.photometric.name not in ("RGB", "MINISBLACK", "MINISWHITE"):
             raise ValueError(f"its {page.photometric.name} colors have more than 8 bits; convert it to RGB")
-        if not is_image and channel is None:
-            sizes = " x ".join(map(str, shape))
-            raise ValueError(
-                f"it has {num_planes} channels or planes (axes {axes}: {sizes}); choose one with --channel, in Python "
-                "with channel=, or save each as a file"
-            )
         if not is_image:
+            if channel is None:
+                sizes = " x ".join(map(str, shape))
+                raise ValueError(
+                    f"it has {num_planes} channels or planes (axes {axes}: {sizes}); choose one with --channel, in "
+                    "Python with channel=, or save each as a file"
+                )
             check_channel(channel, num_planes)
         one_per_page = len(series.pages) == num_planes and page.shape == tuple(shape[axes.index(a)] for a in "YX")
         num_bytes = series.nbytes // num_planes if one_per_page else series.nbytes
@@ -73,14 +74,14 @@ def read_tiff(
 
 
 @contextlib.contextmanager
-def _disabled_logger(logger: str) -> Iterator[None]:
-    """Disable a logger within the block.
-
-    tifffile logs errors for damaged metadata, although it can still read the pixels.
-    """
-    log = logging.getLogger(logger)
-    previous, log.disabled = log.disabled, True
+def _without_log() -> Iterator[None]:
+    """Drop tifffile's messages of this thread: it logs errors for damaged metadata, although it can read the pixels."""
+    token = _is_reading.set(True)
     try:
         yield
     finally:
-        log.disabled = previous
+        _is_reading.reset(token)
+
+
+_is_reading = ContextVar("is_reading", default=False)
+logging.getLogger("tifffile").addFilter(lambda record: not _is_reading.get())

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -10,13 +11,15 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, coco_results
-from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
 from lambdanets.inference.objects import Objects, crop_objects
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.progress import track
+
+if TYPE_CHECKING:
+    from lambdanets.inference.coco_scores import Scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +30,7 @@ class DetectionEvaluation:
     """
 
     results: list[Result]
-    scores: Scores
+    scores: "Scores"
     readable: list[int]
     unreadable: list[str]
 
@@ -45,6 +48,8 @@ def evaluate_detector(
     batch_size: images per forward pass. All masks of a batch are in memory.
     workers: number of data loading processes.
     """
+    from lambdanets.inference.coco_scores import evaluate  # imports faster-coco-eval, which prediction does not need
+
     results: list[Result] = []
     readable: list[int] = []
     unreadable: list[str] = []

@@ -16,7 +16,7 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.colors import brighten
 from lambdanets.inference.detection_figures import MIN_SCORE, draw_predicted
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name
+from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, make_label_image
 from lambdanets.inference.objects import crop_objects
 from lambdanets.inference.segmentation_figures import overlay_classes
 from lambdanets.inference.segmenter import Segmenter
@@ -77,10 +77,12 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
         detected = crop_objects(explanation.output[0])
     else:
         detected = crop_objects(model.detect([image_to_tensor(image)])[0])
-    labels, rows = label_and_measure(image, detected, model.classes, MIN_SCORE)
+    _, counted = make_label_image(detected, MIN_SCORE)
+    visible = detected.select(counted.tolist())
+    labels, rows = label_and_measure(image, visible, model.classes, MIN_SCORE)
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []
-    overlay = draw_predicted(image, detected, model.classes, MIN_SCORE)
+    overlay = draw_predicted(image, visible, model.classes, MIN_SCORE)
     label_name = label_image_name("labels", labels)
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     files = {
