@@ -6,6 +6,7 @@ The test set is not used for model selection.
     python experiments/nuclei_test_set.py train FOLDER WORK         train the detector and its convolution baseline
     python experiments/nuclei_test_set.py score FOLDER MODEL...     evaluate run folders or packaged models
     python experiments/nuclei_test_set.py mosaic FOLDER MODEL       tiled inference on 8,000 x 8,000 pixels
+    python experiments/nuclei_test_set.py intensities FOLDER MODEL  the same images, darker, brighter and with 16 bits
     python experiments/nuclei_test_set.py [--page PAGE]             write the page from results
 
 Images of each size are sorted by the SHA-256 of their names; of 12, two go to the test set and one to the validation
@@ -24,6 +25,7 @@ import sys
 import tarfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,12 @@ from skimage.filters import gaussian, threshold_otsu
 from skimage.measure import label
 from skimage.morphology import remove_small_objects
 from skimage.segmentation import watershed
+from tifffile import imwrite
 
 import lambdanets as ln
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.images import read_image
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.detection import evaluate_detector
@@ -62,7 +67,9 @@ MOSAIC_SIDE, CROP_SIDE, IMAGE_SIDE = 8000, 2000, 250
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", choices=["split", "train", "score", "mosaic", "page"], nargs="?", default="page")
+    parser.add_argument(
+        "action", choices=["split", "train", "score", "mosaic", "intensities", "page"], nargs="?", default="page"
+    )
     parser.add_argument("paths", type=Path, nargs="*")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
     options = parser.parse_args()
@@ -75,6 +82,8 @@ def main() -> None:
         evaluate_models(options.paths[0], options.paths[1:])
     elif options.action == "mosaic":
         count_mosaic(*options.paths)
+    elif options.action == "intensities":
+        score_intensities(*options.paths)
     replace_section(options.page, (BEGIN, END), write_section(json.loads(RESULTS.read_text(encoding="utf-8"))))
 
 
@@ -142,7 +151,10 @@ def evaluate_models(data: Path, models: list[Path]) -> None:
     rows.append({"model": "thresholding", "parameters": None, "training_seconds": None})
     rows[-1] |= {"seconds_per_image": seconds, **scores}
     print(rows[-1], flush=True)
-    save({"images": len(test), "nuclei": sum(len(each.objects) for each in test.annotations.images), "rows": rows})
+    save(
+        {"images": len(test), "nuclei": sum(len(each.objects) for each in test.annotations.images), "rows": rows}
+        | provenance()
+    )
 
 
 def load_detector(model: Path) -> ln.Detector:
@@ -212,14 +224,51 @@ def count_mosaic(data: Path, model: Path) -> None:
     result = {"side": MOSAIC_SIDE, "crop_side": CROP_SIDE, "nuclei": num_nuclei, "sum_over_crops": sum_over_crops}
     result |= {"seconds": seconds, "peak": peak}
     print(result)
-    save({"mosaic": result})
+    save({"mosaic": result} | provenance())
+
+
+def score_intensities(data: Path, model: Path) -> None:
+    """Evaluate the test images with changed intensities, with and without stretching, and write the results."""
+    test = open_annotated(data / "test.json", data / "test.tar")
+    detector = ln.load(model, device="cpu")
+    assert isinstance(detector, ln.Detector)
+    rows = []
+    for name, change in INTENSITIES.items():
+        rows.append({"images": name})
+        for stretch in (True, False):
+            results: list[Result] = []
+            for index in range(len(test)):
+                image, annotated = test.load(index)
+                content = io.BytesIO()
+                pixels = np.asarray(image)
+                imwrite(content, change(pixels.astype(int)), photometric="rgb" if pixels.ndim == 3 else "minisblack")
+                tensor = image_to_tensor(read_image(content, name, stretch=stretch))
+                objects = crop_objects(detector.detect([tensor])[0])
+                results += coco_results(objects, annotated.id, detector.card.category_ids)
+            truth = test.annotations.to_coco()
+            summary = evaluate(truth, results, max_detections=detector.card.max_detections).summary()["segm"]
+            rows[-1]["stretched" if stretch else "as stored"] = {name: summary[name] for name in ("AP", "AP50")}
+        print(rows[-1], flush=True)
+    save({"intensities": {"model": model.name, "rows": rows} | provenance()})
+
+
+# What is done to the intensities, 0 to 255, of the test images.
+INTENSITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "unchanged": lambda x: x.astype(np.uint8),
+    **{f"+{n}": lambda x, n=n: (x + n).clip(0, 255).astype(np.uint8) for n in (5, 20, 40, 60)},
+    "16 bits, x 257": lambda x: (x * 257).astype(np.uint16),
+    "16 bits, x 12 + 100": lambda x: (x * 12 + 100).astype(np.uint16),
+}
 
 
 def save(result: dict[str, Any]) -> None:
     """Merge into the results file."""
     existing = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    provenance = {"commit": commit(), "versions": versions(), "hardware": hardware()}
-    RESULTS.write_text(json.dumps(existing | provenance | result, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(existing | result, indent=1) + "\n", encoding="utf-8")
+
+
+def provenance() -> dict[str, Any]:
+    return {"commit": commit(), "versions": versions(), "hardware": hardware()}
 
 
 NAMES = {
@@ -242,6 +291,18 @@ def write_section(results: dict[str, Any]) -> str:
         "",
         markdown_table(["", *COLUMNS], *rows),
     ]
+    if intensities := results.get("intensities"):
+        cells = [
+            [row["images"], *(f"{100 * row[way][c]:.1f}" for way in ("stretched", "as stored") for c in ("AP50", "AP"))]
+            for row in intensities["rows"]
+        ]
+        names = ["AP50", "AP", "AP50, not stretched", "AP, not stretched"]
+        lines += [
+            "",
+            "Mask AP of the model in the package on the same images with other intensities, saved as TIFF files:",
+            "",
+            markdown_table(["", *names], *cells),
+        ]
     if mosaic := results.get("mosaic"):
         lines += [
             "",

@@ -205,7 +205,14 @@ def test_predict_writes_results_image_ids_and_one_drawing_per_image(trained_dete
     for image, name in zip(index["images"], drawings, strict=True):
         with Image.open(out / name) as drawing:
             assert drawing.width / image["width"] == drawing.height / image["height"] >= 1
-    assert output.out.splitlines()[-1] == f"{len(results)} detections in 4 images, written to {out}"
+    with (out / "objects.csv").open(encoding="utf-8") as file:
+        counted = [row["image"] for row in csv.DictReader(file)]
+    *lines, last = output.out.splitlines()
+    assert [line.rsplit(" ", 2)[1] for line in lines] == [str(counted.count(line.rsplit("  ", 1)[0])) for line in lines]
+    assert last.startswith(
+        f"{len(counted)} objects with a score of at least 0, not completely covered by others, in 4 "
+    )
+    assert last.endswith(f"; {len(results)} detections of any score in results.json; written to {out}")
     assert "skipped 1 unreadable images" in output.err
     assert "text.png" in output.err
 
@@ -304,7 +311,7 @@ def test_predict_keeps_detections_on_a_signal_and_resumes(
     index = json.loads((tmp_path / "out/images.json").read_bytes())
     assert [image["id"] for image in index["images"]] == [1, 2]
     assert {result["image_id"] for result in json.loads((tmp_path / "out/results.json").read_bytes())} <= {1, 2}
-    assert "detections in 2 images, written to" in output.out
+    assert " in 2 images; " in output.out
     assert "run the same command to resume" in output.err
     assert not list((tmp_path / "out").glob(".*"))
     assert main([*map(str, command), str(tmp_path / "out")]) == 0

@@ -11,6 +11,7 @@ from training.teachers import write_teacher
 MODULES = [
     "data.shards.images",
     *(f"inference.{name}" for name in ("evaluation", "confusion", "detection_figures", "segmentation_figures")),
+    *(f"inference.{name}" for name in ("detection", "coco_results", "label_images")),  # of `detect predict`
 ]
 SCRIPT = f"""
 import sys, numpy as np, lambdanets as ln
@@ -39,4 +40,4 @@ def test_inference_imports_neither_training_nor_plotting_libraries(tmp_path):
     after_predict, after_inference = (line.split() for line in output.splitlines())
     assert "lambdanets.inference.detector" in after_predict
     assert modules_in(after_predict, "matplotlib", "pandas", "torchmetrics", "sklearn", "duckdb", "pyarrow") == []
-    assert modules_in(after_inference, "lightning", "lambdanets.training") == []
+    assert modules_in(after_inference, "lightning", "lambdanets.training", "faster_coco_eval") == []

@@ -171,7 +171,7 @@ ERRORS = [
     (["predict", "RUN", "PHOTOS/text.png", "--out", "NEW"], "none of the 1 images could be read"),
     (["predict", "RUN", "PHOTOS", "--out", "PHOTOS"], "is not empty"),
     (["predict", "RUN", "PHOTOS", "--device", "tpu"], "device must be"),
-    (["predict", "RUN", "PHOTOS", "--tile-size", "8"], "tile_size must be an integer or None, at least 16, got 8"),
+    (["predict", "RUN", "PHOTOS", "--tile-size", "8"], "tile_size must be an integer, at least 16, got 8"),
 ]
 
 
@@ -190,7 +190,7 @@ def test_segment_reports_user_errors_in_one_line(
 
 def test_other_commands_reject_a_segmentation_run(trained_segmenter, photos, tmp_path, capsys):
     run = str(trained_segmenter / "run")
-    for command in (["evaluate", run], ["detect", "evaluate", run], ["demo", run], ["export", run, "--out", "a.onnx"]):
+    for command in (["evaluate", run], ["detect", "evaluate", run], ["export", run, "--out", "a.onnx"]):
         assert main(command) == 2
         assert "got a segmentation model" in capsys.readouterr().err
 

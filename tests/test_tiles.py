@@ -1,5 +1,7 @@
 """Tiled inference on large images: a detector that finds bright rectangles exactly, and probabilities of pixels."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,14 @@ def test_objects_covered_by_several_others_of_another_tile_are_dropped():
     pair = [found(0, 20, (0, 0), 0.9), found(20, 40, (0, 0), 0.8)]
     assert len(_merge([*pair, found(11, 29, (0, 11), 0.7)], (10, 60))) == 2
     assert len(_merge([*pair, found(31, 59, (0, 31), 0.7)], (10, 60))) == 3
+
+
+def test_a_nucleus_inside_a_cell_of_another_tile_is_kept():
+    cell = _TileObject([0.0, 0.0, 60.0, 60.0], 1, 0.9, CroppedMask(0, 0, np.ones((60, 60), bool)), (0, 0), False)
+    nucleus = _TileObject([40.0, 9.0, 55.0, 24.0], 2, 0, CroppedMask(9, 40, np.ones((15, 15), bool)), (0, 32), False)
+    for score in (0.8, 0.95):
+        assert len(_merge([cell, dataclasses.replace(nucleus, score=score)], (64, 96))) == 2
+        assert len(_merge([cell, dataclasses.replace(nucleus, score=score, label=1)], (64, 96))) == 1
 
 
 def test_images_without_objects_have_none():

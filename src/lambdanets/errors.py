@@ -19,9 +19,9 @@ _MACHINE_ERRORS = {
 # The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "scipy", "pyarrow", "duckdb"), "train"),
-    **dict.fromkeys(("faster_coco_eval", "skimage", "tifffile"), "detection"),
+    **dict.fromkeys(("faster_coco_eval", "skimage", "imagecodecs"), "detection"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
-    "gradio": "demo",
+    **dict.fromkeys(("starlette", "uvicorn"), "demo"),
 }
 
 

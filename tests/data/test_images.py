@@ -28,30 +28,6 @@ def pixel(image: Image.Image, x: int = 0, y: int = 0) -> object:
     return image.getpixel((x, y))
 
 
-def test_a_gray_image_stays_gray(tmp_path: Path) -> None:
-    image = read_image(save(tmp_path / "a.png", make_gradient("L")))
-    assert image.mode == "L"
-    assert image.tobytes() == make_gradient("L").tobytes()
-
-
-def test_an_rgb_image_keeps_its_pixels(tmp_path: Path) -> None:
-    image = read_image(save(tmp_path / "a.png", make_gradient()))
-    assert image.mode == "RGB"
-    assert image.tobytes() == make_gradient().tobytes()
-
-
-def test_a_one_bit_image_becomes_gray_with_0_and_255(tmp_path: Path) -> None:
-    image = read_image(save(tmp_path / "a.png", Image.new("1", (4, 4), 1)))
-    assert (image.mode, pixel(image)) == ("L", 255)
-
-
-def test_a_palette_image_becomes_rgb(tmp_path: Path) -> None:
-    source = Image.new("P", (4, 4), 1)
-    source.putpalette([0, 0, 0, 200, 100, 50])
-    image = read_image(save(tmp_path / "a.png", source))
-    assert (image.mode, pixel(image)) == ("RGB", (200, 100, 50))
-
-
 @pytest.mark.parametrize("transparency", [1, b"\xff\x00"])
 def test_a_transparent_palette_entry_becomes_white(tmp_path: Path, transparency: int | bytes) -> None:
     source = Image.new("P", (4, 4), 1)
@@ -61,29 +37,22 @@ def test_a_transparent_palette_entry_becomes_white(tmp_path: Path, transparency:
     assert (pixel(image, 0), pixel(image, 1)) == ((10, 20, 30), (255, 255, 255))
 
 
-def test_rgba_is_composited_on_white(tmp_path: Path) -> None:
-    image = read_image(save(tmp_path / "a.png", Image.new("RGBA", (4, 4), (0, 100, 0, 128))))
-    assert image.mode == "RGB"
-    np.testing.assert_allclose(pixel(image), (127, 177, 127), atol=1)
-
-
-def test_gray_with_alpha_is_composited_on_white_and_stays_gray(tmp_path: Path) -> None:
-    image = read_image(save(tmp_path / "a.png", Image.new("LA", (4, 4), (0, 0))))
-    assert (image.mode, pixel(image)) == ("L", 255)
-
-
 def test_a_palette_with_alpha_is_composited_on_white(tmp_path: Path) -> None:
     source = make_gradient("PA")
-    source.putalpha(0)
+    source.putalpha(Image.linear_gradient("L").resize((8, 8), Image.Resampling.NEAREST))
     image = read_image(save(tmp_path / "a.tiff", source))
-    assert (image.mode, pixel(image)) == ("RGB", (255, 255, 255))
+    assert image.mode == "RGB"
+    assert min(pixel(image)) > 230
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "RGB"])
 def test_a_transparent_color_key_becomes_white(tmp_path: Path, mode: str) -> None:
     key: object = (0, 0, 0) if mode == "RGB" else 0
-    image = read_image(save(tmp_path / "a.png", Image.new(mode, (4, 4), 0), transparency=key))
-    assert pixel(image.convert("L")) == 255
+    source = Image.new(mode, (4, 4), 0)
+    source.putpixel((1, 0), (9, 9, 9) if mode == "RGB" else 9)
+    image = read_image(save(tmp_path / "a.png", source, transparency=key)).convert("L")
+    assert pixel(image) == 255
+    assert pixel(image, 1) == (255 if mode == "1" else 9)
 
 
 def test_a_16_bit_png_is_scaled_and_not_clipped(tmp_path: Path) -> None:
@@ -91,18 +60,6 @@ def test_a_16_bit_png_is_scaled_and_not_clipped(tmp_path: Path) -> None:
     image = read_image(save(tmp_path / "a.png", Image.fromarray(values)))
     assert image.mode == "L"
     assert np.asarray(image).tolist() == [[0, 1, 128, 255]]
-
-
-def test_a_big_endian_16_bit_tiff_is_scaled(tmp_path: Path) -> None:
-    values = np.array([[0, 32896, 65535]], dtype=">u2")
-    image = read_image(save(tmp_path / "a.tiff", Image.fromarray(values)))
-    assert np.asarray(image).tolist() == [[0, 128, 255]]
-
-
-def test_32_bit_integers_are_scaled_like_16_bit_integers(tmp_path: Path) -> None:
-    values = np.array([[0, 32896, 65535]], dtype=np.int32)
-    image = read_image(save(tmp_path / "a.tiff", Image.fromarray(values)))
-    assert np.asarray(image).tolist() == [[0, 128, 255]]
 
 
 def test_floats_are_scaled_by_the_same_factor_in_every_image(tmp_path: Path) -> None:
@@ -129,12 +86,6 @@ def test_images_with_values_out_of_range_are_unreadable(tmp_path: Path, values: 
         read_image(path)
 
 
-def test_a_cmyk_jpeg_becomes_rgb(tmp_path: Path) -> None:
-    image = read_image(save(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 255, 255, 0))))
-    assert image.mode == "RGB"
-    np.testing.assert_allclose(pixel(image), (255, 0, 0), atol=8)
-
-
 def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
     path = save(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 0, 0, 255)))
     assert b"Adobe" in path.read_bytes()[:64]  # Adobe's marker means that the inks are inverted
@@ -145,16 +96,6 @@ def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
 def test_other_color_spaces_become_rgb(tmp_path: Path, mode: str) -> None:
     # compressed, because Pillow 12.3 cannot read its own uncompressed YCbCr
     assert read_image(save(tmp_path / "a.tiff", Image.new(mode, (4, 4)), compression="tiff_lzw")).mode == "RGB"
-
-
-def test_the_exif_orientation_is_applied(tmp_path: Path) -> None:
-    source = Image.new("L", (16, 8), 0)
-    source.paste(255, (0, 0, 8, 8))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotate by 90 degrees clockwise to view
-    image = read_image(save(tmp_path / "a.jpg", source, exif=exif))
-    assert image.size == (8, 16)
-    assert pixel(image, 4, 2) > 200 > 50 > pixel(image, 4, 13)
 
 
 def test_a_file_in_memory_may_be_closed_after_reading() -> None:

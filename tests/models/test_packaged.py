@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from lambdanets.web.predictions import predict_image
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -16,7 +17,6 @@ import lambdanets as ln
 from lambdanets.errors import InputError
 from lambdanets.models.packaged import FOLDER, packaged_models, packaged_weights
 from lambdanets.web.examples import draw_nuclei
-from lambdanets.web.predictions import predict_image
 from lambdanets.web.uploads import read_upload
 
 NAMES = packaged_models()

@@ -20,22 +20,26 @@ class Tab:
     def other_hosts(self):
         own = urlsplit(self.url).netloc
         addresses = [urlsplit(address) for address in self.requests]
-        hosts = {address.netloc for address in addresses if address.scheme not in ("data", "blob")}
-        return hosts - {own}
+        return {address.netloc for address in addresses if address.scheme not in ("data", "blob")} - {own}
 
     def upload(self, name, content):
-        """Choose a file and wait until the page has taken it."""
+        """Choose a file and wait for the result, or for the sentence about it."""
         file = {"name": name, "mimeType": "application/octet-stream", "buffer": content}
-        self.page.locator("#upload input[type=file]").set_input_files(file)
+        self.page.locator("#file").set_input_files(file)
+        self.wait()
 
-    def click_place(self, x, y):
-        """Click the image at a fraction of its width and height."""
-        shown_image = self.page.locator("#shown_image img")
-        box = shown_image.bounding_box()
-        shown_image.click(position={"x": x * box["width"], "y": y * box["height"]})
+    def click_position(self, x, y):
+        """Click the image at a fraction of its width and height, and wait for the maps."""
+        stage = self.page.locator("#stage")
+        box = stage.bounding_box()
+        stage.click(position={"x": x * box["width"], "y": y * box["height"]})
+        self.wait()
 
-    def source_of_map(self, title):
-        return self.page.locator(f'#maps img[alt="{title} map"]').get_attribute("src")
+    def wait(self):
+        self.page.locator("body:not(.busy)").wait_for()
+
+    def source_of_map(self, name):
+        return self.page.locator(f"[data-map={name}]").get_attribute("src")
 
 
 @contextlib.contextmanager
@@ -52,6 +56,7 @@ def open_page(models, width=1200, height=900):
         tab.page.on("console", lambda log: tab.messages.append(f"{log.type}: {log.text} {log.location['url']}"))
         tab.page.on("pageerror", lambda error: tab.messages.append(f"exception: {error}"))
         tab.page.goto(server.url)
-        tab.page.locator("#maps img").first.wait_for()
+        tab.page.locator("#result").wait_for()
+        tab.wait()
         yield tab
         browser.close()

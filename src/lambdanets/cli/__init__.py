@@ -27,7 +27,7 @@ COMMANDS = {
     "evaluate": "Evaluate a classifier on a validation set: lambdanets evaluate CHECKPOINT [--data DATA].",
     "predict": "Classify image files: lambdanets predict CHECKPOINT IMAGES...",
     "explain": "Show what lambda layers look at in an image: lambdanets explain CHECKPOINT IMAGE --out FOLDER.",
-    "demo": "Look at images and layers in the browser, on this machine: lambdanets demo [MODELS...].",
+    "demo": "Try models on images in the browser, on this machine: lambdanets demo [MODELS...].",
     "detect": "Train and use Mask R-CNN detectors: lambdanets detect train | evaluate | predict | report.",
     "segment": "Train and use segmentation networks: lambdanets segment train | evaluate | predict.",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",

@@ -7,7 +7,7 @@ import tyro
 
 from lambdanets.bounds import Range, check
 from lambdanets.cli.arguments import parse
-from lambdanets.errors import InputError
+from lambdanets.errors import explain_missing_extras
 from lambdanets.terminal import echo
 
 
@@ -18,7 +18,7 @@ class Demo:
     models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[MODELS...]")] = ()
     """Run folders, weight files, or names of models that come with the package; by default all of these names."""
     host: str = "127.0.0.1"
-    """Address to listen on; with the default, only this machine can open the page."""
+    """Address to listen on, or its name; with the default, only this machine can open the page."""
     port: int = 7860
     """Port; 0 for any free one."""
     device: str | None = None
@@ -36,19 +36,17 @@ def main(arguments: list[str]) -> int:
         Demo,
         arguments,
         prog="lambdanets demo",
-        description="Serve a page on this machine that shows what trained models find in an image, what their lambda "
-        "layers look at, and what a layer costs. No data leaves the machine.",
+        description="Serve a page on this machine that shows what trained models find in an image, and what their "
+        "lambda layers look at. No data leaves the machine.",
     )
-    from lambdanets.inference.loading import load_one_of
-    from lambdanets.inference.model_card import ClassifierCard, DetectorCard
+    with explain_missing_extras("demo"):
+        from lambdanets.web.app import LOOPBACK
+        from lambdanets.web.server import serve
+    from lambdanets.inference.loading import load
     from lambdanets.models.packaged import packaged_models
 
     names = options.models or packaged_models()
-    if not names:
-        raise InputError("MODELS must be at least one run folder or weight file, got none")
-    models = {name: load_one_of((ClassifierCard, DetectorCard), name, options.device) for name in names}
-    from lambdanets.web.server import LOOPBACK, serve
-
+    models = {name: load(name, device=options.device) for name in names}
     with serve(models, options.host, options.port) as server:
         echo(f"{server.url} shows {', '.join(models)}; press Ctrl-C to stop")
         if options.host not in LOOPBACK:

@@ -1,14 +1,13 @@
 """`lambdanets detect`."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from lambdanets.bounds import TILE_SIZE_RANGE, Range, check
+from lambdanets.bounds import TILE_SIZE_RANGE, check
 from lambdanets.cli.actions import run_action
 from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
 from lambdanets.cli.arguments import parse
@@ -50,19 +49,15 @@ class Predict(PredictOptions):
     figures: bool = True
     """Draw the detections of each image."""
     score: float = 0.5
-    """Minimum score of the detections in figures, label images and objects.csv; results.json has all detections."""
+    """Minimum score of the objects that are counted, drawn, and in label images and objects.csv; results.json has all
+    detections."""
     labels: bool = True
     """Write label images and objects.csv."""
     tile_size: int | None = None
     """Side in pixels of overlapping tiles for images of more than two tiles; 0 for no tiles; by default the model's."""
-    channel: int | None = None
-    """Channel or plane of the images, from 0; needed for files with several, except color images."""
-    stretch: Literal["on", "off"] | None = None
-    """Stretch intensities of more than 8 bits, from their 0.1 to their 99.9 percentile; by default as the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check("channel", self.channel, int | None, Range(0))
         if self.tile_size:
             check("tile_size", self.tile_size, int, TILE_SIZE_RANGE)
         if not 0 <= self.score <= 1:
@@ -135,11 +130,16 @@ def _predict(arguments: list[str]) -> int:
 
 def _detect(options: Predict, paths: list[Path]) -> None:
     """Detect objects, draw them and write the results. If interrupted, write the results so far."""
-    from lambdanets.data.microscopy import read_microscopy_image
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
     from lambdanets.inference.coco_results import coco_results, write_results
     from lambdanets.inference.detection import detect_files
-    from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, save_label_image
+    from lambdanets.inference.label_images import (
+        COLUMNS,
+        label_and_measure,
+        label_image_name,
+        make_label_image,
+        save_label_image,
+    )
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import DetectorCard
     from lambdanets.inference.weights import file_identity
@@ -152,20 +152,21 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     unreadable: list[str] = []
     card = detector.card
     tile_size = card.tile_size if options.tile_size is None else options.tile_size or None
-    stretch = card.stretch if options.stretch is None else options.stretch == "on"
-    read = functools.partial(read_microscopy_image, channel=options.channel, stretch=stretch)
+    reading = options.reading(card)
     identity = {
         "weights": file_identity(options.checkpoint)["sha256"],
-        "options": [options.score, options.figures, options.labels, tile_size, options.channel, stretch],
+        "options": [options.score, options.figures, options.labels, tile_size, reading],
     }
 
     def render(number: int, path: Path, image: "Image", detected: "Objects") -> ImageOutput:
         entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}
         results = coco_results(detected, number, card.category_ids)
-        figure = draw_predicted(image, detected, card.classes, options.score) if options.figures else None
+        _, counted = make_label_image(detected, options.score)
+        visible = detected.select(counted.tolist())
+        figure = draw_predicted(image, visible, card.classes, options.score) if options.figures else None
         labels, objects = None, []
         if options.labels:
-            labels, rows = label_and_measure(image, detected, card.classes, options.score)
+            labels, rows = label_and_measure(image, visible, card.classes, options.score)
             objects = [{"image": str(path), **row} for row in rows]
         name = numbered_name(number, path)
 
@@ -176,8 +177,8 @@ def _detect(options: Predict, paths: list[Path]) -> None:
             if labels is not None:
                 save_label_image(labels, options.out / "labels" / label_image_name(name, labels))
 
-        line = f"{path}  {int((detected.scores >= options.score).sum())} detections"
-        return ImageOutput({"image": entry, "results": results, "objects": objects}, write, line)
+        line = f"{path}  {len(visible)} objects"
+        return ImageOutput({"image": entry, "results": results, "objects": objects, "count": len(visible)}, write, line)
 
     def finish(entries: list[Any]) -> None:
         images = [entry["image"] for entry in entries]
@@ -188,10 +189,14 @@ def _detect(options: Predict, paths: list[Path]) -> None:
         if options.labels:
             values = [[row[column] for column in COLUMNS] for entry in entries for row in entry["objects"]]
             atomic_write(options.out / "objects.csv", encode_utf8(csv_table([COLUMNS, *values])))
-        echo(f"{len(results)} detections in {len(images)} images, written to {options.out}")
+        count = sum(entry["count"] for entry in entries)
+        echo(
+            f"{count} objects with a score of at least {options.score:g}, not completely covered by others, in "
+            f"{len(images)} images; {len(results)} detections of any score in results.json; written to {options.out}"
+        )
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image", "Objects"]]:
-        return detect_files(detector, remaining, unreadable, options.batch_size, read=read, tile_size=tile_size)
+        return detect_files(detector, remaining, unreadable, options.batch_size, tile_size=tile_size, **reading)
 
     process_images(options.out / JOURNAL, identity, paths, predict, render, finish, unreadable)
 

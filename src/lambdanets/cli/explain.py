@@ -21,6 +21,8 @@ class Explain:
     """New folder for figures (PNG) and numbers (explanation.npz)."""
     at: tuple[int, int] | None = None
     """Row and column of a pixel, for its attention map and receptive field; by default the center of the image."""
+    channel: int | None = None
+    """Channel or plane of the image, from 0; needed for files with several, except color images."""
     layer: str | None = None
     """Name of a lambda layer; by default the last one. The command lists them."""
     device: str | None = None
@@ -48,7 +50,7 @@ def main(arguments: list[str]) -> int:
     folder = WorkFolder(options.out)
     folder.is_started()
     source = load_one_of((ClassifierCard, DetectorCard), options.checkpoint, options.device)
-    image = read_image(options.image, stretch=source.card.stretch)
+    image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
     explanation = explain(source, image)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at
     layer = explanation.layers[-1] if options.layer is None else options.layer

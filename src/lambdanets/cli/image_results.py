@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import tyro
 
@@ -17,6 +17,9 @@ from lambdanets.journal import SUFFIX, Journal, open_journal
 from lambdanets.progress import track
 from lambdanets.signals import deferred, interruptible
 from lambdanets.terminal import echo
+
+if TYPE_CHECKING:
+    from lambdanets.inference.model_card import ModelCard
 
 MAX_STEM = 50  # characters of an image's name in the names of its output files
 
@@ -54,11 +57,21 @@ class PredictOptions:
     """Image files, folders and globs."""
     batch_size: int = 1
     """Images per forward pass."""
+    channel: int | None = None
+    """Channel or plane of the images, from 0; needed for files with several, except color images."""
+    stretch: Literal["on", "off"] | None = None
+    """Map the intensities of background and objects to those of the model's training images, for images of other
+    instruments and of more than 8 bits; by default as the model."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int, Range(1))
+        check("channel", self.channel, int | None, Range(0))
+
+    def reading(self, card: "ModelCard") -> dict[str, Any]:
+        """Return how the images are read, as arguments of `predict_files` and others, and part of the identity."""
+        return {"channel": self.channel, "stretch": card.stretch if self.stretch is None else self.stretch == "on"}
 
     def find_images(self) -> list[Path]:
         """Return the paths of all images. Raises InputError if there are none."""

@@ -66,11 +66,12 @@ def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> i
 
     width = min(max(len(str(path)) for path in paths), 60)
     unreadable: list[str] = []
-    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.top]}
+    reading = options.reading(classifier.card)
+    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.top, reading]}
     with images_journal(options.out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
         remaining = [path for path in paths if str(path) not in done]
-        predictions = predict_files(classifier, remaining, unreadable, options.batch_size)
+        predictions = predict_files(classifier, remaining, unreadable, options.batch_size, **reading)
         for path, prediction in track(predictions, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()):
             best = [(name, round(probability, 6)) for name, probability in prediction.top(options.top)]
             journal.add({"path": str(path), "top": [{"class": c, "probability": p} for c, p in best]})

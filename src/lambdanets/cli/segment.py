@@ -43,13 +43,14 @@ class Predict(PredictOptions):
     """New folder for classes.csv, and a semantic mask and a figure per image. The same command resumes."""
     figures: bool = True
     """Draw the classes over each image."""
-    tile_size: int | None = None
-    """Side in pixels of overlapping tiles for images of more than two tiles; by default whole images, which need about
-    0.5 GB of memory per megapixel."""
+    tile_size: int = 0
+    """Side in pixels of overlapping tiles for images of more than two tiles; 0, the default, for no tiles, which needs
+    about 0.5 GB of memory per megapixel."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check("tile_size", self.tile_size, int | None, TILE_SIZE_RANGE)
+        if self.tile_size:
+            check("tile_size", self.tile_size, int, TILE_SIZE_RANGE)
 
 
 def main(arguments: list[str]) -> int:
@@ -117,11 +118,15 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     from lambdanets.text_tables import csv_table
 
     segmenter = load_one_of([SegmenterCard], options.checkpoint, options.device)
-    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.figures, options.tile_size]}
+    tile_size, reading = options.tile_size or None, options.reading(segmenter.card)
+    identity = {
+        "weights": file_identity(options.checkpoint)["sha256"],
+        "options": [options.figures, tile_size, reading],
+    }
     unreadable: list[str] = []
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image.Image", "Segmentation"]]:
-        return segment_files(segmenter, remaining, unreadable, options.batch_size, tile_size=options.tile_size)
+        return segment_files(segmenter, remaining, unreadable, options.batch_size, tile_size=tile_size, **reading)
 
     def render(number: int, path: Path, image: "Image.Image", segmentation: "Segmentation") -> ImageOutput:
         labels = segmentation.labels.numpy()

@@ -8,8 +8,9 @@ from typing import Any
 
 from PIL import Image
 
-from lambdanets.data.images import UnreadableImage, read_image, to_gray_or_rgb
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import LabeledImages, NamedByIndex
+from lambdanets.data.pixels import convert_image
 from lambdanets.errors import InputError, one_line
 
 _PREFIXES = ("torch", "hfds")  # timm's other sets have no random access
@@ -25,7 +26,7 @@ class IndexedImages(NamedByIndex):
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         try:
-            return to_gray_or_rgb(self.dataset[index][0]), self.labels[index]
+            return convert_image(self.dataset[index][0]), self.labels[index]
         except UnreadableImage:
             raise
         except Exception as error:  # datasets raise exceptions of any type for damaged files

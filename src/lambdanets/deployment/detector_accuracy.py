@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from torchvision.ops import clip_boxes_to_image
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_digits
-from lambdanets.data.images import list_images, read_image
+from lambdanets.data.images import list_images
 from lambdanets.deployment.quantization import Run, Validation, calibration_indices
 from lambdanets.errors import InputError
 from lambdanets.inference.annotated_sets import open_evaluation_set
@@ -118,5 +117,6 @@ def _calibration_images(data: str, stretch: bool) -> Callable[[], Iterator[Tenso
     if not paths:
         raise InputError(f"int8 must be a folder with images for a detector, got {data}")
     chosen = [paths[index] for index in calibration_indices(len(paths))]
-    read = partial(read_image, stretch=stretch)
-    return lambda: (image_to_tensor(image) for batch in readable_batches(chosen, [], 1, read) for _, image in batch)
+    return lambda: (
+        image_to_tensor(image) for batch in readable_batches(chosen, [], 1, stretch=stretch) for _, image in batch
+    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +10,6 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from lambdanets.bounds import Range, check
-from lambdanets.data.images import read_image
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
@@ -77,7 +75,12 @@ class Classifier:
         return self.card.classes
 
     def predict(
-        self, images: ImageInputs, *, batch_size: int = 32, device: str | torch.device | None = None
+        self,
+        images: ImageInputs,
+        *,
+        batch_size: int = 32,
+        channel: int | None = None,
+        device: str | torch.device | None = None,
     ) -> list[Prediction]:
         """Classify images of any size. Returns one prediction per image, in the same order.
 
@@ -85,6 +88,7 @@ class Classifier:
             (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
             several images. They are preprocessed as in `card.preprocessing`: do not resize or normalize them.
         batch_size: images per forward pass.
+        channel: index of the channel, plane or color to use; files with several need one, except color images.
         device: such as "cpu" or "cuda:1"; moves the model to it, also for later calls.
 
         Raises InputError for an invalid argument or an unreadable image.
@@ -92,7 +96,7 @@ class Classifier:
         if device is not None:
             self.to(device)
         predictions: list[Prediction] = []
-        for batch in image_batches(images, batch_size, self.card.stretch):
+        for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch):
             predictions += self.predict_batch(batch)
         return predictions
 
@@ -122,10 +126,19 @@ class Classifier:
 
 
 def predict_files(
-    classifier: Classifier, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1
+    classifier: Classifier,
+    paths: Sequence[Path],
+    unreadable: list[str],
+    batch_size: int = 1,
+    *,
+    channel: int | None = None,
+    stretch: bool | None = None,
 ) -> Iterator[tuple[Path, Prediction]]:
-    """Yield path and prediction of each readable image file; messages about the others are added to `unreadable`."""
-    read = partial(read_image, stretch=classifier.card.stretch)
-    for batch in readable_batches(paths, unreadable, batch_size, read):
+    """Yield path and prediction of each readable image file; messages about the others are added to `unreadable`.
+
+    channel, stretch: as in `read_image`; stretch is by default that of the model card.
+    """
+    stretch = classifier.card.stretch if stretch is None else stretch
+    for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
         predictions = classifier.predict_batch([image for _, image in batch])
         yield from zip([path for path, _ in batch], predictions, strict=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-from faster_coco_eval import mask as rle
 from torchvision.ops import box_convert
 
 from lambdanets.bounds import convert
@@ -56,8 +55,24 @@ def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
     bounds = np.stack([pixels[starts], pixels[starts] + ends - starts], axis=1).flatten()
     counts = np.diff(bounds, prepend=0, append=size[0] * size[1])
     counts = counts[:-1] if counts[-1] == 0 else counts  # as pycocotools does
-    encoding = rle.frPyObjects({"size": list(size), "counts": counts.tolist()}, *size)
-    return {"size": list(size), "counts": encoding["counts"].decode("ascii")}
+    return {"size": list(size), "counts": _compress(counts)}
+
+
+def _compress(counts: np.ndarray) -> str:
+    """Encode run lengths as COCO's string, which `data.coco.segmentations` describes.
+
+    faster-coco-eval can do this too, but prediction should not need an evaluator.
+    """
+    numbers = counts.copy()
+    numbers[3:] -= counts[1:-2]
+    characters = []
+    for number in numbers.tolist():
+        is_last = False
+        while not is_last:
+            bits, number = number & 31, number >> 5
+            is_last = number == (-1 if bits & 16 else 0)
+            characters.append(chr(ord("0") + bits + (0 if is_last else 32)))
+    return "".join(characters)
 
 
 def check_result(result: Any, name: str) -> None:

@@ -1,23 +1,25 @@
 """Detection in annotated datasets and image files."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
-from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, coco_results
-from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
 from lambdanets.inference.objects import Objects, crop_objects
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.progress import track
+
+if TYPE_CHECKING:
+    from lambdanets.inference.coco_scores import Scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,7 @@ class DetectionEvaluation:
     """
 
     results: list[Result]
-    scores: Scores
+    scores: "Scores"
     readable: list[int]
     unreadable: list[str]
 
@@ -46,6 +48,8 @@ def evaluate_detector(
     batch_size: images per forward pass. All masks of a batch are in memory.
     workers: number of data loading processes.
     """
+    from lambdanets.inference.coco_scores import evaluate  # imports faster-coco-eval, which prediction does not need
+
     results: list[Result] = []
     readable: list[int] = []
     unreadable: list[str] = []
@@ -69,14 +73,17 @@ def detect_files(
     unreadable: list[str],
     batch_size: int = 1,
     *,
-    read: Callable[[Path], Image.Image] = read_image,
+    channel: int | None = None,
+    stretch: bool | None = None,
     tile_size: int | None = None,
 ) -> Iterator[tuple[Path, Image.Image, Objects]]:
     """Yield path, image and objects of each readable file; messages about the others are added to `unreadable`.
 
-    read: reads a file. tile_size: side of the tiles of large images (see `detect_tiled`); None for no tiles.
+    channel, stretch: as in `read_image`; stretch is by default that of the model card.
+    tile_size: side of the tiles of large images (see `detect_tiled`); None for no tiles.
     """
-    for batch in readable_batches(paths, unreadable, batch_size, read):
+    stretch = detector.card.stretch if stretch is None else stretch
+    for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
         untiled = [image_to_tensor(image) for _, image in batch if not is_tiled(image.size, tile_size)]
         detections = iter(detector.detect(untiled) if untiled else ())
         for path, image in batch:

@@ -92,17 +92,22 @@ class Detector:
         return tuple(map(Category, self.card.category_ids, self.card.classes))
 
     def predict(
-        self, images: ImageInputs, *, batch_size: int = 1, device: str | torch.device | None = None
+        self,
+        images: ImageInputs,
+        *,
+        batch_size: int = 1,
+        channel: int | None = None,
+        device: str | torch.device | None = None,
     ) -> list[Detections]:
         """Detect objects in images of any size. Returns the detections of each image, in the same order.
 
-        images, device: as in `Classifier.predict`. The model resizes and normalizes the images.
+        images, channel, device: as in `Classifier.predict`. The model resizes and normalizes the images.
         batch_size: images per forward pass. All masks of a batch are in memory.
         """
         if device is not None:
             self.to(device)
         detections: list[Detections] = []
-        for batch in image_batches(images, batch_size, self.card.stretch):
+        for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch):
             detections += [
                 Detections(**tensors | {"masks": tensors["masks"][:, 0]}, classes=self.classes)
                 for tensors in self.detect([image_to_tensor(image) for image in batch])

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_open, encode_utf8
-from lambdanets.inference.coco_scores import RECALLS, Scores
-from lambdanets.inference.colors import Color, distinct_color
+from lambdanets.inference.colors import Color, brighten, distinct_color
+
+if TYPE_CHECKING:
+    from lambdanets.inference.coco_scores import Scores
 
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 MAX_NAMES = 1000  # more names would not fit; the time to place a name is linear in the number of objects
@@ -45,7 +48,7 @@ def overlay(
     """
     factor = max(1, math.ceil(MIN_SIDE / max(image.size)))
     size = (image.width * factor, image.height * factor)
-    pixels = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BICUBIC)).copy()
+    pixels = np.asarray(brighten(image.convert("RGB")).resize(size, Image.Resampling.BICUBIC)).copy()
     corners = np.sort(boxes.detach().cpu().double().numpy().reshape(-1, 2, 2), axis=1).reshape(-1, 4) * factor
     clipped = np.clip(corners, 0, [size[0] - 1, size[1] - 1] * 2)
     areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
@@ -148,9 +151,11 @@ def _reduce(image: Image.Image) -> Image.Image:
     return image
 
 
-def draw_precision_recall(scores: Scores, path: Path) -> None:
+def draw_precision_recall(scores: "Scores", path: Path) -> None:
     """Plot the precision-recall curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, to a PNG."""
-    from matplotlib.figure import Figure  # slow to import, and `overlay` does not need it
+    from matplotlib.figure import Figure  # slow to import; `overlay` needs neither it nor faster-coco-eval
+
+    from lambdanets.inference.coco_scores import RECALLS
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     summary = scores.summary()

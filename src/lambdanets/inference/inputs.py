@@ -2,7 +2,7 @@
 
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from lambdanets.bounds import Range, check
-from lambdanets.data.images import UnreadableImage, read_image, to_gray_or_rgb
+from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.pixels import convert_image
 from lambdanets.errors import InputError, one_line
 
 ImageInput = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
@@ -19,7 +20,9 @@ _INPUT_TYPES = (str, os.PathLike, Image.Image, np.ndarray, Tensor)
 _EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
 
 
-def image_batches(images: ImageInputs, batch_size: int, stretch: bool = False) -> Iterator[list[Image.Image]]:
+def image_batches(
+    images: ImageInputs, batch_size: int, *, channel: int | None = None, stretch: bool = False
+) -> Iterator[list[Image.Image]]:
     """Return an iterator of batches of 8-bit images of mode "L" or "RGB", in order, with EXIF orientation applied.
 
     images: one or several of
@@ -29,15 +32,16 @@ def image_batches(images: ImageInputs, batch_size: int, stretch: bool = False) -
       - a tensor (1, H, W) or (3, H, W) of uint8, or of floating point in [0, 1], which is rounded to 8 bits;
         (N, C, H, W) are N images.
 
-    stretch: as in `to_8_bits`, for files and Pillow images with more than 8 bits.
+    channel, stretch: as in `read_image`, for images of all types.
 
     Files are decoded when their batch is requested. Raises InputError immediately for an invalid argument, and
     UnreadableImage during iteration.
     """
     check("batch_size", batch_size, int, Range(1))
+    check("channel", channel, int | None, Range(0))
     named_images = _named_images(images)
     return (
-        [_decode(image, name, stretch) for image, name in named_images[start : start + batch_size]]
+        [_decode(image, name, channel, stretch) for image, name in named_images[start : start + batch_size]]
         for start in range(0, len(named_images), batch_size)
     )
 
@@ -46,14 +50,19 @@ def readable_batches(
     paths: Sequence[Path],
     unreadable: list[str],
     batch_size: int,
-    read: Callable[[Path], Image.Image] = read_image,
+    *,
+    channel: int | None = None,
+    stretch: bool = False,
 ) -> Iterator[list[tuple[Path, Image.Image]]]:
-    """Yield batches of (path, image). Unreadable files are skipped, and messages about them added to `unreadable`."""
+    """Yield batches of (path, image). Unreadable files are skipped, and messages about them added to `unreadable`.
+
+    channel, stretch: as in `read_image`.
+    """
     for start in range(0, len(paths), batch_size):
         batch = []
         for path in paths[start : start + batch_size]:
             try:
-                batch.append((path, read(path)))
+                batch.append((path, read_image(path, channel=channel, stretch=stretch)))
             except UnreadableImage as error:
                 unreadable.append(str(error))
         if batch:
@@ -94,17 +103,17 @@ def _validate(image: object, name: str) -> None:
         raise InputError(f"{name} must be {_EXPECTED}, got {reprlib.repr(image)}")
 
 
-def _decode(image: ImageInput, name: str, stretch: bool) -> Image.Image:
+def _decode(image: ImageInput, name: str, channel: int | None, stretch: bool) -> Image.Image:
     if isinstance(image, str | os.PathLike):
-        return read_image(image, stretch=stretch)
+        return read_image(image, channel=channel, stretch=stretch)
     if isinstance(image, Tensor):
         pixels = (image.float() * 255).round() if image.is_floating_point() else image
         image = pixels.byte().permute(1, 2, 0).cpu().numpy()
     if isinstance(image, np.ndarray):
-        return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
+        image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
     if not image.width or not image.height:
         raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
     try:
-        return to_gray_or_rgb(ImageOps.exif_transpose(image), stretch)
+        return ImageOps.exif_transpose(convert_image(image, channel, stretch))
     except Exception as error:  # Pillow decodes files lazily
         raise UnreadableImage(name, one_line(error)) from error

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from skimage.measure import regionprops_table
 
 from lambdanets.files import atomic_open
 from lambdanets.inference.objects import Objects
@@ -28,6 +27,7 @@ _PROPERTIES = {
     "intensity_min": "min_intensity",
     "intensity_max": "max_intensity",
 }
+_DIGITS = 4  # after the decimal point
 COLUMNS = ("image", "object", "class", "score", *list(_PROPERTIES.values())[1:])
 
 
@@ -61,9 +61,11 @@ def measure_objects(labels: np.ndarray, intensity: np.ndarray) -> list[dict[str,
     intensity: (H, W). Lengths are in pixels: area, centroid (row, column), box (top, left, bottom, right; the last two
     exclusive), diameter of the circle of the same area, eccentricity of the ellipse of the same second moments.
     """
+    from skimage.measure import regionprops_table  # `make_label_image` needs no extra
+
     names = [name for name in _PROPERTIES if not name.startswith(("centroid", "bbox"))]
     table = regionprops_table(labels, intensity, properties=[*names, "centroid", "bbox"])
-    columns = {column: table[name].tolist() for name, column in _PROPERTIES.items()}
+    columns = {column: table[name].round(_DIGITS).tolist() for name, column in _PROPERTIES.items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -77,7 +79,7 @@ def label_and_measure(
     labels, indices = make_label_image(objects, min_score)
     rows = measure_objects(labels, np.asarray(image.convert("L")))
     names = [classes[int(objects.labels[index]) - 1] for index in indices]
-    scores = [float(objects.scores[index]) for index in indices]
+    scores = [round(float(objects.scores[index]), _DIGITS) for index in indices]
     return labels, [
         {"class": name, "score": score, **row} for name, score, row in zip(names, scores, rows, strict=True)
     ]

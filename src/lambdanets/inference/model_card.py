@@ -36,7 +36,7 @@ class DataSource:
 class ModelCard:
     """The name of a model of this package or timm, its options, and the class names.
 
-    stretch: whether intensities with more than 8 bits are stretched (see `to_8_bits`), for a model trained on 8 bits.
+    stretch: whether intensities are stretched (see `to_8_bits`), for a model that was trained on 8-bit images.
     """
 
     task: ClassVar[str]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -10,7 +9,6 @@ from PIL import Image
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK, load_with_semantic_mask
-from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import readable_batches
 from lambdanets.inference.segmentation_scores import ImageCounts, SegmentationScores, count_image, summarize
@@ -64,13 +62,16 @@ def segment_files(
     batch_size: int = 1,
     *,
     tile_size: int | None = None,
+    channel: int | None = None,
+    stretch: bool | None = None,
 ) -> Iterator[tuple[Path, Image.Image, Segmentation]]:
     """Yield path, image and segmentation of each readable file; messages about the others go to `unreadable`.
 
-    batch_size, tile_size: as in `Segmenter.predict`.
+    batch_size, tile_size: as in `Segmenter.predict`. channel, stretch: as in `read_image`; stretch is by default that
+        of the model card.
     """
-    read = partial(read_image, stretch=segmenter.card.stretch)
-    for batch in readable_batches(paths, unreadable, batch_size, read):
+    stretch = segmenter.card.stretch if stretch is None else stretch
+    for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
         tensors = [image_to_tensor(image) for _, image in batch]
         segmentations = segmenter.segment(tensors, tile_size=tile_size, batch_size=batch_size)
         for (path, image), segmentation in zip(batch, segmentations, strict=True):

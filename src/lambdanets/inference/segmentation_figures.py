@@ -11,7 +11,7 @@ from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.coco.semantic_masks import BACKGROUND, IGNORED, make_semantic_mask
 from lambdanets.data.images import UnreadableImage
 from lambdanets.files import atomic_open
-from lambdanets.inference.colors import Color, distinct_color
+from lambdanets.inference.colors import Color, brighten, distinct_color
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.inference.segmenter import Segmenter
 
@@ -28,7 +28,7 @@ def class_color(label: int) -> Color:
 
 def overlay_classes(image: Image.Image, labels: np.ndarray) -> Image.Image:
     """Tint the pixels of each class but the background, and draw their outlines. labels: uint8 (H, W)."""
-    pixels = np.asarray(image.convert("RGB")).copy()
+    pixels = np.asarray(brighten(image.convert("RGB"))).copy()
     boundary = find_boundaries(labels)
     for label in np.unique(labels).tolist():
         if label == BACKGROUND:

@@ -80,11 +80,12 @@ class Segmenter:
         *,
         batch_size: int = 1,
         tile_size: int | None = None,
+        channel: int | None = None,
         device: str | torch.device | None = None,
     ) -> list[Segmentation]:
         """Segment images of any size, at their own resolution. Returns one segmentation per image, in the same order.
 
-        images, device: as in `Classifier.predict`.
+        images, channel, device: as in `Classifier.predict`.
         batch_size: images, or tiles of an image, per forward pass; only images of equal size share a batch.
         tile_size: side in pixels of overlapping tiles for images with a side of more than two tiles, at least 16; their
             probabilities are averaged in overlaps (see `blend_tiles`). None for no tiles.
@@ -93,7 +94,7 @@ class Segmenter:
             self.to(device)
         return [
             segmentation
-            for batch in image_batches(images, batch_size, self.card.stretch)
+            for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch)
             for segmentation in self.segment(
                 [image_to_tensor(image) for image in batch], tile_size=tile_size, batch_size=batch_size
             )

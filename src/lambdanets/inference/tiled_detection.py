@@ -3,8 +3,8 @@
 Objects are detected in each tile separately. An object in the overlap of tiles is detected several times, and an object
 that is cut by the side of a tile is detected incompletely. Duplicates are removed as in greedy non-maximum suppression:
 objects are accepted in descending order of score, those that are cut last. An object is dropped if accepted objects of
-other tiles cover more than half of it, or if it covers more than half of one of them. Objects up to the size of the
-overlap are complete in at least one tile.
+its class in other tiles cover more than half of it, or if it covers more than half of one of them. Objects up to the
+size of the overlap are complete in at least one tile.
 """
 
 from collections.abc import Iterator
@@ -73,6 +73,20 @@ def _to_image_coordinates(objects: Objects, corner: tuple[int, int], size: tuple
 
 def _merge(candidates: list[_TileObject], size: tuple[int, int]) -> Objects:
     """Drop objects that were detected in another tile too. Returns the others in descending order of score."""
+    labels = {candidate.label for candidate in candidates}
+    accepted = [obj for label in labels for obj in _suppress([c for c in candidates if c.label == label], size)]
+    accepted.sort(key=lambda obj: -obj.score)
+    return Objects(
+        torch.tensor([obj.box for obj in accepted]).reshape(-1, 4),
+        torch.tensor([obj.label for obj in accepted], dtype=torch.int64),
+        torch.tensor([obj.score for obj in accepted]),
+        [obj.mask for obj in accepted],
+        size,
+    )
+
+
+def _suppress(candidates: list[_TileObject], size: tuple[int, int]) -> list[_TileObject]:
+    """Return the objects of one class without those that were detected in another tile too."""
     owner = np.full(size, -1, np.int32)  # index in `accepted` of the object that has the pixel
     accepted: list[_TileObject] = []
     areas: list[int] = []
@@ -93,11 +107,4 @@ def _merge(candidates: list[_TileObject], size: tuple[int, int]) -> Objects:
         window[mask & (window < 0)] = len(accepted)
         accepted.append(candidate)
         areas.append(area)
-    accepted.sort(key=lambda obj: -obj.score)
-    return Objects(
-        torch.tensor([obj.box for obj in accepted]).reshape(-1, 4),
-        torch.tensor([obj.label for obj in accepted], dtype=torch.int64),
-        torch.tensor([obj.score for obj in accepted]),
-        [obj.mask for obj in accepted],
-        size,
-    )
+    return accepted

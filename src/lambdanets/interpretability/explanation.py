@@ -211,7 +211,7 @@ def explain(
         shape = tuple(inputs[0].shape[2:])
         view = View(shape, (0.0,) * len(shape), tuple(map(float, shape))) if shape and inputs[0].ndim > 3 else None
     elif isinstance(loaded, Classifier | Detector):
-        batches = list(image_batches(image, 1, loaded.card.stretch))
+        batches = list(image_batches(image, 1, stretch=loaded.card.stretch))
         if len(batches) != 1:
             raise InputError(f"image must be one image, got {len(batches)}")
         (pil_image,), network = batches[0], loaded.model

@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from lambdanets.files import atomic_open
+from lambdanets.inference.colors import brighten
 from lambdanets.interpretability.attention import AttentionMap
 from lambdanets.interpretability.explanation import ReceptiveField
 from lambdanets.interpretability.view import View
@@ -144,7 +145,7 @@ def _panels(count: int, columns: int, side: float = PANEL) -> tuple[Figure, list
 
 
 def _show(axis: Axes, image: Image.Image) -> None:
-    axis.imshow(np.asarray(image.convert("L")), cmap="gray", vmin=0, vmax=255)
+    axis.imshow(np.asarray(brighten(image.convert("L"))), cmap="gray", vmin=0, vmax=255)
 
 
 def _field_box(field: ReceptiveField) -> Rectangle:

@@ -6,20 +6,21 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
+from lambdanets.data.images import read_image
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.segmenter import Segmenter
 
-_MAX_EXAMPLES = 6
 # Caption -> name of a file in scikit-image.
 _PHOTOS = {"cat": "chelsea", "rocket": "rocket", "coffee": "coffee", "horse": "horse"}
 
 
-def example_images(source: Classifier | Detector) -> list[tuple[Image.Image, str]]:
+def example_images(source: Classifier | Detector | Segmenter) -> list[tuple[Image.Image, str]]:
     """Return images with captions that suit the classes of a model."""
     digits = {str(digit) for digit in range(10)}
-    if digits.issuperset(source.classes):
+    if digits.issuperset(source.card.classes):
         return _scanned_digits() if isinstance(source, Classifier) else [_digit_scene(seed) for seed in range(3)]
-    if isinstance(source, Detector) and any("nucle" in name or "cell" in name for name in source.classes):
+    if not isinstance(source, Classifier) and any("nucle" in name or "cell" in name for name in source.classes):
         return [draw_nuclei(count, seed) for seed, count in enumerate((8, 20, 45))]
     photos = _photos()
     return [(photo, name) for photo, name in photos if name in source.classes] or photos
@@ -56,7 +57,7 @@ def _load_digits() -> tuple[np.ndarray, Sequence[int]]:
 
 def _scanned_digits() -> list[tuple[Image.Image, str]]:
     images, labels = _load_digits()
-    chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)[:_MAX_EXAMPLES]]
+    chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)]
     return [(Image.fromarray(images[index]), f"digit {labels[index]}") for index in chosen]
 
 
@@ -73,16 +74,8 @@ def _digit_scene(seed: int, side: int = 128, scale: int = 4) -> tuple[Image.Imag
 
 
 def _photos() -> list[tuple[Image.Image, str]]:
-    """Return photographs that are part of scikit-learn and, if it is installed, scikit-image."""
-    from sklearn.datasets import load_sample_image
+    """Return photographs that are part of scikit-image."""
+    import skimage
 
-    photos = [(Image.fromarray(load_sample_image(f"{name}.jpg")), name) for name in ("flower", "china")]
-    try:
-        import skimage
-    except ModuleNotFoundError:
-        return photos
     folder = Path(skimage.__file__).parent / "data"
-    for caption, stem in _PHOTOS.items():
-        for path in folder.glob(f"{stem}.*"):
-            photos.append((Image.open(path).convert("RGB"), caption))
-    return photos[::-1][:_MAX_EXAMPLES]
+    return [(read_image(path), caption) for caption, stem in _PHOTOS.items() for path in folder.glob(f"{stem}.*")]

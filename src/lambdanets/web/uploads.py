@@ -2,36 +2,29 @@
 
 import io
 import time
-from pathlib import PurePath
 
 from PIL import Image, ImageFile
 
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.images import read_image
 
-MAX_BYTES = 2 * 2**20
-MAX_PIXELS = 4_000_000
+MAX_BYTES = 32 * 2**20
+MAX_PIXELS = 5_000_000
 MAX_SECONDS = 5.0
-# Pillow also knows formats whose decoders start other programs or download files.
-FORMATS = ("PNG", "JPEG", "TIFF", "GIF", "BMP", "WEBP")
 _BLOCK = 4096  # bytes that a decoder gets at once
-_MAX_NAME = 60  # characters
 
 
-def read_upload(content: bytes, name: str, max_seconds: float = MAX_SECONDS, stretch: bool = False) -> Image.Image:
-    """Read an uploaded image as `read_image` does: the first frame, with 8 bits per channel, mode "L" or "RGB".
+def read_upload(
+    content: bytes, name: str, channel: int | None = None, stretch: bool = False, max_seconds: float = MAX_SECONDS
+) -> Image.Image:
+    """Read an uploaded image by `read_image`, which has the same arguments.
 
-    name: file name, for error messages. max_seconds: time limit for decoding, checked at each block that the decoder
-    reads. stretch: as in the model card.
+    max_seconds: time limit for decoding, checked at each block that the decoder reads.
 
-    The number of bytes, the format and the number of pixels are checked before the pixels are decoded. Raises
-    UnreadableImage with one sentence about the file.
+    The format and the number of pixels are checked before the pixels are decoded. Raises UnreadableImage with one
+    sentence about the file.
     """
-    name = PurePath(name).name[-_MAX_NAME:]
-    if len(content) > MAX_BYTES:
-        size, limit = len(content) / 2**20, MAX_BYTES // 2**20
-        raise UnreadableImage(name, f"it has {size:.1f} MB, more than {limit} MB; reduce its size")
     file = _TimedBytes(content, max_seconds)
-    return read_image(file, name, max_pixels=MAX_PIXELS, formats=FORMATS, stretch=stretch)
+    return read_image(file, name, channel=channel, stretch=stretch, max_pixels=MAX_PIXELS)
 
 
 class _TimedBytes(io.BytesIO):

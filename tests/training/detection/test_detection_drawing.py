@@ -9,6 +9,7 @@ from synthetic_detections import perturb_annotations, synthetic_annotations
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.drawing import MIN_SIDE, contact_sheet, draw_precision_recall, overlay
+from lambdanets.inference.segmentation_figures import overlay_classes
 
 
 def pixels(image):
@@ -35,7 +36,7 @@ def objects():
     }
 
 
-GRAY = Image.new("L", (40, 32), 90)
+GRAY = Image.new("L", (40, 32), 150)
 
 
 def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
@@ -43,7 +44,7 @@ def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
     assert drawing.size == (640, 512)
     values = pixels(drawing)
     object_1, object_2, background = values[9 * 16, 20 * 16], values[24 * 16, 20 * 16], values[16 * 16, 2 * 16]
-    assert background.tolist() == [90, 90, 90]
+    assert background.tolist() == [150, 150, 150]
     assert np.abs(object_1 - background).max() > 30
     assert np.abs(object_2 - background).max() > 30
     assert np.abs(object_1 - object_2).max() > 60
@@ -98,7 +99,7 @@ def test_overlay_accepts_boxes_outside_the_image_or_without_area(box):
 
 def test_overlay_without_objects_leaves_the_image_unchanged():
     drawing = overlay(GRAY, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), None, [])
-    assert set(pixels(drawing).reshape(-1)) == {90}
+    assert set(pixels(drawing).reshape(-1)) == {150}
 
 
 def test_contact_sheet_has_ground_truth_left_of_predictions():
@@ -134,7 +135,7 @@ def test_precision_recall_curves_are_drawn_as_png(tmp_path, objects):
 
 
 def test_without_names_only_outlines_are_drawn(objects):
-    image = Image.new("L", (700, 500), 90)
+    image = Image.new("L", (700, 500), 150)
     masks = torch.zeros(1, 500, 700, dtype=torch.bool)
     masks[0, 100:200, 300:500] = True
     drawing = np.asarray(
@@ -142,8 +143,22 @@ def test_without_names_only_outlines_are_drawn(objects):
             image, torch.tensor([[300.0, 100, 500, 200]]), torch.tensor([1]), torch.ones(1), whole_masks(masks), None
         )
     )
-    changed = (drawing != 90).any(2)
+    changed = (drawing != 150).any(2)
     assert changed[100, 300:500].all()
     assert changed[100:200, 300].all()
     assert not changed[105:195, 305:495].any()
     assert not changed[:100].any()
+
+
+def test_dim_image_is_bright_in_figures_and_others_are_unchanged():
+    dim, bright = (np.full((700, 700), high // 4, np.uint8) for high in (48, 240))
+    dim[:50], bright[:50] = 48, 240
+    for pixels in (dim, bright):
+        image = Image.fromarray(pixels)
+        for figure in (
+            overlay(image, torch.zeros(0, 4), torch.zeros(0), None, None, None),
+            overlay_classes(image, 0 * pixels),
+        ):
+            darkest, brightest = np.unique(np.asarray(figure))
+            assert brightest == (255 if pixels is dim else 240)
+            assert darkest == round(brightest / 4)

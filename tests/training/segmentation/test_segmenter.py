@@ -148,14 +148,14 @@ def test_segmenter_card_has_the_recipes_normalization(segmenter):
 
 
 def test_overlay_tints_classes_and_leaves_the_background():
-    image = Image.new("RGB", (6, 5), (10, 20, 30))
+    image = Image.new("RGB", (6, 5), (110, 120, 130))
     labels = np.zeros((5, 6), np.uint8)
     labels[1:4, 1:5] = 2
     labels[0, 0] = 255
     pixels = np.asarray(overlay_classes(image, labels))
     assert pixels.shape == (5, 6, 3)
-    assert (pixels[4] == (10, 20, 30)).all()
+    assert (pixels[4] == (110, 120, 130)).all()
     assert tuple(pixels[1, 1]) == class_color(2)  # the outline
-    expected = [int(0.6 * a + 0.4 * b) for a, b in zip((10, 20, 30), class_color(2), strict=True)]
+    expected = [int(0.6 * a + 0.4 * b) for a, b in zip((110, 120, 130), class_color(2), strict=True)]
     assert pixels[2, 2].tolist() == expected
     assert len({class_color(label) for label in range(1, 12)}) == 11

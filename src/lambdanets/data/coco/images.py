@@ -54,7 +54,7 @@ class AnnotatedImages:
 
     file_indices: the index of each image in `files`.
     parent_fingerprint: for a subset, the fingerprint of the whole set.
-    stretch: whether images with more than 8 bits are stretched (see `to_8_bits`).
+    stretch: whether images are stretched (see `to_8_bits`).
     """
 
     annotations: Annotations

@@ -1,0 +1,199 @@
+"""Converts pixels of any mode and number of bits to 8-bit gray or RGB."""
+
+import io
+import math
+
+import numpy as np
+from PIL import Image, ImageFile
+from PIL.ExifTags import Base
+
+_GRAY_MODES = {"1", "L", "LA", "La"}
+_CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
+_WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
+_CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
+_MAX_SAMPLE = 1_000_000  # pixels whose intensities are sorted by `stretch`
+# Where `stretch` puts the medians of background and objects if the background is dark, and the background if it is
+# bright: the medians over the training images of the packaged model `nuclei`.
+DARK_BACKGROUND, BRIGHT_OBJECTS, BRIGHT_BACKGROUND = 8.0, 70.0, 185.0
+# The background is dark if the median is below this fraction of the intensities. In these images, it is below 0.09 if
+# the background is dark, and above 0.43 if it is bright.
+_MAX_DARK_MEDIAN = 0.3
+
+
+def convert_image(image: Image.Image, channel: int | None = None, stretch: bool = False) -> Image.Image:
+    """Convert a Pillow image of any mode to "L" (if it is gray, or a channel is chosen) or "RGB", with 8 bits.
+
+    channel: index of the channel to use, without transparency. stretch: as in `to_8_bits`.
+
+    Transparent pixels are composited on white. Raises ValueError for an image that is transparent everywhere, for a
+    channel that it does not have, and as `to_8_bits`.
+    """
+    deep = _deep_pixels(image)
+    if deep is not None:
+        return to_image(select_channel(deep, channel), stretch)
+    shallow = _to_gray_or_rgb(image)
+    if channel is None and not stretch:
+        return shallow
+    return to_image(select_channel(np.asarray(shallow), channel), stretch)
+
+
+def _deep_pixels(image: Image.Image) -> np.ndarray | None:
+    """Return the pixels (H, W) or (H, W, 3) of an image with more than 8 bits; None for others."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        values = np.asarray(image)
+        tags = getattr(image, "tag_v2", {})
+        return invert(values) if tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO else values
+    if not isinstance(image, ImageFile.ImageFile) or image.format != "PNG" or image.fp is None or not image.tile:
+        return None  # without tiles, the pixels are loaded
+    raw_mode = str(image.tile[0].args)
+    if not raw_mode.endswith(_CUT):
+        return None
+    image.fp.seek(0)
+    values = _deep_png(image.fp.read(), raw_mode.removesuffix(_CUT))
+    return values if values.shape[2] == 3 else composite_on_white(values)
+
+
+def _deep_png(content: bytes, samples: str) -> np.ndarray:
+    """Return all bits of a PNG with samples "RGB", "RGBA" or "LA", (H, W, samples) in uint16.
+
+    Pillow keeps only the high byte of each sample, so the file is decoded twice, or for "LA" once to its four bytes.
+    """
+
+    def decode(raw_mode: str) -> np.ndarray:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as copy:
+            copy.tile = [copy.tile[0]._replace(args=raw_mode)]
+            return np.asarray(copy).astype(np.uint16)
+
+    if samples == "LA":
+        values = decode("RGBA")
+        high, low = values[..., ::2], values[..., 1::2]
+    else:  # with the other byte order, the low byte is kept
+        high, low = decode(f"{samples};16B"), decode(f"{samples};16L")
+    return high << 8 | low
+
+
+def _to_gray_or_rgb(image: Image.Image) -> Image.Image:
+    mode = "L" if image.mode in _GRAY_MODES else "RGB"
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        _check_visible(np.asarray(rgba.getchannel("A")).max())
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert(mode)
+    converted = image.convert(mode)
+    return image.copy() if converted is image else converted
+
+
+def composite_on_white(pixels: np.ndarray, premultiplied: bool = False) -> np.ndarray:
+    """Composite pixels (H, W, 2 or 4), whose last channel is alpha, on white; return (H, W) or (H, W, 3).
+
+    premultiplied: whether the colors are already multiplied by alpha. Raises ValueError if alpha is 0 everywhere.
+    """
+    white = _white(pixels.dtype)
+    colors, alpha = pixels[..., :-1], pixels[..., -1:]
+    _check_visible(alpha.max())
+    if alpha.min() < white:
+        opacity = alpha.astype(np.float64) / white
+        values = (colors if premultiplied else colors * opacity) + white * (1 - opacity)
+        colors = (values if pixels.dtype.kind == "f" else np.rint(values)).astype(pixels.dtype)
+    return colors[..., 0] if colors.shape[2] == 1 else colors
+
+
+def _check_visible(max_alpha: float) -> None:
+    if max_alpha == 0:
+        raise ValueError("its alpha is 0 everywhere, so no pixel is visible; remove its alpha channel")
+
+
+def invert(values: np.ndarray, bits: int | None = None) -> np.ndarray:
+    """Return the intensities of an image in which 0 is white. bits: of an integer, by default those of its dtype."""
+    if values.dtype.kind == "u":
+        return (_white(values.dtype) if bits is None else 2**bits - 1) - values
+    return 1 - values if values.dtype.kind == "f" else ~values
+
+
+def _white(dtype: np.dtype) -> int:
+    return 1 if dtype.kind == "f" else int(np.iinfo(dtype).max)
+
+
+def select_channel(pixels: np.ndarray, channel: int | None) -> np.ndarray:
+    """Return a channel (H, W) of pixels (H, W) or (H, W, C); all of them for None. Raises ValueError."""
+    if channel is None:
+        return pixels
+    channels = np.atleast_3d(pixels)
+    check_channel(channel, channels.shape[2])
+    return channels[..., channel]
+
+
+def check_channel(channel: int, count: int) -> None:
+    """Raise ValueError if an image of `count` channels or planes does not have this one."""
+    if not 0 <= channel < count:
+        raise ValueError(f"channel must be below {count}, its number of channels or planes, got {channel}")
+
+
+def to_image(pixels: np.ndarray, stretch: bool = False) -> Image.Image:
+    """Convert pixels (H, W) or (H, W, 3) of any dtype to an image of mode "L" or "RGB". stretch: as in `to_8_bits`."""
+    return Image.fromarray(np.ascontiguousarray(to_8_bits(pixels, stretch)))
+
+
+def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
+    """Convert intensities (H, W) or (H, W, 3) of any number of bits to uint8, with the same scale for all channels.
+
+    stretch: find the background and the objects, and map their intensities to those of 8-bit training images, so that
+        the result depends neither on the number of bits nor on the gain; nor, if the background is dark, on an offset.
+        Otherwise all of the range is mapped: integers must be in [0, 65535], and floats in [0, 1], as in torchvision
+        and scikit-image.
+
+    Raises ValueError for other values, and for NaN and infinity.
+    """
+    if not stretch and pixels.dtype in (np.uint8, bool):
+        return pixels if pixels.dtype == np.uint8 else pixels.astype(np.uint8) * 255
+    low, scale, target = _stretching(pixels) if stretch else (0.0, 255 / _range(pixels), 0.0)
+    converted = np.empty(pixels.shape, np.uint8)
+    for first in range(0, len(pixels), _CHUNK_ROWS):
+        rows = np.s_[first : first + _CHUNK_ROWS]
+        converted[rows] = np.rint((pixels[rows].astype(np.float64) - low) * scale + target).clip(0, 255)
+    return converted
+
+
+def _range(pixels: np.ndarray) -> float:
+    """Return the intensity that becomes white without stretching. Raises ValueError if some are outside the range."""
+    low, high = _limits(pixels)
+    name, limit = ("floats", 1) if pixels.dtype.kind == "f" else ("integers", 65535)
+    if not 0 <= low <= high <= limit:
+        raise ValueError(
+            f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert the images of the set to 8 or 16 bits"
+        )
+    return float(limit)
+
+
+def _limits(pixels: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and the largest intensity; NaN if any is NaN."""
+    if pixels.dtype.kind not in "buif":
+        raise ValueError(f"its intensities must be integers or floats, got {pixels.dtype}")
+    return pixels.min().item(), pixels.max().item()
+
+
+def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
+    """Return (low, scale, target) of `to_8_bits`: low becomes target.
+
+    Pixels are divided into dark and bright ones by Otsu's threshold, which maximizes the variance between both.
+    """
+    if not all(map(math.isfinite, _limits(pixels))):
+        raise ValueError("its intensities must be finite, got NaN or infinity")
+    step = math.ceil(math.sqrt(math.prod(pixels.shape[:2]) / _MAX_SAMPLE))
+    sample = pixels[::step, ::step].astype(np.float64)
+    values = np.sort(sample.ravel() if sample.ndim == 2 else sample.mean(2).ravel())
+    values = values[len(values) // 1000 : len(values) - len(values) // 1000]  # without outliers
+    low, median, high = values[0], values[len(values) // 2], values[-1]
+    if low == high:
+        return low, 0.0, DARK_BACKGROUND
+    num_dark = np.arange(1, len(values))
+    sums = np.cumsum(values - low)
+    mean_dark, mean_bright = sums[:-1] / num_dark, (sums[-1] - sums[:-1]) / num_dark[::-1]
+    threshold = 1 + int(np.argmax(num_dark * num_dark[::-1] * (mean_bright - mean_dark) ** 2))
+    dark, bright = values[threshold // 2], values[(threshold + len(values)) // 2]
+    if median - low > _MAX_DARK_MEDIAN * (high - low):
+        dark, target, bright_target = 0.0, 0.0, BRIGHT_BACKGROUND
+    else:
+        target, bright_target = DARK_BACKGROUND, BRIGHT_OBJECTS
+    if max(abs(dark - target), abs(bright - bright_target)) <= 1:  # it has been stretched
+        return 0.0, 1.0, 0.0
+    return dark, (bright_target - target) / (bright - dark), target
