@@ -340,7 +340,7 @@ def test_evaluate_out_writes_per_class_accuracy_and_confusion_matrix(two_classes
     assert main([str(argument) for argument in arguments]) == 0
     evaluation = ln.evaluate(teacher, two_classes)
     matrix = evaluation.confusion_matrix.tolist()
-    assert capsys.readouterr().out.splitlines()[2] == f"top-1 {evaluation.top1:.4f}"
+    assert capsys.readouterr().out.splitlines()[4] == f"top-1 {evaluation.top1:.4f}"
     rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
     counts = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
     assert rows == [["true \\ predicted", *names], *counts]

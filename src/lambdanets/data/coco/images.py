@@ -15,7 +15,8 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
 from lambdanets.data.coco.problems import AnnotationProblems, first_few
-from lambdanets.data.images import UnreadableImage, list_images, read_image
+from lambdanets.data.image_search import list_images
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards.tar_samples import tar_members
 from lambdanets.data.tar_files import TarImages
@@ -125,7 +126,7 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     members: dict[str, tuple[int, int]] = {}
     if images.is_dir():
         base_names = {_nfc(PurePosixPath(name).name) for name in names}
-        candidates = list_images(images, lambda name: _nfc(name) in base_names)
+        candidates = list_images(images, lambda name: _nfc(name) in base_names).paths
         paths = [path.relative_to(images).as_posix() for path in candidates]
     else:
         members = _index_tar(images)

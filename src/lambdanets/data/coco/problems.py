@@ -1,5 +1,6 @@
 """Annotations and images of a COCO set that were dropped or repaired, by type of problem."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,16 @@ class AnnotationProblems:
             for problem, description in _DESCRIPTIONS.items()
             if self.ids.get(problem)
         ]
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """The number of annotations and images that were dropped."""
+        dropped = Counter[str]()
+        for problem, ids in self.ids.items():
+            kind, _, _ = _DESCRIPTIONS[problem].partition(" dropped: ")
+            if kind in ("annotations", "images"):
+                dropped[kind] += len(ids)
+        return dropped
 
     def counts(self) -> dict[str, int]:
         """The number of ids per problem, for JSON."""

@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.data.shards.store import ShardStore
 from lambdanets.data.shards.tar_samples import parse_class, read_tar_samples
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write, file_sha256, open_regular
 from lambdanets.progress import track
-
-_VALIDATION_PREFIXES = ("val", "test")  # of the names of validation shards
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
 
     classes: class names, by default the class indices.
 
-    Files with names that begin with "val" or "test" are the validation split, all others the training split. Either all
-    images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored. Returns the
+    Files with the name of a validation or test split are the validation split, all others the training split. Either
+    all images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored. Returns the
     content of shards.json.
 
     Raises InputError for a folder without tar files, for a tar that is damaged or has no images, for a class that is
@@ -92,7 +91,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
         max_class = max([max_class, *class_indices])
         if len(labeled) > 1:
             raise InputError(f"all images or none must have a class (.cls), got both: {path} differs from {paths[0]}")
-        split = "validation" if path.name.startswith(_VALIDATION_PREFIXES) else "train"
+        split = "validation" if parse_name(path.stem).role in (VALIDATION, TEST) else "train"
         splits[split].append(Shard(path.name, num_images, path.stat().st_size, digest))
     if not splits["train"]:
         raise InputError(f"{folder} must have tar files of training images, got none")
