@@ -340,7 +340,9 @@ def test_evaluate_out_writes_per_class_accuracy_and_confusion_matrix(two_classes
     assert main([str(argument) for argument in arguments]) == 0
     evaluation = ln.evaluate(teacher, two_classes)
     matrix = evaluation.confusion_matrix.tolist()
-    assert capsys.readouterr().out.splitlines()[4] == f"top-1 {evaluation.top1:.4f}"
+    output = capsys.readouterr().out.splitlines()
+    assert output[1:3] == ["classes: 3 (dark, light, =a$x^$b 猫)", "left out: no files"]
+    assert output[4] == f"top-1 {evaluation.top1:.4f}"
     rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
     written = ["dark", "light", "'=a$x^$b 猫"]  # which spreadsheets do not run
     counts = [[name, *map(str, row)] for name, row in zip(written, matrix, strict=True)]

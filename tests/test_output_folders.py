@@ -39,13 +39,14 @@ def test_runs_and_output_of_the_classification_commands_are_not_data(two_classes
     )
 
 
-def test_output_of_the_detection_commands_is_not_data(trained_detector, tmp_path):
+def test_output_of_the_detection_commands_is_not_data(trained_detector, tmp_path, capsys):
     check_that_output_is_not_data(
         copy_photos(trained_detector / "digits/train", tmp_path / "photos"),
         f"detect predict {trained_detector}/run PHOTOS --out OUT --device cpu",
         f"detect predict {trained_detector}/run PHOTOS --out OUT --device cpu --no-figures",
         f"detect evaluate {trained_detector}/run --out OUT --device cpu",
     )
+    assert "left out: 8 in out0, the output of a command\n" in capsys.readouterr().err
 
 
 def test_output_of_the_segmentation_commands_is_not_data(trained_segmenter, tmp_path):
