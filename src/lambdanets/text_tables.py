@@ -42,7 +42,7 @@ def format_mean(values: Sequence[float]) -> str:
 
 
 def csv_table(rows: Iterable[Iterable[object]]) -> str:
-    """Format rows as CSV. Names that spreadsheets would run as formulas, such as "=A1.png", begin with an apostrophe."""
+    """Format rows as CSV. A name that spreadsheets would run as a formula, such as "=A1.png", gets an apostrophe."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([_without_formula(cell) for cell in row] for row in rows)
     return text.getvalue()

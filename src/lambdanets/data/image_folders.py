@@ -125,33 +125,39 @@ def _enter(folder: _Folder, left_out: Counter[str] | None = None) -> _Folder:
         folder = only
 
 
-def _families(folder: _Folder) -> list[dict[str, list[str]]]:
+def _families(folder: _Folder) -> dict[tuple[str, ...], dict[str, list[str]]]:
     """Return the folders with names of splits by role, for each combination of other words in their names."""
     families: defaultdict[tuple[str, ...], defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in folder.folders:
         role, rest = parse_name(name)
         if role:
             families[rest][role].append(name)
-    return [dict(family) for family in families.values()]
+    return {rest: dict(family) for rest, family in families.items()}
 
 
 def _is_complete(family: Mapping[str, list[str]]) -> bool:
     return TRAIN in family and len(family) > 1
 
 
+def _has_splits(folder: _Folder) -> bool:
+    return any(map(_is_complete, _families(folder).values()))
+
+
 def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
     """Return the training and the validation split in a folder; None if it has no splits."""
     families = _families(root)
-    complete = [family for family in families if _is_complete(family)]
+    complete = {rest: family for rest, family in families.items() if _is_complete(family)}
     if not complete:
-        for family in families:
+        for family in families.values():
             names = [*chain.from_iterable(family.values())]
             nested = any(_enter(root.folders[name]).folders for name in names)
             several = len(family) > 1 and (nested or len(names) == len(root.folders))
             if several or (nested and [parse_name(name) for name in names] == [Name(TRAIN, ())]):
                 raise _ambiguous(root, source)
         return None
-    roles = {role: [name for family in complete for name in family.get(role, [])] for role in _ROLES}
+    if len(complete) > 1 and (by_split := _split_by_names(root, complete)) is not None:
+        return _find_splits(by_split, source, left_out)
+    roles = {role: [name for family in complete.values() for name in family.get(role, [])] for role in _ROLES}
     outside = {name: Counter[str]() for name in chain.from_iterable(roles.values())}
     entered = {name: _enter(root.folders[name], outside[name]) for name in outside}
     labeled = {role: [name for name in roles[role] if _has_classes(name, entered[name])] for role in _ROLES}
@@ -175,6 +181,18 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
     return entered[used[0]], entered[used[1]] if validation else None
 
 
+def _split_by_names(root: _Folder, families: Mapping[tuple[str, ...], Mapping[str, list[str]]]) -> _Folder | None:
+    """Return the splits of class folders such as train_cat, train_dog, test_cat and test_dog; None for others."""
+    by_split = _Folder((*root.path, "*"), [], dict(root.folders))
+    for rest, family in families.items():
+        for role, names in family.items():
+            folder = by_split.folders.pop(names[0])
+            if folder.folders or len(names) > 1:
+                return None
+            by_split.below([role]).folders["_".join(rest)] = folder
+    return by_split
+
+
 def _has_classes(name: str, split: _Folder) -> bool:
     """Whether a split has class folders. A single folder such as "images", or of the split's name, is not a class."""
     if len(split.folders) != 1:
@@ -186,7 +204,7 @@ def _has_classes(name: str, split: _Folder) -> bool:
 
 def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
     """Return the splits if each class folder has folders for them; None if no class folder has."""
-    if not any(_is_complete(family) for folder in root.folders.values() for family in _families(folder)):
+    if not any(map(_has_splits, root.folders.values())):
         return None
     by_split = _Folder((*root.path, "*"))
     for name, folder in root.folders.items():
@@ -198,13 +216,16 @@ def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) 
 
 
 def _check_classes(root: _Folder, source: str) -> None:
-    """Raise InputError if class folders have splits in them, or have the same folders, because they may be splits."""
+    """Raise InputError if class folders may be splits, because they have the same folders, or whole data sets.
+
+    Archives often have a second copy of a data set in a folder next to its class folders.
+    """
     for folder in chain.from_iterable(folder.walk() for folder in root.folders.values()):
-        if any(map(_is_complete, _families(folder))):
+        if _has_splits(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
             path = "/".join((source, *folder.path))
             raise InputError(
-                f"'{source}' must have class folders or splits, got splits in '{path}'; use the path of one data set, "
-                "or move the images of each class directly into its folder"
+                f"'{source}' must have class folders or splits, got another data set in '{path}'; use the path of one "
+                "data set, or move the images of each class directly into its folder"
             )
     inner = [set(_enter(folder).folders) for folder in root.folders.values() if not folder.images]
     inner = [names for names in inner if names]

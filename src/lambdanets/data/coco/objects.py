@@ -73,15 +73,13 @@ def read_objects(
         height, width = sizes[entry["image_id"]]
         box = _read_box(entry, has_corners)
         clipped = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
-        if problem := _find_problem(box, clipped, mask):
-            problems[problem].append(entry["id"])
+        if clipped[0] >= clipped[2] or clipped[1] >= clipped[3] or not _agree(clipped, mask):
+            problems["box"].append(entry["id"])
             continue
         if len(entry["segmentation"]) > len(segmentation) and isinstance(segmentation, tuple):
             problems["dropped_polygons"].append(entry["id"])
         if has_corners:
             problems["corners"].append(entry["id"])
-        if max(abs(old - new) for old, new in zip(box, clipped, strict=True)) > 1:
-            problems["clipped"].append(entry["id"])
         area = entry.get("area") or 0
         area = float(area if area > 0 else mask_area(segmentation, height, width))
         category = indices[entry["category_id"]]
@@ -141,14 +139,6 @@ def _have_corners(annotations: Sequence[_Valid]) -> bool:
     if num_sizes == len(annotations):
         return False
     return sum(_agree(_read_box(annotation.entry, True), annotation.mask) for annotation in annotations) > num_sizes
-
-
-def _find_problem(box: Box, clipped: Box, mask: Box) -> str:
-    if box[0] >= box[2] or box[1] >= box[3]:
-        return "no_extent"
-    if clipped[0] >= clipped[2] or clipped[1] >= clipped[3]:
-        return "outside"
-    return "" if _agree(clipped, mask) else "box"
 
 
 def _agree(box: Box, mask: Box) -> bool:

@@ -11,16 +11,13 @@ _DESCRIPTIONS = {
     "new_id": "ids replaced: an earlier annotation has the same id",
     "unknown_image": "annotations dropped: no image has their image_id",
     "unknown_category": "annotations dropped: no category has their category_id",
-    "no_extent": "annotations dropped: width or height of the box is not above 0",
-    "outside": "annotations dropped: the box lies outside the image",
-    "box": "annotations dropped: the box is not that of the mask",
+    "box": "annotations dropped: the box is empty, outside the image, or not that of the mask",
     "no_mask": "annotations dropped: no segmentation, or one without pixels",
     "damaged_polygon": "annotations dropped: polygons with fewer than 3 points, an odd number of coordinates, "
     "values that are not numbers, or points far outside the image",
     "damaged_rle": "annotations dropped: an RLE that is damaged or not of the image's size",
     "dropped_polygons": "segmentations repaired: polygons with fewer than 3 points were dropped",
     "corners": "boxes repaired: they are x1, y1, x2, y2 instead of x, y, width, height",
-    "clipped": "boxes clipped: they extend beyond the image by more than 1 pixel",
     "missing_file": "images dropped: their files are missing",
     "of_missing_file": "annotations dropped: the files of their images are missing",
 }
