@@ -40,7 +40,8 @@ class FoundImages:
 def image_suffixes() -> frozenset[str]:
     """The file name suffixes of the formats that are read, in lower case, with the dot."""
     Image.init()
-    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS)
+    formats = {*FORMATS, "MPO"}  # which Pillow opens as JPEG
+    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in formats)
 
 
 def is_image_name(name: str) -> bool:

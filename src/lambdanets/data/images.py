@@ -14,10 +14,11 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from lambdanets.errors import UnreadableError, one_line
 from lambdanets.files import open_regular
 
-# Pillow's formats of pixels. Its others are vector graphics (EPS starts Ghostscript), videos, or need a plug-in.
+# Pillow's formats of pixels, the most frequent first. Its others are vector graphics (EPS starts Ghostscript), videos,
+# or need a plug-in. JPEG includes MPO.
 FORMATS = (
-    "AVIF", "BMP", "DCX", "DDS", "DIB", "GIF", "ICNS", "ICO", "JPEG", "JPEG2000", "MPO", "MSP", "PCX", "PNG", "PPM",
-    "PSD", "QOI", "SGI", "SUN", "TGA", "TIFF", "WEBP", "XBM", "XPM",
+    "PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "AVIF", "DCX", "DDS", "DIB", "ICNS", "ICO", "JPEG2000", "MSP",
+    "PCX", "PSD", "QOI", "SGI", "SUN", "TGA", "XBM", "XPM",
 )  # fmt: skip
 
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
