@@ -72,7 +72,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     all images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored. Returns the
     content of shards.json.
 
-    Raises InputError for a folder without tar files, for a tar that is damaged or has no images, for a class that is
+    Raises InputError for a folder without tar files, for validation and test tars, for a tar that is damaged or has no images, for a class that is
     not a number or has no name, and if only some images have a class.
     """
     if (folder / SHARD_LIST).exists():
@@ -80,6 +80,9 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     if not folder.is_dir():
         raise InputError(f"folder must be a folder of tar files, got {str(folder)!r}, which does not exist")
     paths = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
+    roles = {path: parse_name(path.stem).role for path in paths}
+    if {VALIDATION, TEST} <= set(roles.values()):
+        raise InputError(f"{folder} must have tar files of a validation or of a test split, got both; move one away")
     splits: dict[str, list[Shard]] = {"train": [], "validation": []}
     max_class = -1
     labeled: set[bool] = set()
@@ -91,7 +94,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
         max_class = max([max_class, *class_indices])
         if len(labeled) > 1:
             raise InputError(f"all images or none must have a class (.cls), got both: {path} differs from {paths[0]}")
-        split = "validation" if parse_name(path.stem).role in (VALIDATION, TEST) else "train"
+        split = "validation" if roles[path] in (VALIDATION, TEST) else "train"
         splits[split].append(Shard(path.name, num_images, path.stat().st_size, digest))
     if not splits["train"]:
         raise InputError(f"{folder} must have tar files of training images, got none")
