@@ -72,8 +72,8 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     all images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored. Returns the
     content of shards.json.
 
-    Raises InputError for a folder without tar files, for validation and test tars, for a tar that is damaged or has no images, for a class that is
-    not a number or has no name, and if only some images have a class.
+    Raises InputError for a folder without tar files, for validation and test tars together, for a tar that is damaged
+    or has no images, for a class that is not a number or has no name, and if only some images have a class.
     """
     if (folder / SHARD_LIST).exists():
         raise InputError(f"{folder / SHARD_LIST} exists; remove it to write it again")
