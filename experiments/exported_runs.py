@@ -22,7 +22,8 @@ from pages import markers, replace_section
 
 import lambdanets as ln
 from lambdanets.data.coco.loader import image_to_tensor
-from lambdanets.data.images import list_images, read_image
+from lambdanets.data.image_search import list_images
+from lambdanets.data.images import read_image
 from lambdanets.deployment.runtimes import RUNTIMES
 from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.files import atomic_write
@@ -39,7 +40,7 @@ IMAGES = 20
 def compare_objects(run: Path, images: Path, folder: Path) -> list[dict[str, Any]]:
     """Return the number of objects in PyTorch and the fraction that differs, per runtime and image."""
     detector = ln.load(run, device="cpu")
-    paths = list_images(images)
+    paths = list_images(images).paths
     rows = []
     for to in FORMATS:
         exported = ln.export(detector, folder / f"dynamic{RUNTIMES[to].suffix}", to=to, dynamic=True)

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lambdanets.data.datasets import Splits
-from lambdanets.data.image_folders import read_class_folders
+from lambdanets.data.datasets import Splits, open_evaluation_images
 from lambdanets.data.images import read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.loader import ImageBatches
@@ -55,7 +54,8 @@ def make_images(folder: Path, count: int) -> None:
 
 def link_images(folder: Path, count: int, out: Path) -> None:
     """Create symbolic links to `count` images, evenly spread over the classes, in the folder `out`."""
-    images, classes = read_class_folders(folder)
+    found = open_evaluation_images(str(folder))
+    images, classes = found.images, found.classes
     for number in np.linspace(0, len(images) - 1, min(count, len(images)), dtype=int).tolist():
         link = out / classes[images.labels[number]] / f"{number:07}{images.paths[number].suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def make_loaders(folder: Path, shards: Path, transform: Callable[..., Any], batc
     )
     dataset.transform = transform  # replaces the transform that create_loader has set
     sources: dict[str, ImageFiles | ShardedImages] = {
-        "lambdanets, folder": read_class_folders(folder)[0],
+        "lambdanets, folder": open_evaluation_images(str(folder)).images,
         "lambdanets, shards": open_shards(str(shards))[0]["train"],
     }
     urls = sorted(str(path) for path in shards.glob("train-*.tar"))
@@ -152,7 +152,8 @@ def main() -> None:
             make_images(folder, options.images)
         else:
             link_images(options.data, options.images, folder)
-        images, classes = read_class_folders(folder)
+        found = open_evaluation_images(str(folder))
+        images, classes = found.images, found.classes
         sample = SelectedImages(images, [0], [images.labels[0]])  # a validation split is required, but not timed
         write_shards(Splits(images, sample, classes, ""), shards, images_per_shard=options.images_per_shard)
         kilobytes = sum(path.stat().st_size for path in images.paths) / len(images) / 1000

@@ -69,11 +69,13 @@ def test_help_lists_the_commands(capsys):
     assert all(command in output for command in ("train", "evaluate", "predict", "benchmark", "tables"))
 
 
-def test_train_prints_top1_on_its_last_line(two_classes, tmp_path, capsys):
+def test_train_prints_classes_and_left_out_files_first_and_top1_last(two_classes, tmp_path, capsys):
+    (two_classes / "dark/scan.HEIC").touch()
     fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 2, "--batch-size", 6]
     assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out.strip().splitlines()
     result = json.loads((tmp_path / "run/result.json").read_text())
+    assert out[:2] == ["classes: 2 (dark, light)", "left out: 1 .heic"]
     assert out[-1] == f"top-1 {result['top1']:.4f}"
     assert str(tmp_path / "run/predictions.png") in "\n".join(out)
 

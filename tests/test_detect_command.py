@@ -83,7 +83,7 @@ def test_detect_evaluate_reproduces_the_scores_of_the_run(trained_detector, caps
     succeeds("evaluate", trained_detector / "run")
     result = json.loads((trained_detector / "run/result.json").read_text())
     output = capsys.readouterr().out.splitlines()
-    assert output[0].startswith("4 images, ")
+    assert output[2].startswith("4 images, ")
     assert output[-2:] == metric_lines(result)
 
 
@@ -110,7 +110,7 @@ def test_evaluate_on_other_data_writes_results_and_figures(trained_detector, tmp
     ]
     results = json.loads((out / "results.json").read_bytes())
     output = capsys.readouterr().out.splitlines()
-    assert output[0] == f"4 images, {len(results)} detections"
+    assert output[2] == f"4 images, {len(results)} detections"
     assert {result["category_id"] for result in results} <= {4, 7}
     assert output[-2:] == metric_lines(json.loads((trained_detector / "run/result.json").read_text()))
 

@@ -333,21 +333,24 @@ def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_
 
 @pytest.mark.figures
 def test_evaluate_out_writes_per_class_accuracy_and_confusion_matrix(two_classes, tmp_path, capsys):
-    names = ("dark", "light", "a$x^$b 猫")  # the third class has no images, and a name that looks like a formula
+    names = ("dark", "light", "=a$x^$b 猫")  # the third class has no images, and a name that looks like a formula
     teacher = write_teacher(tmp_path / "teacher", names)
     out = tmp_path / "out"
     arguments = ["evaluate", teacher, "--data", two_classes, "--out", out, "--device", "cpu", "--batch-size", 3]
     assert main([str(argument) for argument in arguments]) == 0
     evaluation = ln.evaluate(teacher, two_classes)
     matrix = evaluation.confusion_matrix.tolist()
-    assert capsys.readouterr().out.splitlines()[2] == f"top-1 {evaluation.top1:.4f}"
+    output = capsys.readouterr().out.splitlines()
+    assert output[1:3] == ["classes: 3 (dark, light, =a$x^$b 猫)", "left out: no files"]
+    assert output[4] == f"top-1 {evaluation.top1:.4f}"
     rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
-    counts = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
-    assert rows == [["true \\ predicted", *names], *counts]
+    written = ["dark", "light", "'=a$x^$b 猫"]  # which spreadsheets do not run
+    counts = [[name, *map(str, row)] for name, row in zip(written, matrix, strict=True)]
+    assert rows == [["true \\ predicted", *written], *counts]
     accuracy = (out / "per_class_accuracy.csv").read_text().splitlines()
     assert accuracy[0] == "class,images,right,accuracy"
     assert accuracy[1] == f"dark,10,{matrix[0][0]},{matrix[0][0] / 10:.6f}"
-    assert accuracy[3] == f"{names[2]},0,0,"
+    assert accuracy[3] == f"{written[2]},0,0,"
     assert min(Image.open(out / "confusion_matrix.png").size) > 200
     assert len(list(out.iterdir())) == 3
     assert main([str(argument) for argument in arguments]) == 2

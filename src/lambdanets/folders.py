@@ -1,6 +1,6 @@
 """Output folders, in which only one command at a time can start or resume its work."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,3 +86,22 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
 def _is_ignored(path: Path) -> bool:
     """Whether a path is hidden, or is a folder that is empty or has only hidden files."""
     return path.name.startswith(".") or (path.is_dir() and not any(path.glob("[!.]*")))
+
+
+# Files and sub-folders by which the output folder of a command is recognized.
+_OUTPUTS = (
+    {"recipe.json"},  # train
+    {"images.json", "results.json"},  # detect predict
+    {"detections.partial"},
+    {"classes.csv", "classes"},  # segment predict
+    {"segmentations.partial"},
+    {"scores.json"},  # detect evaluate, segment evaluate
+    {"per_class_accuracy.csv"},  # evaluate
+    {"explanation.npz"},  # explain
+    {"comparison.md", "results.json"},  # compare
+)
+
+
+def is_output(names: Set[str]) -> bool:
+    """Whether a folder with files and sub-folders of these names is the output of a command, which has figures."""
+    return any(files <= names for files in _OUTPUTS)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageFile
 
-from lambdanets.data.images import UnreadableImage, find_images, read_file, read_image
+from lambdanets.data.image_search import find_images
+from lambdanets.data.images import UnreadableImage, read_file, read_image
 from lambdanets.errors import InputError
 
 
@@ -168,7 +169,7 @@ def test_special_files_are_unreadable_and_not_opened(
     else:
         path.symlink_to("/dev/zero")
     for file_or_folder in (path, path.parent):
-        assert find_images([str(file_or_folder)]) == [path]
+        assert find_images([str(file_or_folder)]).paths == [path]
     with pytest.raises(UnreadableImage, match=rf"p\.png: it is {file_type}, not a file$"):
         read_image(path)
     with pytest.raises(UnreadableImage, match=rf"it is {file_type}, not a file$"):
@@ -177,7 +178,7 @@ def test_special_files_are_unreadable_and_not_opened(
 
 def test_a_link_to_itself_is_unreadable(tmp_path: Path) -> None:
     (tmp_path / "p.png").symlink_to(tmp_path / "p.png")
-    (path,) = find_images([str(tmp_path)])
+    (path,) = find_images([str(tmp_path)]).paths
     with pytest.raises(UnreadableImage, match="symbolic links"):
         read_image(path)
 
@@ -226,46 +227,3 @@ def test_unreadable_image_is_an_input_error_and_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(UnreadableImage("a.png", "the file is empty")))
     assert isinstance(error, InputError)
     assert (error.path, error.reason) == ("a.png", "the file is empty")
-
-
-def touch(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-
-
-def test_a_folder_is_searched_for_visible_images_in_sorted_order(tmp_path: Path) -> None:
-    touch(tmp_path, "b.PNG", "a/z.jpg", "a/notes.txt", ".hidden.png", ".git/x.png")
-    assert find_images([str(tmp_path)]) == [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
-
-
-def test_a_path_of_a_file_may_have_any_suffix(tmp_path: Path) -> None:
-    touch(tmp_path, "scan.dat", ".hidden.png", "a[1].png")
-    names = [str(tmp_path / name) for name in ("scan.dat", ".hidden.png", "a[1].png")]
-    assert [str(path) for path in find_images(names)] == names
-
-
-def test_a_glob_with_two_stars_searches_recursively(tmp_path: Path) -> None:
-    touch(tmp_path, "x.png", "a/y.png", "a/b/z.png", "a/b/z.txt")
-    assert find_images([str(tmp_path / "**/*")]) == [tmp_path / "a/b/z.png", tmp_path / "a/y.png", tmp_path / "x.png"]
-
-
-def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touch(tmp_path, "a.png", "b.png")
-    monkeypatch.chdir(tmp_path)
-    assert find_images(["b.png", "./", str(tmp_path / "b.png"), "*.png"]) == [Path("b.png"), Path("a.png")]
-
-
-def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
-    touch(tmp_path, "a/x.png")
-    (tmp_path / "a/loop").symlink_to(tmp_path)
-    assert find_images([str(tmp_path)]) == [tmp_path / "a/x.png"]
-
-
-@pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg", ""])
-def test_rejects_an_input_without_matches(tmp_path: Path, missing: str) -> None:
-    touch(tmp_path, "a.png", "empty/notes.txt")
-    pattern = str(tmp_path / missing) if missing else ""
-    with pytest.raises(InputError) as caught:
-        find_images([str(tmp_path / "a.png"), pattern])
-    assert f"'{pattern}'" in str(caught.value)

@@ -71,7 +71,7 @@ def test_webdataset_reads_our_shards(two_classes: Path, shards: Path) -> None:
 
 def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
-    for shard, count in (("train-0", 3), ("train-1", 2), ("val-0", 2)):
+    for shard, count in (("train-0", 3), ("train-1", 2), ("Valid-0", 2)):
         with webdataset.TarWriter(str(tmp_path / f"{shard}.tar")) as writer:
             for number in range(count):
                 sample = {"jpg": jpeg(40 * number), "cls": number, "json": {"width": 8}, "txt": "a caption"}
@@ -139,6 +139,14 @@ def test_index_rejects_truncated_tars_and_mixed_sets(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"got both: .*1\.tar differs from .*0\.tar"):
         index_shards(tmp_path)
     content = (tmp_path / "1.tar").read_bytes()
+    folder = tmp_path / "splits"
+    folder.mkdir()
+    for name in ("valley-0", "val-0", "test-0"):  # the first is of training
+        (folder / f"{name}.tar").write_bytes(content)
+    with pytest.raises(InputError, match="a validation or of a test split, got both"):
+        index_shards(folder)
+    (folder / "test-0.tar").unlink()
+    assert index_shards(folder).splits["train"][0].name == "valley-0.tar"
     for length in (1024, 1124, 1700, len(content) - len(content) % 10240 + 600):
         (tmp_path / "0.tar").write_bytes(content[:length])
         if length < len(content):

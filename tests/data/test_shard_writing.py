@@ -15,7 +15,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
-from lambdanets.data.images import list_images
+from lambdanets.data.image_search import list_images
 from lambdanets.data.shards import writing
 from lambdanets.data.shards.images import UNLABELED, ShardedImages, open_shards
 from lambdanets.data.shards.plan import unique_keys
@@ -38,7 +38,7 @@ def test_image_files_are_copied_byte_for_byte(two_classes: Path, tmp_path: Path)
     report = write_shards(open_splits(str(two_classes)), tmp_path / "out", images_per_shard=4)
     splits, classes = open_shards(str(tmp_path / "out"))
     files = files_by_key(splits["train"]) | files_by_key(splits["validation"])
-    assert files == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in list_images(two_classes)}
+    assert files == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in list_images(two_classes).paths}
     assert classes == ("dark", "light")
     assert (report.num_images, report.unreadable) == (21, [])
     assert report.num_shards == len(list((tmp_path / "out").glob("*.tar"))) == 4 + 2
@@ -69,7 +69,7 @@ def test_shards_have_images_of_all_classes_and_similar_sizes(tmp_path: Path) -> 
 
 
 def test_a_list_of_images_is_written_without_classes(two_classes: Path, tmp_path: Path) -> None:
-    write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=7)
+    write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=7)
     splits, classes = open_shards(str(tmp_path / "out"))
     assert (list(splits), classes) == (["train"], ())
     assert len(files_by_key(splits["train"])) == 20
@@ -171,13 +171,13 @@ def test_killed_worker_process_is_reported(two_classes: Path, tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(writing, "write_tar_samples", kill_worker)
         with pytest.raises(InputError, match="was killed, perhaps out of memory; run the same command"):
-            write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=3, processes=2)
-    assert write_shards(list_images(two_classes), tmp_path / "out", images_per_shard=3).num_images == 20
+            write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=3, processes=2)
+    assert write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=3).num_images == 20
 
 
 def test_rejects_a_folder_that_another_process_writes(two_classes: Path, tmp_path: Path) -> None:
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
-        write_shards(list_images(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes).paths, tmp_path / "out")
 
 
 def _process_group_exists(group: int) -> bool:
@@ -238,20 +238,20 @@ def test_rejects_a_damaged_plan(two_classes: Path, tmp_path: Path, content: byte
     (tmp_path / "out/unfinished").mkdir(parents=True)
     (tmp_path / "out/unfinished/plan.json").write_bytes(content)
     with pytest.raises(InputError, match=r"plan\.json is damaged: .*; remove \S*out, or choose another folder"):
-        write_shards(list_images(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes).paths, tmp_path / "out")
 
 
 def test_rejects_a_folder_with_unknown_content(two_classes: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file must be a folder, got a file"):
-        write_shards(list_images(two_classes), tmp_path / "file")
+        write_shards(list_images(two_classes).paths, tmp_path / "file")
     with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
-        write_shards(list_images(two_classes), two_classes)
+        write_shards(list_images(two_classes).paths, two_classes)
     (tmp_path / "other").mkdir()
     shard = {"name": "a.tar", "images": 1, "bytes": 1, "sha256": "00" * 32}
     (tmp_path / "other/shards.json").write_text(json.dumps({"classes": [], "splits": {"train": [shard]}}))
     with pytest.raises(InputError, match=r"is not empty, it has shards\.json"):
-        write_shards(list_images(two_classes), tmp_path / "other")
+        write_shards(list_images(two_classes).paths, tmp_path / "other")
 
 
 def test_unreadable_images_are_skipped_and_listed(two_classes: Path, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_rejects_a_split_without_readable_images(
 def test_shard_command_rejects_a_set_without_readable_images(
     two_classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in list_images(two_classes):
+    for path in list_images(two_classes).paths:
         path.write_bytes(b"")
     for options in ([], ["--unlabeled"]):
         assert main(["shard", str(two_classes), str(tmp_path / "out"), *options]) == 2
@@ -325,14 +325,14 @@ def test_rejects_a_shard_that_differs_after_writing(
 ) -> None:
     monkeypatch.setattr("lambdanets.data.shards.tar_samples._summarize", lambda file: [])
     with pytest.raises(InputError, match="differs after it was written"):
-        write_shards(list_images(two_classes), tmp_path / "out")
+        write_shards(list_images(two_classes).paths, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.tar"))
 
 
 @pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
 def test_rejects_options_out_of_range(two_classes: Path, tmp_path: Path, option: str) -> None:
     with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
-        write_shards(list_images(two_classes), tmp_path / "out", **{option: -1})
+        write_shards(list_images(two_classes).paths, tmp_path / "out", **{option: -1})
     with pytest.raises(InputError, match="source must have images, got none"):
         write_shards([], tmp_path / "out")
 
@@ -361,6 +361,6 @@ def test_keys_have_the_characters_of_names_in_any_script(tmp_path: Path) -> None
     names = ["λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"]
     for name in names:
         (folder / name).write_bytes(png.getvalue())
-    write_shards(list_images(folder), tmp_path / "out")
+    write_shards(list_images(folder).paths, tmp_path / "out")
     keys = set(files_by_key(open_shards(str(tmp_path / "out"))[0]["train"]))
     assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}

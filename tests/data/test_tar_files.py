@@ -40,17 +40,6 @@ def test_validation_is_held_out_of_a_tar_without_validation_tar(tmp_path: Path) 
     assert (len(splits.train), len(splits.validation)) == (8, 2)
 
 
-def test_rejects_a_tar_with_a_training_and_a_validation_split(tmp_path: Path) -> None:
-    members = {f"data/{split}/{name}/{i}.png": png(i) for split in ("train", "val") for name in "ab" for i in range(3)}
-    with pytest.raises(InputError, match=r"all\.tar' must have one split, got train, val; write one tar per split"):
-        open_splits(str(write_tar(tmp_path / "all.tar", members)))
-
-
-def test_a_class_of_a_tar_may_have_the_name_of_a_split(tmp_path: Path) -> None:
-    members = {f"{name}/{i}.png": png(i) for name in ("train", "test") for i in range(3)}
-    assert open_splits(str(write_tar(tmp_path / "all.tar", members))).classes == ("test", "train")
-
-
 def test_nested_tars_are_read(tmp_path: Path) -> None:
     nested = {
         name: write_tar(tmp_path / f"{name}.nested", {f"{i}.png": png(40 + i) for i in range(3)}).read_bytes()
@@ -132,11 +121,5 @@ def test_rejects_a_tar_without_images(tmp_path: Path, names: list[str]) -> None:
             member = tarfile.TarInfo(name)
             member.type = tarfile.REGTYPE if "." in name else tarfile.DIRTYPE
             tar.addfile(member)
-    with pytest.raises(InputError, match=r"all\.tar' must have PNG or JPEG images, got none"):
+    with pytest.raises(InputError, match=r"all\.tar' must have images, got none"):
         open_splits(str(tmp_path / "all.tar"))
-
-
-def test_rejects_images_outside_folders_in_a_tar(tmp_path: Path) -> None:
-    tar = write_tar(tmp_path / "all.tar", {"0.png": png(0), "a/0.png": png(0)})
-    with pytest.raises(InputError, match="one folder of images per class, got images outside folders"):
-        open_splits(str(tar))

@@ -9,7 +9,8 @@ from torch import nn
 
 import lambdanets as ln
 from lambdanets.data.coco.loader import image_to_tensor
-from lambdanets.data.images import list_images, read_image
+from lambdanets.data.image_search import list_images
+from lambdanets.data.images import read_image
 from lambdanets.deployment.graphs import missing_objects
 from lambdanets.errors import InputError
 
@@ -20,7 +21,7 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 @pytest.fixture
 def scattered_digits(exported_detector):
-    return [image_to_tensor(read_image(path))[None] for path in list_images(exported_detector.images)]
+    return [image_to_tensor(read_image(path))[None] for path in list_images(exported_detector.images).paths]
 
 
 def assert_same_objects(exported, images):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lambdanets.data.images import find_images
+from lambdanets.data.image_search import find_images
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.inference import classification
 from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits, evaluate
@@ -61,7 +61,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(classifier, batch_sizes, m
 
 
 def test_predict_files_uses_batch_size_1(classifier, two_classes, batch_sizes):
-    assert len(list(predict_files(classifier, find_images([str(two_classes)]), []))) == 20
+    assert len(list(predict_files(classifier, find_images([str(two_classes)]).paths, []))) == 20
     assert batch_sizes == [1] * 20
 
 

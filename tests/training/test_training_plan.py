@@ -38,6 +38,7 @@ def test_plan_estimates_file_sizes_and_skips_damaged_images(tmp_path, monkeypatc
     folder = write_two_classes(tmp_path / "images")
     lines = plan(capsys, "image_folder", "--data", str(folder))
     assert re.search(r"of 2 classes, [\d.]+ kB each", lines["data"])
+    assert (lines["classes:"], lines["left"]) == ("2 (dark, light)", "out: no files")
     assert len(numbers) > 2
     assert not list(tmp_path.glob("run*"))
 

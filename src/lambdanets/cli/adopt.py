@@ -81,9 +81,11 @@ def main(arguments: list[str]) -> int:
 def _find_images(options: Adopt) -> list[Path]:
     if not options.images:
         return []
-    from lambdanets.data.images import find_images
+    from lambdanets.data.image_search import find_images, report_left_out
 
-    return find_images(options.images)
+    found = find_images(options.images)
+    report_left_out(found)
+    return found.paths
 
 
 def _compare(networks: "Adopted", paths: list[Path]) -> None:

@@ -12,6 +12,7 @@ from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.errors import InputError
 from lambdanets.signals import deferred
+from lambdanets.terminal import echo
 
 if TYPE_CHECKING:
     from lambdanets.inference.model_card import ModelCard
@@ -55,6 +56,7 @@ def evaluate_and_report(
     a folder, in addition to scores.json.
     """
     from lambdanets.data.coco.sets import report_problems
+    from lambdanets.data.image_search import describe_classes, describe_left_out
     from lambdanets.folders import WorkFolder
     from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.loading import load_one_of
@@ -68,6 +70,8 @@ def evaluate_and_report(
     model = load_one_of([card_type], options.checkpoint, options.device)
     images = open_evaluation_set(model, options.data, options.images)
     report_problems(**{"validation" if options.data is None else "data": images})
+    classes = [category.name for category in images.categories]
+    echo(describe_classes(classes), describe_left_out(images.problems.left_out))
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = evaluate(model, images, options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)

@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets evaluate",
         description="Evaluate a classifier: top-1 accuracy; with --out, also per-class accuracy and confusion matrix.",
     )
+    from lambdanets.data.image_search import describe_classes, describe_left_out
     from lambdanets.folders import WorkFolder
     from lambdanets.inference import classification
     from lambdanets.inference.loading import load_one_of
@@ -60,6 +61,7 @@ def main(arguments: list[str]) -> int:
         )
         report_unreadable(evaluation.unreadable)
         echo(f"images: {evaluation.source}")
+        echo(describe_classes(evaluation.classes), describe_left_out(evaluation.left_out))
         echo(f"{len(evaluation.labels)} images, {int((evaluation.labels == evaluation.predicted).sum())} correct")
         echo(f"top-1 {evaluation.top1:.4f}")
         if options.out is not None:

@@ -74,12 +74,14 @@ class PredictOptions:
         return {"channel": self.channel, "stretch": card.stretch if self.stretch is None else self.stretch == "on"}
 
     def find_images(self) -> list[Path]:
-        """Return the paths of all images. Raises InputError if there are none."""
-        from lambdanets.data.images import find_images
+        """Return the paths of all images, and print what was left out. Raises InputError if there are none."""
+        from lambdanets.data.image_search import find_images, report_left_out
 
         if not self.images:
             raise InputError("IMAGES must be at least one file, folder or glob, got none")
-        return find_images(self.images)
+        found = find_images(self.images)
+        report_left_out(found)
+        return found.paths
 
 
 class ImageOutput(NamedTuple):

@@ -97,21 +97,22 @@ def _check_unused(options: Shard, action: str, used: set[str]) -> None:
 
 def _write(options: Shard, out: Path, processes: int) -> int:
     from lambdanets.data.datasets import open_splits
-    from lambdanets.data.images import list_images
+    from lambdanets.data.image_search import describe_classes, describe_left_out, list_images
     from lambdanets.data.shards.writing import write_shards
 
     if options.unlabeled and not Path(options.data).is_dir():
         raise InputError(f"DATA must be a folder of images with --unlabeled, got {options.data!r}")
+    if options.unlabeled:
+        found = list_images(Path(options.data))
+        echo(describe_left_out(found.left_out))
+    else:
+        splits = open_splits(
+            options.data, root=options.data_root, validation_share=options.validation_share, seed=options.seed
+        )
+        echo(describe_classes(splits.classes), describe_left_out(splits.left_out))
     with resumable("finished shards are kept"):
         written = write_shards(
-            list_images(Path(options.data))
-            if options.unlabeled
-            else open_splits(
-                options.data,
-                root=options.data_root,
-                validation_share=options.validation_share,
-                seed=options.seed,
-            ),
+            found.paths if options.unlabeled else splits,
             out,
             images_per_shard=options.images_per_shard,
             processes=processes,

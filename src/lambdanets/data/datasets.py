@@ -1,18 +1,22 @@
 """Opens datasets in any supported format as a training and a validation set."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lambdanets.bounds import VALIDATION_SHARE_RANGE, check
-from lambdanets.data.image_folders import read_class_folders, split_folders
-from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
+from lambdanets.data.image_folders import Layout, Split, find_layout, first_few
+from lambdanets.data.image_search import list_images
+from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
 from lambdanets.data.order import permutation
 from lambdanets.data.shards.images import ShardedImages, is_sharded, open_shards
-from lambdanets.data.tar_files import find_validation_tar, read_tar
+from lambdanets.data.tar_files import TarImages, find_validation_tar, read_tar_layout
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError
 
@@ -26,6 +30,7 @@ class Splits:
     source: the dataset, for messages.
     test: after `hold_out`, the original validation set. The final accuracy is measured on it, because the held-out
         images are used to select the weights.
+    left_out: number of files that are not used, by reason.
     """
 
     train: LabeledImages
@@ -33,6 +38,7 @@ class Splits:
     classes: tuple[str, ...]
     source: str
     test: LabeledImages | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class _Split:
     images: LabeledImages
     classes: tuple[str, ...]
     source: str
+    left_out: Mapping[str, int] = field(default_factory=dict)  # in the data set of this split
 
 
 def open_splits(data: str, *, root: str | None = None, validation_share: float = 0.2, seed: int = 0) -> Splits:
@@ -47,10 +54,10 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
 
     data: one of
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
-      - a folder with one sub-folder per class, or with class folders in `train/` and in `val/` (or `valid/`,
-        `validation/`, `test/`); images outside class folders are ignored;
-      - a tar file of PNG and JPEG images with one folder per class; `val.tar`, `validation.tar` or `test.tar` in the
-        same folder is the validation set;
+      - a folder with one sub-folder per class, or with class folders in a training and a validation or test split, or
+        with splits in each class folder (see `find_layout`); images outside class folders are left out;
+      - a tar file of such folders; if it has no splits, a tar in the same folder whose name is that of a validation or
+        test split, such as `val.tar`, is the validation set;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards/`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
     root: the folder of a dataset with a timm prefix.
@@ -72,11 +79,22 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     if validation is None:
         return _hold_out(train, validation_share, seed)
     source = f"{train.source} and {validation.source}"
-    return Splits(train.images, _match_classes(validation, train), train.classes, source)
+    left_out = Counter(train.left_out) + Counter(validation.left_out)
+    return Splits(train.images, _match_classes(validation, train), train.classes, source, left_out=left_out)
 
 
-def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledImages, tuple[str, ...], str]:
-    """Open the validation set of a dataset or, if it has none, all its images; return them, the classes and the source.
+@dataclass(frozen=True)
+class EvaluationImages:
+    """Images with class indices, and the fields of `Splits`."""
+
+    images: LabeledImages
+    classes: tuple[str, ...]
+    source: str
+    left_out: Mapping[str, int]
+
+
+def open_evaluation_images(data: str, root: str | None = None) -> EvaluationImages:
+    """Open the validation set of a dataset or, if it has none, all its images.
 
     data, root: as for `open_splits`. Raises InputError for a dataset that is missing, damaged or empty.
     """
@@ -93,7 +111,10 @@ def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledI
     if not len(split.images):
         raise InputError(f"{split.source} must have images, got none")
     source = split.source if validation is not None else f"all of {split.source}, which has no validation split"
-    return split.images, split.classes, source
+    left_out = Counter(train.left_out)
+    if validation is not None:
+        left_out += Counter(validation.left_out)
+    return EvaluationImages(split.images, split.classes, source, left_out)
 
 
 def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
@@ -106,9 +127,9 @@ def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
         return splits
     if isinstance(splits.train, ShardedImages):
         new_splits = _hold_out_shards(splits.train, splits.classes, splits.source, fraction, seed)
-        return replace(new_splits, test=splits.validation)
-    new_splits = _hold_out(_Split(splits.train, splits.classes, splits.source), fraction, seed)
-    return replace(new_splits, test=splits.validation)
+    else:
+        new_splits = _hold_out(_Split(splits.train, splits.classes, splits.source), fraction, seed)
+    return replace(new_splits, test=splits.validation, left_out=splits.left_out)
 
 
 def subset(splits: Splits, count: int | None, seed: int) -> Splits:
@@ -161,14 +182,32 @@ def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
     if not path.is_dir():
         if path.suffix != ".tar":
             raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-        val_tar = find_validation_tar(path)
-        return _Split(*read_tar(path), str(path)), _Split(*read_tar(val_tar), str(val_tar)) if val_tar else None
-    folders = split_folders(path)
-    if folders is None:
-        return _Split(*read_class_folders(path), str(path)), None
-    train_split, val_split = (_Split(*read_class_folders(path), str(path)) if path else None for path in folders)
-    assert train_split is not None
-    return train_split, val_split
+        return _open_tar(path)
+    found = list_images(path)
+    files, others = ([(file.relative_to(path), file) for file in files] for files in (found.paths, found.others))
+    return _arrange(find_layout(str(path), files, [name for name, _ in others], found.outputs), ImageFiles)
+
+
+def _open_tar(path: Path) -> tuple[_Split, _Split | None]:
+    train, validation = _arrange(read_tar_layout(path), partial(TarImages, path))
+    if validation is None and (tar := find_validation_tar(path)) is not None:
+        layout = read_tar_layout(tar)
+        if layout.validation is not None:
+            raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
+        validation = _arrange(layout, partial(TarImages, tar))[0]
+    return train, validation
+
+
+def _arrange(
+    layout: Layout, make_images: Callable[[list[Any], list[int]], LabeledImages]
+) -> tuple[_Split, _Split | None]:
+    def make_split(split: Split, left_out: Mapping[str, int]) -> _Split:
+        labels = [label for label, images in enumerate(split.images.values()) for _ in images]
+        images = make_images([*chain.from_iterable(split.images.values())], labels)
+        return _Split(images, tuple(split.images), split.source, left_out)
+
+    train = make_split(layout.train, layout.left_out)
+    return train, None if layout.validation is None else make_split(layout.validation, {})
 
 
 def _open_shards(data: str, fraction: float, seed: int) -> Splits:
@@ -237,7 +276,11 @@ def _hold_out(split: _Split, fraction: float, seed: int) -> Splits:
     train, validation = train_test_split(range(len(labels)), test_size=num_held_out, random_state=seed, stratify=labels)
     source = f"{split.source}, {num_held_out} of {len(labels)} images held out with seed {seed}"
     return Splits(
-        _select(split.images, sorted(train)), _select(split.images, sorted(validation)), split.classes, source
+        _select(split.images, sorted(train)),
+        _select(split.images, sorted(validation)),
+        split.classes,
+        source,
+        left_out=split.left_out,
     )
 
 
@@ -264,11 +307,7 @@ def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence
     unknown = sorted({classes[label] for label in images.labels} - indices.keys())
     if unknown:
         raise InputError(
-            f"classes of {source} must be among the {len(target)} of training ({_first_few(target)}), "
-            f"got {_first_few(unknown)}"
+            f"classes of {source} must be among the {len(target)} of training ({first_few(target)}), "
+            f"got {first_few(unknown)}"
         )
     return SelectedImages(images, range(len(images)), [indices[classes[label]] for label in images.labels])
-
-
-def _first_few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")

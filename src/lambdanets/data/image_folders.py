@@ -1,52 +1,266 @@
-"""Labeled images in a folder with one sub-folder per class."""
+"""Finds the splits and the classes of images from the names of the folders in which they are."""
 
-from pathlib import Path
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
-from lambdanets.data.images import is_image_name, list_images
-from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.errors import InputError
 
-VALIDATION_NAMES = ("val", "valid", "validation", "test")
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+_ROLES = {
+    TRAIN: "train(?:ing|val)?|trn",
+    VALIDATION: "val|valid|validate|validation|dev|devel|development",
+    TEST: "test(?:ing)?|tst|eval|evaluation|holdout|heldout",
+}
+_NEUTRAL = "(?:sets?|splits?|data|datasets?|images?|imgs?|pictures?|photos?|samples?|folders?|jpe?g|png)"
+_WORD = re.compile(
+    "|".join(f"(?P<{role}>{_NEUTRAL}?(?:{words}){_NEUTRAL}?)" for role, words in _ROLES.items())
+    + f"|(?P<neutral>{_NEUTRAL}+)"
+)
+_OUTSIDE = "outside class folders"
+
+_Splits = tuple["_Folder", "_Folder | None"]  # for training and validation
 
 
-def split_folders(folder: Path) -> tuple[Path, Path | None] | None:
-    """Return the train and validation sub-folders of a folder, or None if it does not have this layout.
+class Name(NamedTuple):
+    """The words of a name. role: TRAIN, VALIDATION, TEST, or "". rest: words that say nothing about a split."""
 
-    The validation folder is None if `train` has class folders and there is no validation folder. Raises InputError if
-    there are then other folders with images, because they could be classes or splits.
+    role: str
+    rest: tuple[str, ...]
+
+
+class Split(NamedTuple):
+    """A split: its name in messages, and its images by class name."""
+
+    source: str
+    images: dict[str, list[Any]]
+
+
+class Layout(NamedTuple):
+    """The splits of a data set; validation is None if there is no such split. left_out: as in `Splits`."""
+
+    train: Split
+    validation: Split | None
+    left_out: Counter[str]
+
+
+@dataclass
+class _Folder:
+    """A folder that has images in it or below. images: number, in order, and image. path: its path in the data set."""
+
+    path: tuple[str, ...] = ()
+    images: list[tuple[int, Any]] = field(default_factory=list)
+    folders: "dict[str, _Folder]" = field(default_factory=dict)
+
+    def walk(self) -> "Iterator[_Folder]":
+        yield self
+        for folder in self.folders.values():
+            yield from folder.walk()
+
+    def all(self) -> list[tuple[int, Any]]:
+        return sorted((image for folder in self.walk() for image in folder.images), key=lambda image: image[0])
+
+    def below(self, path: Iterable[str]) -> "_Folder":
+        """Return the folder at a path below this one, which is created if it is missing."""
+        folder = self
+        for name in path:
+            folder = folder.folders.setdefault(name, _Folder((*folder.path, name)))
+        return folder
+
+
+def parse_name(name: str) -> Name:
+    """Find the name of a split in a name such as "Training", "seg_train", "testSet" or "val2017"."""
+    words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name))
+    matches = [(word.lower(), _WORD.fullmatch(word.lower())) for word in words]
+    roles = {match.lastgroup or "" for _, match in matches if match is not None} - {"neutral"}
+    if roles == {TRAIN, VALIDATION}:  # such as train_val
+        roles = {TRAIN}
+    return Name(roles.pop() if len(roles) == 1 else "", tuple(word for word, match in matches if match is None))
+
+
+def find_layout(
+    source: str, images: Iterable[tuple[PurePath, Any]], others: Iterable[PurePath], left_out: Mapping[str, int]
+) -> Layout:
+    """Find the splits and classes of a data set from the paths of its images.
+
+    source: the data set, for messages. images: path in the data set, and image. others: files that are not images.
+    left_out: number of files that are left out already, by reason.
+
+    A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
+    or class folders with a folder for each split, or class folders with images anywhere in them. A training and a
+    validation split are used; a test split is the validation split if there is no other. A split without class folders
+    is left out, unless it is for training.
+
+    Raises InputError if there are no images in class folders, and for folders that may be splits or classes.
     """
-    train = folder / "train"
-    if not train.is_dir():
+    root = _Folder()
+    for number, (path, image) in enumerate(images):
+        root.below(path.parts[:-1]).images.append((number, image))
+    counts = Counter(left_out)
+    root = _enter(root, counts)
+    if not root.folders:
+        got = "images outside class folders" if root.images else "no images"
+        raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
+    splits = _find_splits(root, source, counts) or _find_splits_in_classes(root, source, counts) or (root, None)
+    train, validation = splits
+    _check_classes(train, source)
+    counts.update(_describe(file, [split for split in splits if split is not None]) for file in others)
+    return Layout(
+        _make_split(train, source), None if validation is None else _make_split(validation, source), left_out=+counts
+    )
+
+
+def _enter(folder: _Folder, left_out: Counter[str] | None = None) -> _Folder:
+    """Return the folder that has class folders or splits: this one, or the only one in it, and so on."""
+    while True:
+        if left_out is not None:
+            left_out[_OUTSIDE] += len(folder.images)
+        only = next(iter(folder.folders.values()), folder)
+        if len(folder.folders) != 1 or len(only.folders) < (2 if only.images else 1):
+            return folder
+        folder = only
+
+
+def _families(folder: _Folder) -> dict[tuple[str, ...], dict[str, list[str]]]:
+    """Return the folders with names of splits by role, for each combination of other words in their names."""
+    families: defaultdict[tuple[str, ...], defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in folder.folders:
+        role, rest = parse_name(name)
+        if role:
+            families[rest][role].append(name)
+    return {rest: dict(family) for rest, family in families.items()}
+
+
+def _is_complete(family: Mapping[str, list[str]]) -> bool:
+    return TRAIN in family and len(family) > 1
+
+
+def _has_splits(folder: _Folder) -> bool:
+    return any(map(_is_complete, _families(folder).values()))
+
+
+def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
+    """Return the training and the validation split in a folder; None if it has no splits."""
+    families = _families(root)
+    complete = {rest: family for rest, family in families.items() if _is_complete(family)}
+    if not complete:
+        for family in families.values():
+            names = [*chain.from_iterable(family.values())]
+            nested = any(_enter(root.folders[name]).folders for name in names)
+            several = len(family) > 1 and (nested or len(names) == len(root.folders))
+            if several or (nested and [parse_name(name) for name in names] == [Name(TRAIN, ())]):
+                raise _ambiguous(root, source)
         return None
-    validation = next((folder / name for name in VALIDATION_NAMES if (folder / name).is_dir()), None)
-    if validation is not None:
-        return train, validation
-    if not any(child.is_dir() and list_images(child) for child in train.iterdir()):
-        return None  # a class named train
-    others = [child.name for child in sorted(folder.iterdir()) if child.is_dir() and child != train]
-    if any(list_images(folder / name) for name in others):
+    if len(complete) > 1 and (by_split := _split_by_names(root, complete)) is not None:
+        return _find_splits(by_split, source, left_out)
+    roles = {role: [name for family in complete.values() for name in family.get(role, [])] for role in _ROLES}
+    outside = {name: Counter[str]() for name in chain.from_iterable(roles.values())}
+    entered = {name: _enter(root.folders[name], outside[name]) for name in outside}
+    labeled = {role: [name for name in roles[role] if _has_classes(name, entered[name])] for role in _ROLES}
+    validation = labeled[VALIDATION] or labeled[TEST]
+    for same in (roles[TRAIN], validation):
+        if len(same) > 1:
+            raise InputError(f"'{source}' must have one folder per split, got {', '.join(same)}; move all but one away")
+    if not labeled[TRAIN]:
         raise InputError(
-            f"'{folder}' must have 'train' and {' or '.join(VALIDATION_NAMES)}, or class folders only, "
-            f"got 'train' and {', '.join(others)}"
+            f"'{source}' must have class folders, got images directly in {', '.join(sorted(entered))}, which may be "
+            "splits or classes; make a folder for each class in each split, or rename the classes"
         )
-    return train, None
+    used = labeled[TRAIN] + validation
+    for name, folder in root.folders.items():
+        if name in used:
+            left_out.update(outside[name])
+        else:
+            has_classes = name not in entered or _has_classes(name, entered[name])
+            reason = "which is not used" if has_classes else "which has no class folders"
+            left_out[f"in {name}, {reason}"] += len(folder.all())
+    return entered[used[0]], entered[used[1]] if validation else None
 
 
-def read_class_folders(folder: Path) -> tuple[ImageFiles, tuple[str, ...]]:
-    """Return the images of a folder with one sub-folder per class, and the sorted class names.
+def _split_by_names(root: _Folder, families: Mapping[tuple[str, ...], Mapping[str, list[str]]]) -> _Folder | None:
+    """Return the splits of class folders such as train_cat, train_dog, test_cat and test_dog; None for others."""
+    by_split = _Folder((*root.path, "*"), [], dict(root.folders))
+    for rest, family in families.items():
+        for role, names in family.items():
+            folder = by_split.folders.pop(names[0])
+            if folder.folders or len(names) > 1:
+                return None
+            by_split.below([role]).folders["_".join(rest)] = folder
+    return by_split
 
-    Class folders are searched recursively. Class folders without images and images outside class folders are ignored.
-    Raises InputError if no class folder has images.
+
+def _has_classes(name: str, split: _Folder) -> bool:
+    """Whether a split has class folders. A single folder such as "images", or of the split's name, is not a class."""
+    if len(split.folders) != 1:
+        return bool(split.folders)
+    (only,) = split.folders
+    is_wrapper = only.lower() == name.lower() or (any(map(str.isalpha, only)) and not parse_name(only).rest)
+    return not is_wrapper
+
+
+def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
+    """Return the splits if each class folder has folders for them; None if no class folder has."""
+    if not any(map(_has_splits, root.folders.values())):
+        return None
+    by_split = _Folder((*root.path, "*"))
+    for name, folder in root.folders.items():
+        if folder.images or any(split.folders for split in folder.folders.values()):
+            return None
+        for split, images in folder.folders.items():
+            by_split.below([split]).folders[name] = images
+    return _find_splits(by_split, source, left_out)
+
+
+def _check_classes(root: _Folder, source: str) -> None:
+    """Raise InputError if class folders may be splits, because they have the same folders, or whole data sets.
+
+    Archives often have a second copy of a data set in a folder next to its class folders.
     """
-    by_class = {
-        child.name: images
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and not child.name.startswith(".") and (images := list_images(child))
-    }
-    if not by_class:
-        has_images = any(is_image_name(child.name) for child in folder.iterdir())
-        reason = "got images outside class folders" if has_images else "got no images"
-        raise InputError(f"'{folder}' must have one sub-folder of images per class, {reason}")
-    paths = [path for images in by_class.values() for path in images]
-    labels = [label for label, images in enumerate(by_class.values()) for _ in images]
-    return ImageFiles(paths, labels), tuple(by_class)
+    for folder in chain.from_iterable(folder.walk() for folder in root.folders.values()):
+        if _has_splits(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
+            path = "/".join((source, *folder.path))
+            raise InputError(
+                f"'{source}' must have class folders or splits, got another data set in '{path}'; use the path of one "
+                "data set, or move the images of each class directly into its folder"
+            )
+    inner = [set(_enter(folder).folders) for folder in root.folders.values() if not folder.images]
+    inner = [names for names in inner if names]
+    if len(inner) > 1:
+        common, union = set.intersection(*inner), set.union(*inner)
+        if len(union) > 1 and 2 * len(common) >= len(union):
+            raise _ambiguous(root, source)
+
+
+def _ambiguous(root: _Folder, source: str) -> InputError:
+    inner = sorted({name for folder in root.folders.values() for name in _enter(folder).folders})
+    classes = f" of the classes {first_few(inner)}" if inner else ""
+    return InputError(
+        f"'{'/'.join((source, *root.path))}' must have folders that are either splits or classes, got "
+        f"{first_few(sorted(root.folders))}, which may be splits{classes}, or classes; rename the splits to train and "
+        "val, or move the images of each class directly into its folder"
+    )
+
+
+def first_few(names: Iterable[str]) -> str:
+    """Format up to five names, separated by commas."""
+    names = list(names)
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _make_split(folder: _Folder, source: str) -> Split:
+    images = {name: [image for _, image in folder.folders[name].all()] for name in sorted(folder.folders)}
+    return Split("/".join((source, *folder.path)), images)
+
+
+def _describe(file: PurePath, splits: Iterable[_Folder]) -> str:
+    """Describe a file that is not an image: its suffix, and the folder beside the class folders in which it is."""
+    suffix = file.suffix.lower() or "without a suffix"
+    for split in splits:
+        depth = len(split.path)
+        if file.parts[:depth] == split.path and len(file.parts) > depth + 1 and file.parts[depth] not in split.folders:
+            return f"{suffix} in {file.parts[depth]}, which has no images"
+    return suffix

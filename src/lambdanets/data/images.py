@@ -1,11 +1,9 @@
-"""Finds image files, and reads them in any format as 8-bit gray or RGB."""
+"""Reads images in any format as 8-bit gray or RGB."""
 
 import contextlib
-import glob
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,15 +12,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from lambdanets.data.pixels import convert_image, to_image
 from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
-from lambdanets.errors import EXTRAS, InputError, UnreadableError, one_line
+from lambdanets.errors import EXTRAS, UnreadableError, one_line
 from lambdanets.files import open_regular
-
-IMAGE_SUFFIXES = frozenset(
-    {
-        ".avif", ".bmp", ".dib", ".gif", ".ico", ".j2k", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pcx", ".pgm",
-        ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
-    }
-)  # fmt: skip
 
 # Pillow's formats of pixels, the most frequent first. Its others are vector graphics (EPS starts Ghostscript), videos,
 # or need a plug-in. JPEG includes MPO.
@@ -135,71 +126,3 @@ def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO)
     if isinstance(error, ModuleNotFoundError) or "'imagecodecs' package" in str(error):  # raised by tifffile
         return f"its compression needs imagecodecs; install it with: pip install 'lambdanets[{EXTRAS['imagecodecs']}]'"
     return one_line(error)
-
-
-def is_image_name(name: str) -> bool:
-    """Whether a file name ends in one of IMAGE_SUFFIXES, ignoring case, and is not hidden."""
-    return not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
-
-
-def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) -> list[Path]:
-    """List the image files in a folder and its sub-folders, sorted by path.
-
-    accepts: whether to include a file, by its name.
-
-    Hidden sub-folders are skipped. Raises InputError for a folder that cannot be read.
-    """
-    return sorted(_walk(folder, accepts))
-
-
-def _walk(folder: Path, accepts: Callable[[str], bool]) -> Iterator[Path]:
-    seen: set[str] = set()
-
-    def fail(error: OSError) -> None:
-        raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
-
-    for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in seen:  # a symbolic link to a parent
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(parent, name) for name in files if accepts(name))
-
-
-def find_images(inputs: Sequence[str]) -> list[Path]:
-    """List the image files of paths, folders (searched recursively) and globs (also `**`), without duplicates.
-
-    The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
-    with one of IMAGE_SUFFIXES that are not hidden are found, sorted by path. Raises InputError for an input without
-    matches.
-    """
-    unique: dict[str, Path] = {}
-    for pattern in inputs:
-        try:
-            matches = _find_matches(pattern)
-        except OSError as error:
-            raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
-        if not matches:
-            raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and matches nothing")
-        for path in matches:
-            unique.setdefault(str(path.absolute()), path)
-    return list(unique.values())
-
-
-def _find_matches(pattern: str) -> list[Path]:
-    path = Path(pattern)
-    if not pattern:
-        return []
-    if path.is_dir():
-        return list_images(path)
-    if path.exists():  # true also for named pipes, which are later reported as unreadable
-        return [path]
-    matches: list[Path] = []
-    for match in sorted(map(Path, glob.glob(pattern, recursive=True))):  # noqa: PTH207 - Path.glob takes no absolute patterns
-        if match.is_dir():
-            matches += list_images(match)
-        elif is_image_name(match.name):
-            matches.append(match)
-    return matches

@@ -3,17 +3,15 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from PIL import Image
 
-from lambdanets.data.image_folders import VALIDATION_NAMES
+from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, first_few, parse_name
+from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import read_file, read_image
-from lambdanets.data.shards.tar_samples import names_in_tar
-from lambdanets.data.timm_sets import class_names, create_timm_dataset, integer_labels
+from lambdanets.data.shards.tar_samples import files_in_tar
 from lambdanets.errors import InputError
-
-_VALIDATION_TARS = ("val.tar", "validation.tar", "test.tar")
 
 
 @dataclass(frozen=True)
@@ -42,38 +40,32 @@ class TarImages:
 
 
 def find_validation_tar(train: Path) -> Path | None:
-    """Find the tar of the validation set in the folder of the training tar; None if there is none.
+    """Find the tar of the validation set in the folder of the training tar, by their names; None if there is none.
 
-    A tar with the name of a validation set has none.
+    A tar with the name of a validation or test split has none. Raises InputError for two validation sets.
     """
-    if train.name in _VALIDATION_TARS:
+    role, rest = parse_name(train.stem)
+    if role in (VALIDATION, TEST):
         return None
-    siblings = (train.with_name(name) for name in _VALIDATION_TARS)
-    return next((tar for tar in siblings if tar.is_file()), None)
+    rest = rest if role == TRAIN else ()
+    tars = {name: parse_name(name.stem) for name in sorted(train.parent.iterdir()) if name.suffix.lower() == ".tar"}
+    for wanted in (VALIDATION, TEST):
+        found = [tar for tar, name in tars.items() if name == (wanted, rest) and tar.is_file()]
+        if len(found) > 1:
+            raise InputError(f"'{train.parent}' must have one {wanted} tar, got {first_few(tar.name for tar in found)}")
+        if found:
+            return found[0]
+    return None
 
 
-def read_tar(path: Path) -> tuple[TarImages, tuple[str, ...]]:
-    """Read the image offsets and the class names of an uncompressed tar of PNG and JPEG images, with timm's reader.
+def read_tar_layout(path: Path) -> Layout:
+    """Find the splits and classes in an uncompressed tar, and the members of `TarImages` in each.
 
-    The innermost folder of an image is its class. Nested tars are read too. Raises InputError if any of the tars is
-    compressed, damaged or truncated, if there are no images, and if it has a training and a validation split.
+    Nested tars count as folders. Raises InputError, also if any of the tars is compressed, damaged or truncated.
     """
-    from timm.data import is_img_extension
-
-    if not any(is_img_extension(Path(name).suffix.lower()) for name in names_in_tar(path)):
-        raise InputError(f"'{path}' must have PNG or JPEG images, got none")
-    # without a cache, which would be a file next to the tar
-    reader = create_timm_dataset("", str(path), "train", cache_tarinfo=False).reader
-    members = []
-    for member, _, nested in reader.samples:  # nested: the nested tar that contains the member, or None
-        start = member.offset_data + (nested.offset_data if nested is not None else 0)
-        name = f"{nested.name}/{member.name}" if nested is not None else member.name
-        members.append((name, start, member.size))
-    labels = integer_labels(reader.targets, str(path))
-    classes = class_names(reader.class_name_to_idx, labels)
-    splits = {PurePosixPath(name).parent.parent.name for name, _, _ in members} & {"train", *VALIDATION_NAMES}
-    if "train" in splits and len(splits) > 1:
-        raise InputError(f"'{path}' must have one split, got {', '.join(sorted(splits))}; write one tar per split")
-    if {"", "."} & set(classes):
-        raise InputError(f"'{path}' must have one folder of images per class, got images outside folders")
-    return TarImages(path, members, labels), classes
+    files = files_in_tar(path)
+    images = [(folder_path, member) for folder_path, member in files if is_image_name(folder_path.name)]
+    if not images:
+        raise InputError(f"'{path}' must have images, got none")
+    others = [folder_path for folder_path, _ in files if not is_image_name(folder_path.name)]
+    return find_layout(str(path), images, others, {})

@@ -12,7 +12,7 @@ from torchvision.ops import clip_boxes_to_image
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_digits
-from lambdanets.data.images import list_images
+from lambdanets.data.image_search import list_images
 from lambdanets.deployment.quantization import Run, Validation, calibration_indices
 from lambdanets.errors import InputError
 from lambdanets.inference.annotated_sets import open_evaluation_set
@@ -113,7 +113,7 @@ def _calibration_images(data: str, stretch: bool) -> Callable[[], Iterator[Tenso
         digits = open_digits()[0]
         images = digits.select(calibration_indices(len(digits)))
         return lambda: (image for batch in evaluation_batches(images, 1) for image in batch.images)
-    paths = list_images(Path(data))
+    paths = list_images(Path(data)).paths
     if not paths:
         raise InputError(f"int8 must be a folder with images for a detector, got {data}")
     chosen = [paths[index] for index in calibration_indices(len(paths))]

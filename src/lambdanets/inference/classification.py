@@ -1,14 +1,21 @@
 """Evaluation of classifiers on labeled datasets."""
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdanets.data.datasets import LabeledImages, open_evaluation_images, open_splits, remap_labels
+from lambdanets.data.datasets import (
+    EvaluationImages,
+    LabeledImages,
+    open_evaluation_images,
+    open_splits,
+    remap_labels,
+)
 from lambdanets.data.loader import ImageBatches
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
@@ -28,6 +35,7 @@ class ClassificationEvaluation:
     confidence: (n,), probability of the predicted class.
     unreadable: one message per unreadable image.
     source: which images these are.
+    left_out: number of files of the dataset that are not used, by reason.
     """
 
     classes: tuple[str, ...]
@@ -37,6 +45,7 @@ class ClassificationEvaluation:
     confidence: np.ndarray
     unreadable: list[str]
     source: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def top1(self) -> float:
@@ -116,12 +125,12 @@ def evaluate(
             raise InputError("data must be given for a model whose card names no dataset, got none")
         root = data_root or source.data_root
         splits = open_splits(source.data, root=root, validation_share=source.validation_share, seed=source.seed)
-        validation, classes, name = splits.validation, splits.classes, splits.source
+        found = EvaluationImages(splits.validation, splits.classes, splits.source, splits.left_out)
     else:
-        validation, classes, name = open_evaluation_images(data, data_root)
-    images = remap_labels(validation, classes, classifier.classes, name)
+        found = open_evaluation_images(data, data_root)
+    images = remap_labels(found.images, found.classes, classifier.classes, found.source)
     evaluation = predict_set(classifier, images, batch_size or batch_size_that_fits(classifier), workers)
-    return replace(evaluation, source=name)
+    return replace(evaluation, source=found.source, left_out=found.left_out)
 
 
 def _is_same_dataset(data: str, other: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, Timer
 
 from lambdanets.data.batches import Batches
+from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
@@ -19,6 +20,7 @@ from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.locks import Lock
 from lambdanets.models.weights import read_weights
 from lambdanets.records import write_json
+from lambdanets.terminal import echo
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
@@ -197,6 +199,7 @@ def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None
     resumed_at = 0 if checkpoint is None else check_resumable(checkpoint, model, recipe, task.classes)
     if world.is_rank_zero:
         remove_unfinished(checkpoints)
+        echo(describe_classes(task.classes), describe_left_out(task.left_out))
         task.on_start(folder)
     module = task.module(recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
     if recipe.compile:

@@ -1,7 +1,9 @@
 """The interface that a task, such as classification or detection, implements for the training loop."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from torch import nn
@@ -36,6 +38,7 @@ class Task(ABC):
     fingerprint: str  # hash of the data: file names and labels
     training_images: int
     validation_images: int
+    left_out: Mapping[str, int] = MappingProxyType({})  # number of files or annotations that are not used, by reason
     patience: int | None = None  # epochs without improvement until early stopping
 
     @classmethod

@@ -188,7 +188,8 @@ def test_objects_without_remaining_pixels_are_dropped():
 
 
 def test_each_pass_samples_another_subset_of_max_objects():
-    annotated = annotated_image(*(coco_files.annotation(number, bbox=[number, 3, 6, 6]) for number in range(1, 13)))
+    squares = {x: {"bbox": [x, 3, 6, 6], "segmentation": [[x, 3, x + 6, 3, x + 6, 9, x, 9]]} for x in range(1, 13)}
+    annotated = annotated_image(*(coco_files.annotation(x, **fields) for x, fields in squares.items()))
     recipe = replace(RECIPE, image_size=30, jitter=(1.0, 1.0), flip=0.0, max_objects=3)
     sampled = []
     for seed in (0, 1, 2, 0):

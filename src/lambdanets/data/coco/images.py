@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Protocol
+from urllib.parse import unquote
 
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
 from lambdanets.data.coco.problems import AnnotationProblems, first_few
-from lambdanets.data.images import UnreadableImage, list_images, read_image
+from lambdanets.data.image_search import list_images
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards.tar_samples import tar_members
 from lambdanets.data.tar_files import TarImages
@@ -116,16 +118,16 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     """Open COCO instances with their images in a folder or an uncompressed tar. No image is decoded.
 
     A file matches an image if its path equals the image's file_name, or if one of them ends in the other, such as
-    0001.jpg and train2017/0001.jpg. Images without a file are dropped, and listed in `problems`. Raises InputError
-    as `read_annotations` does, and for a folder or tar that cannot be read, for ambiguous matches, and if no image has
-    a file.
+    0001.jpg and train2017/0001.jpg; backslashes, upper case and percent-encoding may differ. Images without a file are
+    dropped, and listed in `problems`. Raises InputError as `read_annotations` does, and for a folder or tar that cannot
+    be read, for ambiguous matches, and if more than half of the images have no file.
     """
     parsed = read_annotations(annotations)
     names = [str(PurePosixPath(image.name)) for image in parsed.images]
     members: dict[str, tuple[int, int]] = {}
     if images.is_dir():
-        base_names = {_nfc(PurePosixPath(name).name) for name in names}
-        candidates = list_images(images, lambda name: _nfc(name) in base_names)
+        base_names = {_portable(name).rpartition("/")[2] for name in names}
+        candidates = list_images(images, lambda name: _portable(name).rpartition("/")[2] in base_names).paths
         paths = [path.relative_to(images).as_posix() for path in candidates]
     else:
         members = _index_tar(images)
@@ -133,10 +135,10 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     matches = _match(names, paths, images)
     missing = [image for image, path in zip(parsed.images, matches, strict=True) if path is None]
     kept = tuple(image for image, path in zip(parsed.images, matches, strict=True) if path is not None)
-    if not kept:
+    if 2 * len(missing) > len(names):  # the folder is of other images
         raise InputError(
-            f"'{images}' must contain the {len(names)} images of '{annotations}', got none of them; "
-            f"the first is '{names[0]}'"
+            f"'{images}' must contain the {len(names)} images of '{annotations}', got {len(kept) or 'none'} of them; "
+            f"the first that is missing is '{missing[0].name}'"
         )
     problems = parsed.problems | {
         "missing_file": [image.id for image in missing],
@@ -169,38 +171,44 @@ def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str
     """Find the path that matches each name in the annotations, or None.
 
     A path matches if it equals the name, else if it ends in the name. If there is none, the longest path in which the
-    name ends matches. Names are compared in the Unicode form NFC, because macOS decomposes accents.
+    name ends matches. Names without a match are then compared in the Unicode form NFC, because macOS decomposes
+    accents, and last in a form for names from other systems (see `_portable`).
 
     source: folder or tar of the paths, for error messages.
     """
-    originals = {_nfc(path): path for path in paths}
-    if len(originals) == len(paths):
-        paths, names = list(originals), [_nfc(name) for name in names]
-    else:  # some paths differ only in their Unicode form
-        originals = {path: path for path in paths}
-    known = set(paths)
-    by_suffix: defaultdict[str, list[str]] = defaultdict(list)
-    for path in paths:
-        for suffix in _path_suffixes(path):
-            by_suffix[suffix].append(path)
-    matches: list[str | None] = []
-    for name in names:
-        candidates = [name] if name in known else by_suffix.get(name, [])
-        if len(candidates) > 1:
-            raise InputError(f"'{source}' must have one file for '{name}', got {first_few(candidates)}")
-        suffixes = (suffix for suffix in _path_suffixes(name) if suffix in known)
-        matches.append(next(iter(candidates), None) or next(suffixes, None))
-    duplicates = [path for path, count in Counter(matches).items() if path is not None and count > 1]
+    matches: dict[str, str] = {}
+    for normalize in (str, _nfc, _portable):
+        missing, taken = [name for name in names if name not in matches], set(matches.values())
+        by_suffix: defaultdict[str, list[str]] = defaultdict(list)
+        by_path: defaultdict[str, list[str]] = defaultdict(list)
+        for path in (path for path in paths if missing and path not in taken):
+            by_path[normalize(path)].append(path)
+            for suffix in _path_suffixes(normalize(path)):
+                by_suffix[suffix].append(path)
+        for name in missing:
+            suffixes = _path_suffixes(normalize(name))
+            candidates = by_path.get(normalize(name)) or by_suffix.get(normalize(name), [])
+            candidates = candidates or next((by_path[suffix] for suffix in suffixes if suffix in by_path), [])
+            if len(candidates) > 1:
+                raise InputError(f"'{source}' must have one file for '{name}', got {first_few(candidates)}")
+            if candidates:
+                matches[name] = candidates[0]
+    duplicates = [path for path, count in Counter(matches.values()).items() if count > 1]
     if duplicates:
-        names_of_path = [name for name, path in zip(names, matches, strict=True) if path == duplicates[0]]
+        names_of_path = [name for name, path in matches.items() if path == duplicates[0]]
         raise InputError(
             f"'{source}' must have one file per image, got only '{duplicates[0]}' for {first_few(names_of_path)}"
         )
-    return [None if path is None else originals[path] for path in matches]
+    return [matches.get(name) for name in names]
 
 
 def _nfc(name: str) -> str:
     return unicodedata.normalize("NFC", name)
+
+
+def _portable(name: str) -> str:
+    """Return a name with slashes instead of Windows' backslashes, percent-encoding decoded, in NFC and lower case."""
+    return _nfc(unquote(name).replace("\\", "/")).casefold()
 
 
 def _path_suffixes(path: str) -> Iterator[str]:

@@ -1,22 +1,23 @@
 """Annotations and images of a COCO set that were dropped or repaired, by type of problem."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MAX_SHOWN = 5  # maximum number of ids in a message
 
 _DESCRIPTIONS = {
-    "duplicate_id": "annotations dropped: an earlier one has the same id",
+    "duplicate": "annotations dropped: equal to an earlier one",
+    "new_id": "ids replaced: an earlier annotation has the same id",
     "unknown_image": "annotations dropped: no image has their image_id",
     "unknown_category": "annotations dropped: no category has their category_id",
-    "no_extent": "annotations dropped: width, height or area is not above 0",
-    "outside": "annotations dropped: the box lies outside the image",
-    "no_mask": "annotations dropped: no segmentation, or an empty one",
+    "box": "annotations dropped: the box is empty, outside the image, or not that of the mask",
+    "no_mask": "annotations dropped: no segmentation, or one without pixels",
     "damaged_polygon": "annotations dropped: polygons with fewer than 3 points, an odd number of coordinates, "
     "values that are not numbers, or points far outside the image",
     "damaged_rle": "annotations dropped: an RLE that is damaged or not of the image's size",
     "dropped_polygons": "segmentations repaired: polygons with fewer than 3 points were dropped",
-    "clipped": "boxes clipped: they extend beyond the image by more than 1 pixel",
+    "corners": "boxes repaired: they are x1, y1, x2, y2 instead of x, y, width, height",
     "missing_file": "images dropped: their files are missing",
     "of_missing_file": "annotations dropped: the files of their images are missing",
 }
@@ -43,6 +44,16 @@ class AnnotationProblems:
             for problem, description in _DESCRIPTIONS.items()
             if self.ids.get(problem)
         ]
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """The number of annotations and images that were dropped."""
+        dropped = Counter[str]()
+        for problem, ids in self.ids.items():
+            kind, _, _ = _DESCRIPTIONS[problem].partition(" dropped: ")
+            if kind in ("annotations", "images"):
+                dropped[kind] += len(ids)
+        return dropped
 
     def counts(self) -> dict[str, int]:
         """The number of ids per problem, for JSON."""

@@ -7,6 +7,7 @@ by pixel.
 
 from array import array
 from contextlib import suppress
+from operator import mul
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,12 +33,30 @@ _MAX_OUTLINE = 4 * 10**6  # pixels; the C code needs 200 bytes per pixel of the 
 
 
 def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
-    """Convert polygons to float64 arrays, which need a quarter of the memory of lists; for json's object_hook."""
+    """Convert polygons to float64 arrays, which need a quarter of the memory of lists; for json's object_hook.
+
+    One polygon or one RLE that is not, or too deeply, nested in a list, and polygons as lists of points, are accepted.
+    """
     polygons = entry.get("segmentation")
     if type(polygons) is list:
-        with suppress(TypeError, OverflowError):  # parse_segmentation rejects polygons that are still lists
-            entry["segmentation"] = tuple([array("d", polygon) for polygon in polygons])
+        with suppress(TypeError, ValueError, OverflowError):  # parse_segmentation rejects polygons that are still lists
+            entry["segmentation"] = _pack(polygons)
     return entry
+
+
+def _pack(polygons: list[Any]) -> "tuple[array[float], ...] | dict[str, Any]":
+    first = polygons[0] if polygons else []
+    if isinstance(first, dict) and len(polygons) == 1:
+        return first
+    if type(first) is not list or (len(polygons) > 2 and all(len(point) == 2 for point in polygons)):
+        polygons = [polygons]
+    return tuple([array("d", _flatten(polygon)) for polygon in polygons])
+
+
+def _flatten(polygon: list[Any]) -> list[Any]:
+    if polygon and type(polygon[0]) is list:
+        return [coordinate for x, y in polygon for coordinate in (x, y)]
+    return polygon
 
 
 def parse_segmentation(value: Any, height: int, width: int) -> Segmentation:
@@ -131,11 +150,43 @@ def to_mask(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
     return np.ascontiguousarray(_masks().decode(_to_rle(segmentation, height, width)))
 
 
+def mask_box(segmentation: Segmentation, height: int, width: int) -> tuple[float, float, float, float] | None:
+    """Return the bounding box x1, y1, x2, y2 of a segmentation inside the image; None if the mask has no pixels.
+
+    The box of polygons is that of their points.
+    """
+    if isinstance(segmentation, tuple):
+        # a mask is only decoded if the polygons are so thin that they may lie between pixel centers
+        if all(map(_is_thin, segmentation)) and not mask_area(segmentation, height, width):
+            return None
+        xs, ys = ([limit(polygon[axis::2]) for polygon in segmentation for limit in (min, max)] for axis in (0, 1))
+        box = (max(min(xs), 0.0), max(min(ys), 0.0), min(max(xs), float(width)), min(max(ys), float(height)))
+        return box if box[0] < box[2] and box[1] < box[3] else None
+    lengths = _decode_rle(segmentation) if isinstance(segmentation, str) else np.asarray(segmentation)
+    starts, ends = _runs(lengths)
+    left, right = starts[0] // height, (ends[-1] - 1) // height + 1
+    if (starts // height != (ends - 1) // height).any():  # a run continues in the next column
+        return float(left), 0.0, float(right), float(height)
+    return float(left), float((starts % height).min()), float(right), float(((ends - 1) % height).max() + 1)
+
+
+def _is_thin(polygon: "array[float]") -> bool:
+    """Whether the mean width of a polygon is below 2 pixels."""
+    x, y = polygon[::2], polygon[1::2]
+    area = abs(sum(map(mul, x, y[1:] + y[:1])) - sum(map(mul, y, x[1:] + x[:1]))) / 2
+    return area < 2 * max(max(x) - min(x), max(y) - min(y))
+
+
+def _runs(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and the last + 1 index of each run of ones, in column order."""
+    ends = np.cumsum(lengths)
+    return ends[:-1:2], ends[1::2]
+
+
 def to_cropped_mask(segmentation: Segmentation, height: int, width: int) -> CroppedMask:
     """Decode a segmentation to a mask that is cropped to its bounding box, without decoding the rest of the image."""
     encoded = _to_rle(segmentation, height, width)["counts"]
-    ends = np.cumsum(_decode_rle(encoded if isinstance(encoded, str) else encoded.decode()))
-    starts, ends = ends[:-1:2], ends[1::2]  # of the runs of ones, as pixel indices in column order
+    starts, ends = _runs(_decode_rle(encoded if isinstance(encoded, str) else encoded.decode()))
     if not len(starts):
         return CroppedMask(0, 0, np.zeros((0, 0), bool))
     left, right = int(starts[0]) // height, (int(ends[-1]) - 1) // height + 1

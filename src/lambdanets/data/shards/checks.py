@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.data.shards.store import ShardStore
 from lambdanets.data.shards.tar_samples import parse_class, read_tar_samples
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write, file_sha256, open_regular
 from lambdanets.progress import track
-
-_VALIDATION_PREFIXES = ("val", "test")  # of the names of validation shards
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,21 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
 
     classes: class names, by default the class indices.
 
-    Files with names that begin with "val" or "test" are the validation split, all others the training split. Either all
-    images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored. Returns the
+    Files with the name of a validation or test split are the validation split, all others the training split. Either
+    all images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored. Returns the
     content of shards.json.
 
-    Raises InputError for a folder without tar files, for a tar that is damaged or has no images, for a class that is
-    not a number or has no name, and if only some images have a class.
+    Raises InputError for a folder without tar files, for validation and test tars together, for a tar that is damaged
+    or has no images, for a class that is not a number or has no name, and if only some images have a class.
     """
     if (folder / SHARD_LIST).exists():
         raise InputError(f"{folder / SHARD_LIST} exists; remove it to write it again")
     if not folder.is_dir():
         raise InputError(f"folder must be a folder of tar files, got {str(folder)!r}, which does not exist")
     paths = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
+    roles = {path: parse_name(path.stem).role for path in paths}
+    if {VALIDATION, TEST} <= set(roles.values()):
+        raise InputError(f"{folder} must have tar files of a validation or of a test split, got both; move one away")
     splits: dict[str, list[Shard]] = {"train": [], "validation": []}
     max_class = -1
     labeled: set[bool] = set()
@@ -92,7 +94,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
         max_class = max([max_class, *class_indices])
         if len(labeled) > 1:
             raise InputError(f"all images or none must have a class (.cls), got both: {path} differs from {paths[0]}")
-        split = "validation" if path.name.startswith(_VALIDATION_PREFIXES) else "train"
+        split = "validation" if roles[path] in (VALIDATION, TEST) else "train"
         splits[split].append(Shard(path.name, num_images, path.stat().st_size, digest))
     if not splits["train"]:
         raise InputError(f"{folder} must have tar files of training images, got none")

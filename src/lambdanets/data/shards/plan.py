@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.data.images import is_image_name
+from lambdanets.data.image_search import is_image_name
 from lambdanets.data.shards.listing import SHARD_LIST, ShardList
 from lambdanets.files import encode_utf8
 from lambdanets.records import read_json, write_json

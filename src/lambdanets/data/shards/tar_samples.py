@@ -6,12 +6,12 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from lambdanets.data.images import IMAGE_SUFFIXES
+from lambdanets.data.image_search import image_suffixes
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, file_sha256, open_regular
 
@@ -60,7 +60,7 @@ def read_tar_samples(file: BinaryIO) -> TarSamples:
             label = (member.offset_data, member.size)
             if has_image:
                 offsets[-1] = (*offsets[-1][:2], *label)
-        elif f".{suffix}" in IMAGE_SUFFIXES and not has_image:
+        elif f".{suffix}" in image_suffixes() and not has_image:
             names.append(member.name)
             offsets.append((member.offset_data, member.size, *label))
             has_image = True
@@ -100,24 +100,32 @@ def parse_class(content: bytes) -> int | None:
     return int(text) if text.isdigit() and len(text) < 10 else None
 
 
-def names_in_tar(path: Path) -> list[str]:
-    """Return the names of all files in an uncompressed tar and its nested tars.
+def files_in_tar(path: Path) -> list[tuple[PurePosixPath, tuple[str, int, int]]]:
+    """Return the files of an uncompressed tar and its nested tars that are not hidden, sorted by path.
 
-    Raises InputError for an incomplete or invalid tar.
+    The path of a file in a nested tar begins with the name of this tar without the suffix. The tuple is the name, the
+    offset and the length in bytes. Of members with the same name, the last counts. Raises InputError for an incomplete
+    or invalid tar.
     """
     try:
         with open_regular(path) as file:
-            return list(_iterate_names(file))
+            files = {name: ((PurePosixPath(parts), (name, *span))) for name, parts, span in _iterate_files(file)}
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete, uncompressed tar: {one_line(error)}") from error
+    return sorted(entry for entry in files.values() if not any(part.startswith(".") for part in entry[0].parts))
 
 
-def _iterate_names(file: BinaryIO, size: int | None = None) -> Iterator[str]:
+def _iterate_files(
+    file: BinaryIO, size: int | None = None, folder: str = "", below: str = ""
+) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Yield the name of each file, its path, and its offset and length. folder, below: name and path of the tar."""
     for member in tar_members(file, size):
-        yield member.name
         if member.name.lower().endswith(".tar"):
             file.seek(member.offset_data)
-            yield from _iterate_names(file, member.size)
+            nested = f"{folder}{member.name}/", f"{below}{member.name[:-4]}/"
+            yield from _iterate_files(file, member.size, *nested)
+        elif not member.issparse():
+            yield folder + member.name, below + member.name, (member.offset_data, member.size)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lambdanets.data.batches import min_batch_size, steps_per_epoch
+from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages, image_file
 from lambdanets.data.order import BatchSlice
@@ -40,6 +41,7 @@ class DataSize:
     num_classes: int
     bytes_per_image: float
     source: str
+    details: tuple[str, ...] = ()  # lines about classes and files that are left out
 
 
 # https://www.image-net.org/challenges/LSVRC/2012: 1,281,167 training images in 138 GB of files
@@ -112,7 +114,7 @@ class Plan:
             "reading": f"{self.read_rate / 1e6:.3g} MB/s for all devices, "
             f"{self.steps * self.images_per_step * data.bytes_per_image / 1e12:.3g} TB in total",
         }
-        return [f"{name:<9}{text}" for name, text in rows.items()]
+        return [*data.details, *(f"{name:<9}{text}" for name, text in rows.items())]
 
 
 def plan(recipe: ClassificationRecipe, devices: int) -> Plan:
@@ -170,7 +172,8 @@ def _data_size(recipe: ClassificationRecipe) -> DataSize:
         bytes_per_image = images.total_bytes / max(len(images), 1)
     else:
         bytes_per_image = _mean_file_size(images)
-    return DataSize(len(images), len(splits.classes), bytes_per_image, splits.source)
+    details = (describe_classes(splits.classes), describe_left_out(splits.left_out))
+    return DataSize(len(images), len(splits.classes), bytes_per_image, splits.source, details)
 
 
 def _mean_file_size(images: LabeledImages) -> float:

@@ -56,7 +56,7 @@ class ClassificationTask(Task):
 
     def __post_init__(self) -> None:
         self.classes = self.splits.classes
-        self.source = self.splits.source
+        self.source, self.left_out = self.splits.source, self.splits.left_out
         self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
         pseudo_fingerprint = self.pseudo_images.fingerprint if self.pseudo_images is not None else ""
         self.fingerprint = fingerprint(self.splits) + pseudo_fingerprint

@@ -36,8 +36,7 @@ def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages,
         training = training.select(sorted(subset.tolist()))
     for name, images in (("data", training), ("validation_data", validation)):
         if all(instance.crowd for image in images.annotations.images for instance in image.objects):
-            problems = "".join(f"; {line}" for line in images.problems.lines())
-            raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {source}{problems}")
+            raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {source}")
     return training, validation, source
 
 

@@ -37,6 +37,7 @@ class CocoTask(Task):
         self.classes = tuple(category.name for category in categories)
         self.category_ids = tuple(category.id for category in categories)
         self.training_images, self.validation_images = len(self.training), len(self.validation)
+        self.left_out = self.training.problems.left_out + self.validation.problems.left_out
         fingerprints = self.training.fingerprint + self.validation.fingerprint
         self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
 

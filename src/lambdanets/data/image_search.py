@@ -1,0 +1,158 @@
+"""Finds image files in folders, and counts the files that it leaves out."""
+
+import functools
+import glob
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from lambdanets.data.images import FORMATS
+from lambdanets.errors import InputError
+from lambdanets.folders import is_output
+from lambdanets.terminal import echo
+
+_MAX_REASONS = 6  # in a line; the rest is summed
+
+
+@dataclass(frozen=True)
+class FoundImages:
+    """Image files, and the files that were left out.
+
+    others: files that are not images. outputs: number of images in each output folder of this package, as `left_out`.
+    """
+
+    paths: list[Path]
+    others: list[Path] = field(default_factory=list)
+    outputs: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """The number of files that were left out, by reason."""
+        return Counter(path.suffix.lower() or "without a suffix" for path in self.others) + self.outputs
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """The file name suffixes of the formats that are read, in lower case, with the dot."""
+    Image.init()
+    formats = {*FORMATS, "MPO"}  # which Pillow opens as JPEG
+    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in formats)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file name ends in one of `image_suffixes`, ignoring case, and is not hidden."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in image_suffixes()  # noqa: PTH122 - is fast
+
+
+def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
+    """List the image files in a folder and its sub-folders, sorted by path.
+
+    accepts: whether to include a file, by its name.
+
+    Hidden files and folders are skipped, and the output folders of this package, which have figures of images. Raises
+    InputError for a folder that cannot be read.
+    """
+    found = FoundImages([])
+    for parent, folders, names in _walk(folder):
+        if parent != folder and is_output({*folders, *names}):
+            count = sum(accepts(name) for _, _, below in _walk(parent) for name in below)
+            found.outputs[f"in {parent.relative_to(folder)}, the output of a command"] += count
+            folders.clear()
+            continue
+        for name in names:
+            if accepts(name):
+                found.paths.append(parent / name)
+            elif not name.startswith("."):
+                found.others.append(parent / name)
+    found.paths.sort()
+    return found
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder that is not hidden, with the names of its sub-folders, which may be cleared, and files."""
+    seen: set[str] = set()
+
+    def fail(error: OSError) -> None:
+        raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
+
+    for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:  # a symbolic link to a parent
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield Path(parent), folders, files
+
+
+def find_images(inputs: Sequence[str]) -> FoundImages:
+    """List the image files of paths, folders (searched recursively) and globs (also `**`), without duplicates.
+
+    The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
+    with one of `image_suffixes` that are not hidden are found, sorted by path. Raises InputError for an input without
+    matches.
+    """
+    unique: dict[str, Path] = {}
+    found = FoundImages([])
+    for pattern in inputs:
+        try:
+            matches = _find_matches(pattern)
+        except OSError as error:
+            raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
+        if not matches.paths:
+            got = f"has none ({_format(matches.left_out)})" if matches.left_out else "matches nothing"
+            raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and {got}")
+        found.others.extend(matches.others)
+        found.outputs.update(matches.outputs)
+        for path in matches.paths:
+            unique.setdefault(str(path.absolute()), path)
+    found.paths.extend(unique.values())
+    return found
+
+
+def _find_matches(pattern: str) -> FoundImages:
+    path = Path(pattern)
+    if not pattern:
+        return FoundImages([])
+    if path.is_dir():
+        return list_images(path)
+    if path.exists():  # true also for named pipes, which are later reported as unreadable
+        return FoundImages([path])
+    found = FoundImages([])
+    for match in sorted(map(Path, glob.glob(pattern, recursive=True))):  # noqa: PTH207 - Path.glob takes no absolute patterns
+        below = list_images(match) if match.is_dir() else FoundImages([match])
+        if match.is_dir() or is_image_name(match.name):
+            found.paths.extend(below.paths)
+            found.others.extend(below.others)
+            found.outputs.update(below.outputs)
+        elif not match.name.startswith("."):
+            found.others.append(match)
+    return found
+
+
+def describe_classes(classes: Sequence[str]) -> str:
+    """Format the number of classes and the first names, as one line."""
+    return f"classes: {len(classes):,} ({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})"
+
+
+def describe_left_out(left_out: Mapping[str, int]) -> str:
+    """Format the number of files that were left out, by reason, as one line."""
+    return f"left out: {_format(left_out) or 'no files'}"
+
+
+def _format(left_out: Mapping[str, int]) -> str:
+    reasons = sorted(left_out.items(), key=lambda entry: (-entry[1], entry[0]))
+    rest = sum(count for _, count in reasons[_MAX_REASONS:])
+    texts = [f"{count:,} {reason}" for reason, count in reasons[:_MAX_REASONS]]
+    return "; ".join([*texts, *([f"{rest:,} others"] if rest else [])])
+
+
+def report_left_out(found: FoundImages) -> None:
+    """Print what was left out on stderr, if anything was."""
+    if found.left_out:
+        echo(describe_left_out(found.left_out), file=sys.stderr)

@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lambdanets.data.image_search import describe_left_out, find_images, image_suffixes
+from lambdanets.data.images import FORMATS, read_image
+from lambdanets.errors import InputError
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_a_folder_is_searched_for_visible_images_in_sorted_order(tmp_path: Path) -> None:
+    touch(tmp_path, "b.PNG", "a/z.jpg", "a/notes.txt", ".hidden.png", ".git/x.png")
+    assert find_images([str(tmp_path)]).paths == [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
+
+
+def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.HEIC", "c/d.heic", "c/e.czi", "c/notes", ".DS_Store")
+    expected = "left out: 2 .heic; 1 .czi; 1 without a suffix"
+    assert describe_left_out(find_images([str(tmp_path)]).left_out) == expected
+    assert describe_left_out(find_images([str(tmp_path / "*")]).left_out) == expected
+    with pytest.raises(InputError, match=r"has none \(1 \.czi; 1 \.heic; 1 without"):
+        find_images([str(tmp_path / "c")])
+
+
+def test_suffixes_of_all_formats_that_are_read_are_found(tmp_path: Path) -> None:
+    assert {".jfif", ".jpg", ".png", ".apng", ".tif", ".jp2", ".webp", ".tga"} <= image_suffixes()
+    assert not {".eps", ".ps", ".pdf", ".mpg", ".wmf", ".h5", ".txt"} & image_suffixes()
+    assert set(FORMATS) <= set(Image.OPEN)
+    for suffix in sorted(image_suffixes()):
+        if Image.registered_extensions()[suffix] in set(Image.SAVE) - {"MSP", "XBM"}:  # which are black and white
+            Image.new("RGB", (32, 32), "red").save(tmp_path / f"x{suffix}")
+    found = find_images([str(tmp_path)]).paths
+    assert len(found) > 20
+    assert all(read_image(path).getpixel((5, 5))[0] > 250 for path in found)
+
+
+def test_a_path_of_a_file_may_have_any_suffix(tmp_path: Path) -> None:
+    touch(tmp_path, "scan.dat", ".hidden.png", "a[1].png")
+    names = [str(tmp_path / name) for name in ("scan.dat", ".hidden.png", "a[1].png")]
+    assert [str(path) for path in find_images(names).paths] == names
+
+
+def test_a_glob_with_two_stars_searches_recursively(tmp_path: Path) -> None:
+    touch(tmp_path, "x.png", "a/y.png", "a/b/z.png", "a/b/z.txt")
+    expected = [tmp_path / "a/b/z.png", tmp_path / "a/y.png", tmp_path / "x.png"]
+    assert find_images([str(tmp_path / "**/*")]).paths == expected
+
+
+def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a.png", "b.png")
+    monkeypatch.chdir(tmp_path)
+    assert find_images(["b.png", "./", str(tmp_path / "b.png"), "*.png"]).paths == [Path("b.png"), Path("a.png")]
+
+
+def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a/x.png")
+    (tmp_path / "a/loop").symlink_to(tmp_path)
+    assert find_images([str(tmp_path)]).paths == [tmp_path / "a/x.png"]
+
+
+@pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg", ""])
+def test_rejects_an_input_without_matches(tmp_path: Path, missing: str) -> None:
+    touch(tmp_path, "a.png", "empty/notes.txt")
+    pattern = str(tmp_path / missing) if missing else ""
+    with pytest.raises(InputError) as caught:
+        find_images([str(tmp_path / "a.png"), pattern])
+    assert f"'{pattern}'" in str(caught.value)

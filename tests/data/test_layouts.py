@@ -1,0 +1,123 @@
+"""Folders and tars as people have them: each becomes the right splits and classes, or is refused."""
+
+import itertools
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lambdanets.data.datasets import Splits, open_splits
+from lambdanets.errors import InputError
+
+
+def write_files(folder: Path, patterns: str) -> Path:
+    """Write 4 empty files for each path of the patterns, which are separated by blanks; "a|b" are alternatives."""
+    for pattern in patterns.split():
+        for parts in itertools.product(*(part.split("|") for part in pattern.split("/"))):
+            for number in range(4):
+                path = folder.joinpath(*parts[:-1], f"{number}{parts[-1]}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+    return folder
+
+
+def write_tar(folder: Path) -> Path:
+    path = folder.with_suffix(".tar")
+    with tarfile.open(path, "w") as tar:
+        tar.add(folder, arcname="")
+    return path
+
+
+def open_data(folder: Path, patterns: str, kind: str) -> Splits:
+    write_files(folder, patterns)
+    return open_splits(str(folder if kind == "folder" else write_tar(folder)))
+
+
+SPLITS = [
+    "train|val/a|b/.jpg",
+    "Training|Testing/a|b/.jpg",
+    "TRAIN|TEST/a|b/.jpg",
+    "train|dev/a|b/.jpg",
+    "train2017|val2017/a|b/.jpg",
+    "training_set/training_set/a|b/.jpg test_set/test_set/a|b/.jpg",
+    "TrainImages|ValidImages/a|b/.jpg",
+    "x_train|x_eval/a|b/.jpg",
+    "archive/seg_train/seg_train/a|b/.jpg archive/seg_test/seg_test/a|b/.jpg",
+    "train|valid/images/a|b/.jpg",
+    "images/train|valid/a|b/.jpg",
+    "a|b/train|test/.jpg",
+    "data/a|b/Train|Validation/.jpg",
+    "train_a|train_b|test_a|test_b/.jpg",
+    "a-Training|b-Training|a-Valid|b-Valid/.jpg",
+]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+@pytest.mark.parametrize("patterns", SPLITS)
+def test_splits_are_found_by_name_at_any_depth(tmp_path: Path, patterns: str, kind: str) -> None:
+    splits = open_data(tmp_path / "d", patterns, kind)
+    assert splits.classes == ("a", "b")
+    for images, words in ((splits.train, {"train"}), (splits.validation, {"val", "dev", "test", "eval"})):
+        assert Counter(images.labels) == {0: 4, 1: 4}
+        names = [images.name(index)[len(str(tmp_path / "d.tar")) - 4 * (kind == "folder") :] for index in range(8)]
+        assert all(any(word in name.lower() for word in words) for name in names), names
+    assert not splits.left_out
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+@pytest.mark.parametrize(
+    ("patterns", "classes", "left_out"),
+    [
+        ("cat|dog/.jpg cow/.jfif horse/.HEIC", ("cat", "cow", "dog"), {".heic in horse, which has no images": 4}),
+        ("train|bus/.jpg", ("bus", "train"), {}),
+        ("train_station|test_tube/.jpg", ("test_tube", "train_station"), {}),
+        ("cat/persian|siamese/.jpg dog/poodle|beagle/.jpg", ("cat", "dog"), {}),
+        ("cat|dog/images/.jpg", ("cat", "dog"), {}),
+        ("cat|dog/.jpg cat/.txt .jpg", ("cat", "dog"), {".txt": 4, "outside class folders": 4}),
+        ("train/a|b/.jpg test/.jpg", ("a", "b"), {"in test, which has no class folders": 4}),
+        ("train/a|b/images/.jpg val/images/.jpg", ("a", "b"), {"in val, which has no class folders": 4}),
+        ("train|val|test/a|b/.jpg", ("a", "b"), {"in test, which is not used": 8}),
+    ],
+)  # fmt: skip
+def test_what_is_not_used_is_counted(
+    tmp_path: Path, patterns: str, classes: tuple[str, ...], left_out: dict[str, int], kind: str
+) -> None:
+    splits = open_data(tmp_path / "d", patterns, kind)
+    assert splits.classes == classes
+    assert splits.left_out == left_out
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        ("fold1|fold2|fold3/cat|dog/.jpg", "splits of the classes cat, dog, or classes"),
+        ("Entrenamiento|Prueba/cat|dog/.jpg demo/.jpg", "either splits or classes, got Entrenamiento, Prueba, demo"),
+        ("COVID|Normal/images|masks/.png", "splits of the classes images, masks, or classes"),
+        ("train|other/cat|dog/.jpg", "got other, train, which may be splits of the classes cat, dog, or classes"),
+        ("val|test/cat|dog/.jpg", "either splits or classes"),
+        ("train_1|train_2|val/cat|dog/.jpg", "one folder per split, got train_1, train_2"),
+        ("train|test1/.jpg", "got images directly in test1, train"),
+        ("new/new/train|valid/cat|dog/.jpg test/test/.jpg", "got another data set in '.*new/new'"),
+        ("fold1|fold2/train|test/cat|dog/.jpg", "got another data set in '.*fold1'"),
+        ("cat|dog/.jpg pets/pets/cat|dog/.jpg", "got another data set in '.*pets/pets'"),
+        ("train|val/cat|dog/left|right/.jpg", "splits of the classes left, right, or classes"),
+    ],
+)
+def test_folders_that_may_be_splits_or_classes_are_refused(
+    tmp_path: Path, patterns: str, message: str, kind: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        open_data(tmp_path / "d", patterns, kind)
+
+
+@pytest.mark.parametrize(
+    "names", [("train", "Validation"), ("all", "test"), ("img_train", "img_val"), ("Train", "valid")]
+)
+def test_the_tar_of_another_split_is_the_validation_set(tmp_path: Path, names: tuple[str, str]) -> None:
+    train, validation = (write_tar(write_files(tmp_path / name, "a|b/.jpg")) for name in names)
+    write_tar(write_files(tmp_path / "other_val", "c|d/.jpg"))
+    splits = open_splits(str(train))
+    assert splits.validation.name(0) == f"{validation}/a/0.jpg"
+    assert (len(splits.train), len(splits.validation)) == (8, 8)

@@ -1,0 +1,58 @@
+"""Output folders of commands inside a data set, with their figures of images, never become data."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lambdanets.cli import main
+from lambdanets.data.datasets import open_splits
+from lambdanets.data.image_search import find_images
+
+
+def check_that_output_is_not_data(photos: Path, *commands: str) -> None:
+    """Run commands, in which OUT is a new folder in PHOTOS; the images and classes of PHOTOS must not change."""
+    images, classes = find_images([str(photos)]).paths, open_splits(str(photos)).classes
+    for number, command in enumerate(commands):
+        out = photos / f"out{number}"
+        assert main([word.replace("PHOTOS", str(photos)).replace("OUT", str(out)) for word in command.split()]) == 0
+        assert list(out.rglob("*.png"))
+        found, splits = find_images([str(photos)]), open_splits(str(photos))
+        assert (found.paths, splits.classes) == (images, classes)
+        assert f"in {out.name}, the output of a command" in splits.left_out
+
+
+def copy_photos(source: Path, folder: Path) -> Path:
+    for number, path in enumerate(sorted(source.glob("*.png"))[:4]):
+        (folder / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / "ab"[number % 2])
+    return folder
+
+
+@pytest.mark.figures
+def test_runs_and_output_of_the_classification_commands_are_not_data(two_classes, quick_run):
+    shutil.copytree(quick_run, two_classes / "run")
+    check_that_output_is_not_data(
+        two_classes,
+        f"evaluate {two_classes}/run --out OUT --device cpu",
+        f"explain {two_classes}/run {two_classes}/dark/00.png --out OUT --device cpu",
+    )
+
+
+def test_output_of_the_detection_commands_is_not_data(trained_detector, tmp_path, capsys):
+    check_that_output_is_not_data(
+        copy_photos(trained_detector / "digits/train", tmp_path / "photos"),
+        f"detect predict {trained_detector}/run PHOTOS --out OUT --device cpu",
+        f"detect predict {trained_detector}/run PHOTOS --out OUT --device cpu --no-figures",
+        f"detect evaluate {trained_detector}/run --out OUT --device cpu",
+    )
+    assert "left out: 8 in out0, the output of a command\n" in capsys.readouterr().err
+
+
+def test_output_of_the_segmentation_commands_is_not_data(trained_segmenter, tmp_path):
+    check_that_output_is_not_data(
+        copy_photos(trained_segmenter / "digits/train", tmp_path / "photos"),
+        f"segment predict {trained_segmenter}/run PHOTOS --out OUT --device cpu",
+        f"segment predict {trained_segmenter}/run PHOTOS --out OUT --device cpu --no-figures",
+        f"segment evaluate {trained_segmenter}/run --out OUT --device cpu",
+    )
