@@ -17,8 +17,7 @@ import torch
 from pages import markers, replace_section
 from safetensors.torch import save_file
 
-from lambdanets.inference.weights import find_weights
-from lambdanets.models.packaged import FOLDER
+from lambdanets.models.packaged import FOLDER, find_weights
 from lambdanets.models.weights import read_weights
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.tasks import TASKS

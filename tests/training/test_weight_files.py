@@ -9,9 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from lambdanets import create_model
 from lambdanets.cli import main
-from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import predict_files
 from lambdanets.inference.loading import load
@@ -140,11 +138,6 @@ def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def save_with_metadata(path, model, description):
-    save_file(model.state_dict(), path, {"lambdanets": json.dumps(description)})
-    return path
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -153,15 +146,17 @@ def save_with_metadata(path, model, description):
         ({"preprocessing": {"image_size": 0}}, "image_size must be an integer, at least 8"),
         ({"preprocessing": {"std": [0.0]}}, "std must be finite numbers, above 0"),
         ({"preprocessing": {"crop_pct": -1}}, "crop_pct must be a finite number, above 0 and at most 1"),
-        ({"preprocessing": {"mean": [0.1, 0.2]}}, "mean must be one number or one for each of 1 channels"),
+        ({"preprocessing": {"mean": [0.1, 0.2]}}, "mean must be one number or one for each of 3 channels"),
         ({"model_options": {"num_classes": 5}}, "model_options must not have num_classes"),
     ],
     ids=str,
 )
 def test_rejects_model_cards_with_values_out_of_range(change, message, tmp_path):
-    model = create_model("lambda_resnet20_small", num_classes=2, in_chans=1)
-    card = {"task": "classification", "model": "lambda_resnet20_small", "classes": ["a", "b"], "recipe": {}}
-    path = save_with_metadata(tmp_path / "weights.safetensors", model, card)
-    assert load(path).card.preprocessing == Preprocessing()
+    source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
+    with safe_open(source, framework="pt") as file:
+        card = json.loads(file.metadata()["lambdanets"])
+    if isinstance(change.get("preprocessing"), dict):
+        change = {"preprocessing": card["preprocessing"] | change["preprocessing"]}
+    metadata = {"lambdanets": json.dumps(card | change)}
     with pytest.raises(InputError, match=re.escape(message)):
-        load(save_with_metadata(path, model, card | change))
+        load(copy_changed(source, tmp_path / "changed.safetensors", lambda tensors: None, metadata))

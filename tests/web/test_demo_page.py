@@ -3,13 +3,15 @@
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 import lambdanets as ln
 from lambdanets.inference.detector import Detector, build_detector
-from lambdanets.inference.model_card import DetectorCard
+from lambdanets.recipes.detection.digits import recipe as DIGITS
+from lambdanets.training.detection.model import make_model_card
 from lambdanets.web.examples import example_images
 from web.browser import CHROMIUM, open_page
 from web.uploads import TOO_LARGE, encode, readable_files, unreadable_files
@@ -31,7 +33,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def tab(digits):
-    card = DetectorCard("lambda_resnet20_small", ("thing",), model_options={}, category_ids=(1,), image_size=64)
+    card = make_model_card(replace(DIGITS, image_size=64), ("thing",), (1,))
     detector = Detector(build_detector(card).eval(), card)  # with random weights
     with open_page({"digits": digits, "objects": detector}) as tab:
         yield tab

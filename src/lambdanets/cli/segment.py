@@ -113,11 +113,13 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     from lambdanets.inference.model_card import SegmenterCard
     from lambdanets.inference.segmentation import segment_files
     from lambdanets.inference.segmentation_figures import overlay_classes
-    from lambdanets.inference.weights import file_identity
+    from lambdanets.inference.weights import weights_sha256
+    from lambdanets.models.packaged import find_weights
     from lambdanets.text_tables import csv_table
 
-    segmenter = load_one_of([SegmenterCard], options.checkpoint, options.device)
-    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.figures, options.tile_size]}
+    weights = find_weights(options.checkpoint)
+    segmenter = load_one_of([SegmenterCard], weights, options.device)
+    identity = {"weights": weights_sha256(weights), "options": [options.figures, options.tile_size]}
     unreadable: list[str] = []
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image.Image", "Segmentation"]]:
