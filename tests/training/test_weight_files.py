@@ -4,8 +4,11 @@ import json
 import os
 import pickle
 import re
+import resource
 
 import pytest
+import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -14,6 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classifier import predict_files
 from lambdanets.inference.loading import load
 from lambdanets.inference.weights import save_weights
+from lambdanets.models.packaged import FOLDER, packaged_models
 from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
@@ -160,3 +164,68 @@ def test_rejects_model_cards_with_values_out_of_range(change, message, tmp_path)
     metadata = {"lambdanets": json.dumps(card | change)}
     with pytest.raises(InputError, match=re.escape(message)):
         load(copy_changed(source, tmp_path / "changed.safetensors", lambda tensors: None, metadata))
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_a_card_without_a_field_is_refused_instead_of_completed(name, tmp_path):
+    with safe_open(FOLDER / f"{name}.safetensors", framework="pt") as file:
+        card = json.loads(file.metadata()["lambdanets"])
+    fields = [(card, field) for field in card]
+    fields += [(card[group], field) for group in ("preprocessing", "source") if group in card for field in card[group]]
+    for record, field in fields:
+        value = record.pop(field)
+        path = copy_changed(
+            FOLDER / f"{name}.safetensors", tmp_path / "a.safetensors", lambda _: None, {"lambdanets": json.dumps(card)}
+        )
+        record[field] = value
+        with pytest.raises(InputError, match=f"{field} must be .*got nothing"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"model": name} for name in ("hf-hub:a/b", "timm/hf-hub:a/b", "local-dir:.", "LOCAL-DIR:.", "./a", "C:a")),
+        {"model": "resnet18.hf-hub:a/b"},
+        {"model_options": {"checkpoint_path": "a.pth"}},
+        {"model_options": {"pretrained_cfg": "a"}},
+        {"model_options": {"pretrained": True}},
+    ],
+    ids=str,
+)
+def test_cards_of_all_tasks_name_only_architectures(change, tmp_path):
+    for name in ("digits", "nuclei"):
+        with safe_open(FOLDER / f"{name}.safetensors", framework="pt") as file:
+            card = json.loads(file.metadata()["lambdanets"])
+        metadata = {"lambdanets": json.dumps(card | change)}
+        path = copy_changed(FOLDER / f"{name}.safetensors", tmp_path / "a.safetensors", lambda _: None, metadata)
+        with pytest.raises(InputError, match="there is no model named|model options must be arguments"):
+            load(path)
+
+
+def test_a_giant_network_in_a_card_is_compared_with_the_file_before_it_is_built(tmp_path):
+    with safe_open(FOLDER / "digits.safetensors", framework="pt") as file:
+        card = json.loads(file.metadata()["lambdanets"])
+    for change in ({"model": "vit_giant_patch14_224"}, {"classes": list(map(str, range(300_000)))}):
+        metadata = {"lambdanets": json.dumps(card | {"model_options": {}} | change)}
+        path = copy_changed(FOLDER / "digits.safetensors", tmp_path / "a.safetensors", lambda _: None, metadata)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(InputError, match="contains weights of another architecture"):
+            load(path)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_models_do_not_depend_on_the_default_device_and_dtype(name):
+    image = Image.effect_noise((40, 40), 50)
+    expected = load(name, device="cpu").predict(image)[0]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            model = load(name, device="cpu")
+        actual = model.predict(image)[0]
+    finally:
+        torch.set_default_dtype(before)
+    field = "scores" if name == "nuclei" else "probabilities"
+    torch.testing.assert_close(getattr(actual, field), getattr(expected, field))

@@ -86,28 +86,28 @@ def save_pretrained(
 @torch.inference_mode()
 def _check_loaded(network: nn.Module, folder: Path) -> None:
     """Raise InputError unless a folder loads as a classifier with the same outputs as the network."""
-    advice = (
-        "timm's hub format stores the name of a model and its arguments, not changes such as those of "
-        "replace_convolutions; save the network's state_dict(), and change a new network before you load it"
+    problem = (
+        "model must be described by its name and arguments, since timm's hub format has no changes such as those of "
+        "replace_convolutions (save its state_dict() instead), got"
     )
     try:
         loaded = load_one_of([ClassifierCard], folder, "cpu")
     except InputError as error:
         reason = str(error).replace(str(folder), "the saved folder")
-        raise InputError(f"model must be as create_model builds it, got a changed one: {reason}; {advice}") from error
+        raise InputError(f"{problem} one that does not load: {reason}") from error
     preprocessing = loaded.card.preprocessing
-    shape = (2, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shape = (1, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     expected, actual = (_outputs(each, images) for each in (copy.deepcopy(network), loaded.model))
-    if expected.shape != (2, len(loaded.classes)):
+    if expected.shape != (1, len(loaded.classes)):
         raise InputError(f"model must be a classifier, got outputs of shape {tuple(expected.shape)}")
-    if not torch.allclose(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max())):
-        raise InputError(f"model must be as create_model builds it, got one with other outputs; {advice}")
+    if not torch.allclose(actual, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
+        raise InputError(f"{problem} one with other outputs")
 
 
 def _outputs(network: nn.Module, images: Tensor) -> Tensor:
-    """Return the outputs in float64. Norms that are zero-initialized, which would hide a layer, are set to 1."""
-    network = network.cpu().double().eval()
+    """Return the outputs in float32. Norms that are zero-initialized, which would hide a layer, are set to 1."""
+    network = network.cpu().float().eval()
     for module in network.modules():
         weight = getattr(module, "weight", None)
         if "Norm" in type(module).__name__ and isinstance(weight, Tensor) and not weight.any():

@@ -164,6 +164,7 @@ def read_hub_config(folder: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """
     try:
         config, name, options = load_model_config_from_path(folder)
+        options = {key: value for key, value in options.items() if value is not False or key not in _LOADING_ARGUMENTS}
         check_architecture(name, options)
     except Exception as error:  # a changed file may raise any exception in timm
         raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
