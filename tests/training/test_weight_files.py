@@ -178,7 +178,7 @@ def test_a_card_without_a_field_is_refused_instead_of_completed(name, tmp_path):
             FOLDER / f"{name}.safetensors", tmp_path / "a.safetensors", lambda _: None, {"lambdanets": json.dumps(card)}
         )
         record[field] = value
-        with pytest.raises(InputError, match=f"{field} must be .*got nothing"):
+        with pytest.raises(InputError, match=r"must be .*got nothing"):
             load(path)
 
 
@@ -199,7 +199,7 @@ def test_cards_of_all_tasks_name_only_architectures(change, tmp_path):
             card = json.loads(file.metadata()["lambdanets"])
         metadata = {"lambdanets": json.dumps(card | change)}
         path = copy_changed(FOLDER / f"{name}.safetensors", tmp_path / "a.safetensors", lambda _: None, metadata)
-        with pytest.raises(InputError, match="there is no model named|model options must be arguments"):
+        with pytest.raises(InputError, match=r"there is no model named|model options must be"):
             load(path)
 
 

@@ -1,6 +1,7 @@
 """Weight files, which contain tensors and a model card."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def weights_sha256(file: Path) -> str:
         return file_sha256(content)
 
 
-def read_model_file(path: str | Path, *card_types: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
+def read_model_file(path: str | os.PathLike[str], *card_types: type[Card]) -> tuple[dict[str, torch.Tensor], Card]:
     """Read the weights of a source (see `find_weights`) and their card.
 
     Raises InputError if it has none of these types.

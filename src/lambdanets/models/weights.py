@@ -26,7 +26,7 @@ _ENTRIES = (*_EMA_ENTRIES, "state_dict", "model_state_dict", "model_state", "mod
 # Modules that PyTorch's wrappers put into names, also in the middle of a name.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # What checkpoints of timm and others contain beside tensors: their arguments and scores. None of these runs code.
-_SAFE_TYPES = [
+_SAFE_TYPES: list[Any] = [
     argparse.Namespace,
     np.dtype,
     *{type(np.dtype(name)) for name in np.typecodes["All"] if name not in "VO"},
@@ -162,9 +162,7 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = "it is corrupt, has another format, or contains code, which is never run"
         if blocked:
-            reason = (
-                f"it contains {blocked[1]}, which is code and never run; save a state_dict() instead"
-            )
+            reason = f"it contains {blocked[1]}, which is code and never run; save a state_dict() instead"
         raise InputError(f"{path} is not a checkpoint: {reason}") from error
     state, entry = content, None
     while entries := [name for name in _ENTRIES if isinstance(state, dict) and _has_tensors(state.get(name))]:

@@ -38,9 +38,9 @@ class ShardStore:
     attempts: maximum number of attempts after transient errors (dropped connection, timeout, status 5xx).
     delay: seconds before the first retry, doubled for each further retry. Retries are reported on stderr.
 
-    The size and SHA-256 of a shard are verified after its download, and when a store first opens it in the cache. If no server responds, shards.json
-    is requested at most 3 times, because the URL may be mistyped. Credentials are configured in fsspec (environment
-    variables FSSPEC_...).
+    The size and SHA-256 of a shard are verified after its download, and when a store first opens it in the cache. If no
+    server responds, shards.json is requested at most 3 times, because the URL may be mistyped. Credentials are
+    configured in fsspec (environment variables FSSPEC_...).
     """
 
     def __init__(
