@@ -102,7 +102,8 @@ def test_files_that_leave_the_machine_have_no_paths_and_no_names_of_data(tmp_pat
 
 
 def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path):
-    for name, options in (("lambda_resnet20_small", {"scope": 5, "in_chans": 1, "heads": 2}), ("resnet18", {})):
+    shared = {"share_embeddings": True, "lambda_blocks": ((), (), (1, 2), (1,))}
+    for name, options in (("lambda_resnet20_small", {"scope": 5, "in_chans": 1, **shared}), ("resnet18", {})):
         network = ln.create_model(name, num_classes=3, zero_init_last=False, **options).eval()
         loaded = ln.load(ln.save_pretrained(network, tmp_path / name), device="cpu").model
         x = random_images(options.get("in_chans", 3), 32)

@@ -24,6 +24,7 @@ from lambdanets.inference.hub_readme import write_readme
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.packaged import CONFIG, HUB_WEIGHTS, find_weights, is_hub_folder, weights_in
+from lambdanets.models.weights import copied
 
 FIGURES = ("curves.png", "predictions.png")
 
@@ -53,6 +54,7 @@ def save_pretrained(
     file = find_weights(model) if isinstance(model, str | os.PathLike) else None
     source = model if file is None else load_one_of([ClassifierCard], file, "cpu")
     network = source.model if isinstance(source, Classifier) else source
+    network = getattr(network, "_orig_mod", network)  # of torch.compile
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
         raise InputError(
             "model must be a run folder, a weight file, a Classifier or a network from create_model, "
@@ -61,8 +63,7 @@ def save_pretrained(
     folder, run = Path(folder), _run_folder(model)
     if run is not None and folder.exists() and folder.samefile(run) and not is_hub_folder(run):
         raise InputError(f"folder must not be the run folder of the model, got {folder}")
-    tensors = foreign_state_dict(network) if is_adopted(network) else network.state_dict()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    tensors = copied(foreign_state_dict(network) if is_adopted(network) else network.state_dict())
     card = source.card if isinstance(source, Classifier) else None
     metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_public_json({})}
     with tempfile.TemporaryDirectory() as temporary:

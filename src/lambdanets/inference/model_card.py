@@ -19,7 +19,7 @@ from lambdanets.models.factory import check_architecture
 from lambdanets.models.packaged import packaged_models
 from lambdanets.records import parse_json, reraise_as_input_error
 
-ModelOptions = dict[str, bool | int | float | str]
+ModelOptions = dict[str, bool | int | float | str | list[Any]]  # lists, as in folders of timm
 # Fields of recipes with paths, URLs or names of data of the user, which stay on the machine.
 PATHS = frozenset(
     ("data", "data_root", "images", "validation_data", "validation_images", "weights", "pseudo_labels", "pseudo_images")

@@ -15,7 +15,7 @@ from lambdanets.inference.hub_folder import read_hub_folder
 from lambdanets.inference.model_card import Card, read_card, read_description
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.packaged import HUB_WEIGHTS, find_weights, is_hub_folder
-from lambdanets.models.weights import read_weights
+from lambdanets.models.weights import copied, read_weights
 from lambdanets.ops.geometry import resize_table
 from lambdanets.records import reraise_as_input_error
 
@@ -24,8 +24,7 @@ RECIPE = "recipe.json"  # in run folders
 
 def save_weights(path: Path, model: nn.Module, description: str) -> None:
     """Write the weights of a model to a .safetensors file, atomically. description: from `ModelCard.to_public_json`."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    atomic_write(path, save(tensors, metadata={"lambdanets": description}))
+    atomic_write(path, save(copied(model.state_dict()), metadata={"lambdanets": description}))
 
 
 def weights_sha256(file: Path) -> str:

@@ -112,6 +112,14 @@ def _check_shapes(state: Mapping[str, Tensor], weights: dict[str, Tensor], sourc
     return weights
 
 
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous copies on the CPU, because safetensors refuses tensors that share memory."""
+    return {
+        name: tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+        for name, tensor in state.items()
+    }
+
+
 def match_names(weights: dict[str, Tensor], names: Collection[str], source: str) -> dict[str, Tensor]:
     """Remove the prefix that training code puts before the names of a model, such as "module." or "model.net.".
 
