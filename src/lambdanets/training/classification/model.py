@@ -49,10 +49,11 @@ def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRe
     if recipe.model or recipe.weights is None:
         return recipe
     card = read_model_file(recipe.weights, ClassifierCard)[1]
+    options: dict[str, Any] = card.model_options | recipe.model_options
     return replace(
         recipe,
         model=card.model,
-        model_options=card.model_options | recipe.model_options,
+        model_options=options,
         channels=card.preprocessing.channels,
         mean=card.preprocessing.mean,
         std=card.preprocessing.std,
