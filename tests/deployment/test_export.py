@@ -295,4 +295,4 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert "missing/run" in errors[3]
     assert "--out must end in .onnx for --to onnx" in errors[4]
     assert "model.onnx exists" in errors[0]
-    assert file_names(tmp_path) == ["model.onnx"]
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
