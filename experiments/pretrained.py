@@ -17,11 +17,9 @@ import torch
 from pages import markers, replace_section
 from safetensors.torch import save_file
 
-from lambdanets.inference.weights import find_weights
-from lambdanets.models.packaged import FOLDER
+from lambdanets.models.packaged import FOLDER, find_weights
 from lambdanets.models.weights import read_weights
 from lambdanets.text_tables import markdown_table
-from lambdanets.training.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/pretrained.json"
@@ -46,18 +44,13 @@ def main() -> None:
 
 
 def pack(run: Path, name: str, data: str, card_fields: dict[str, str]) -> None:
-    """Write the weights of a run as float16, with a model card without paths, to the package.
+    """Write the weights of a run as float16, with their model card, to the package.
 
     data: the dataset in the model card. card_fields: other fields of the model card to set, as JSON.
     """
     tensors, metadata = read_weights(find_weights(run))
-    card = json.loads(metadata["lambdanets"])
-    for field in TASKS[card["task"]].recipe_class.PATHS:
-        for fields in (card, card["recipe"]):
-            if field in fields:
-                fields[field] = data if field == "data" else None
-    if "source" in card:
-        card["source"] |= {"data": data, "data_root": None}
+    card = json.loads(metadata["lambdanets"])  # weight files have no paths
+    card.get("source", card)["data"] = data
     card |= {field: json.loads(value) for field, value in card_fields.items()}
     packed = {key: x.half() if x.ndim > 1 and x.is_floating_point() else x for key, x in tensors.items()}
     assert all(torch.isfinite(x).all() for x in packed.values())

@@ -1,5 +1,6 @@
 """`lambdanets adopt`: models by name, weight files and folders of timm."""
 
+import argparse
 import re
 import shlex
 from pathlib import Path
@@ -27,11 +28,13 @@ def adopt(*arguments):
     return main(["adopt", *map(str, arguments), "--seconds", "0"])
 
 
-def test_adopts_a_model_by_name_and_reports_time_and_errors(tmp_path, capsys):
+def test_adopts_a_model_by_name_and_reports_time_and_errors(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("lambda_resnet26t").mkdir()
     Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
     (tmp_path / "text.png").write_text("no image")
-    out = tmp_path / "model"
-    command = ["adopt", "timm/lambda_resnet26t", "--no-pretrained", "--out", str(out), "--batch-size", "1"]
+    out = "lambda_resnet26t"
+    command = ["adopt", "lambda_resnet26t", "--no-pretrained", "--out", out, "--batch-size", "1"]
     assert main([*command, "--seconds", "0.1", "--images", str(tmp_path / "*.png")]) == 0
     output, errors = capsys.readouterr()
     assert [line.split(":")[0] for line in output.splitlines()[:3]] == LAYERS
@@ -41,9 +44,19 @@ def test_adopts_a_model_by_name_and_reports_time_and_errors(tmp_path, capsys):
     assert timm.create_model(f"local-dir:{out}", pretrained=True).num_classes == 1000
 
 
-def test_adopts_a_weight_file_of_timm(network, tmp_path):
-    torch.save({"state_dict": network.state_dict()}, tmp_path / "weights.pth")
-    assert adopt(tmp_path / "weights.pth", "--model", "lambda_resnet26t", "--out", tmp_path / "model") == 0
+def test_adopts_the_ema_in_a_checkpoint_of_the_training_script_of_timm(network, tmp_path, capsys):
+    trained = timm.create_model("lambda_resnet26t", num_classes=3)
+    saver = timm.utils.CheckpointSaver(
+        torch.compile(trained),
+        torch.optim.SGD(trained.parameters(), 0.1, momentum=0.9),
+        args=argparse.Namespace(model="lambda_resnet26t", lr=0.1, mean=None),
+        model_ema=timm.utils.ModelEmaV3(network),
+        checkpoint_dir=str(tmp_path),
+    )
+    saver.save_checkpoint(3, metric=np.float64(0.7))
+    file = tmp_path / "last.pth.tar"
+    assert adopt(file, "--model", "lambda_resnet26t", "--out", tmp_path / "model") == 0
+    assert "EMA" in capsys.readouterr().err
     x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     loaded = ln.load(tmp_path / "model", device="cpu")
     assert len(loaded.classes) == 3

@@ -171,6 +171,12 @@ class Module(TrainingModule):
 class EchoCard(ModelCard):
     task = "echo"
 
+    def with_data(self, recipe):
+        return self
+
+    def without_data(self):
+        return self
+
 
 class EchoTask(Task):
     METRICS, PANELS, BEST_METRIC, RESULT = ("loss", "gain"), (("loss", ("loss",)),), "gain", Result
@@ -196,7 +202,7 @@ class EchoTask(Task):
         )
 
     def card(self, recipe):
-        return EchoCard("echo", ("none",))
+        return EchoCard("resnet18", ("none",), {}, False)
 
     def module(self, recipe, steps_per_epoch, batch_slice):
         return Module(self.model, recipe, steps_per_epoch, self.description(recipe), batch_slice)

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ import lambdanets as ln
 from hub_server import hub_server
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.inference.adopted import load_and_adopt
+from lambdanets.inference.classifier import Classifier
+from lambdanets.training.run import start
+from noise_images import write_two_classes
+from training.runs import quick_recipe
 from training.teachers import RECIPE, write_teacher
 
 CLASSES = ("dark", "light")
@@ -74,17 +80,84 @@ def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):
     assert network.pretrained_cfg["label_names"] == list(CLASSES)
 
 
-def test_readme_has_data_scores_recipe_and_figures_of_a_run(quick_run, tmp_path):
-    folder = ln.save_pretrained(quick_run, tmp_path / "model", license="apache-2.0")
+def test_files_that_leave_the_machine_have_no_paths_and_no_names_of_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    initial = write_teacher(tmp_path / "secret_teacher", CLASSES, recipe=replace(RECIPE, image_size=8))
+    images = write_two_classes(tmp_path / "secret_patients")
+    recipe = replace(quick_recipe(images), weights=str(initial), epochs=1)
+    start(recipe, tmp_path / "run")
+    folder = ln.save_pretrained("run", "model", license="apache-2.0")
+    ln.export("run", "model.pt2", to="pt2")
     text = (folder / "README.md").read_text()
-    result = json.loads((quick_run / "result.json").read_text())
-    recipe = json.loads((quick_run / "recipe.json").read_text())
-    assert f"value: {result['top1']}" in text
-    assert f"| Data | {result['data']} |" in text
-    assert json.dumps(recipe, indent=1) in text
+    assert f"value: {json.loads(Path('run/result.json').read_text())['top1']}" in text
+    assert f'"learning_rate": {recipe.learning_rate}' in text
     assert "license: apache-2.0" in text
     assert "![curves.png](curves.png)" in text
-    assert (folder / "curves.png").read_bytes() == (quick_run / "curves.png").read_bytes()
+    private = [b"secret", str(tmp_path).encode(), str(Path(ln.__file__).parents[1]).encode(), b"site-packages"]
+    for file in (*folder.iterdir(), *map(Path, ("run/weights.safetensors", "model.pt2"))):
+        assert not [name for name in private if name in file.read_bytes()], file
+    assert len(ln.evaluate("run").labels) == 4  # the run itself knows its data
+    with pytest.raises(InputError, match="data must be given"):
+        ln.evaluate(folder)
+
+
+def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path):
+    shared = {"share_embeddings": True, "lambda_blocks": ((), (), (1, 2), (1,))}
+    for name, options in (("lambda_resnet20_small", {"scope": 5, "in_chans": 1, **shared}), ("resnet18", {})):
+        network = ln.create_model(name, num_classes=3, zero_init_last=False, **options).eval()
+        loaded = ln.load(ln.save_pretrained(network, tmp_path / name), device="cpu").model
+        x = random_images(options.get("in_chans", 3), 32)
+        torch.testing.assert_close(loaded(x), network(x))
+    convolution = partial(torch.nn.Conv2d, kernel_size=3, padding=2, dilation=2, bias=False)
+    for make_layer in (ln.LambdaLayer2d, convolution):  # the second has the same names and shapes
+        changed = ln.create_model("resnet18", num_classes=3)
+        replaced = make_layer(512, 512)
+        ln.replace_convolutions(changed, lambda conv, layer=replaced: layer, "layer4.1.conv2")
+        for model in (changed, Classifier(changed, ln.load(tmp_path / "resnet18").card)):
+            with pytest.raises(InputError, match="changes such as those of replace_convolutions"):
+                ln.save_pretrained(model, tmp_path / "changed")
+    for other in (ln.create_model("lambda_unet_small"), ln.create_model("resnet18", features_only=True)):
+        with pytest.raises(InputError, match="must be a classifier"):
+            ln.save_pretrained(other, tmp_path / "changed")
+    assert not (tmp_path / "changed").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_args": {"pretrained": True, "pretrained_cfg": {"url": "http://127.0.0.1:9/x.pth"}}},
+        {"model_args": {"pretrained_cfg_overlay": {"file": "/etc/passwd"}}},
+        {"model_args": {"checkpoint_path": "weights.pth"}},
+        {"model_args": {"cache_dir": "elsewhere"}},
+        {"model_args": {"features_only": True}},
+        {"architecture": "hf-hub:user/name"},
+        {"architecture": "local-dir:elsewhere"},
+        {"architecture": "../elsewhere"},
+    ],
+    ids=str,
+)
+def test_config_of_a_folder_names_only_an_architecture_and_its_arguments(change, teacher, tmp_path):
+    folder = ln.save_pretrained(teacher, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    loaders = (ln.load, lambda path: ln.create_model(f"local-dir:{path}", pretrained=True), load_and_adopt)
+    for load in loaders:
+        with pytest.raises(InputError, match=r"not a configuration of timm: (model options|there is no)"):
+            load(str(folder))
+
+
+def test_classes_in_a_config_are_compared_with_the_weights_before_they_are_built(teacher, tmp_path):
+    folder = ln.save_pretrained(teacher, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_classes": 10**9}))
+    with pytest.raises(InputError, match=r"fc\.bias \(2,\) instead of \(1000000000,\)"):
+        ln.load(folder)
+
+
+def test_crop_modes_other_than_center_are_refused(timm_network, tmp_path):
+    timm.models.save_for_hf(timm_network, tmp_path, model_config={"pretrained_cfg": {"crop_mode": "squash"}})
+    with pytest.raises(InputError, match="crop_mode must be center, got squash"):
+        ln.load(tmp_path)
 
 
 def test_adopted_weights_are_saved_with_the_keys_of_timm(timm_network, tmp_path):
@@ -188,9 +261,3 @@ def test_torch_hub_lists_every_model_and_loads_them():
     for arguments in (["lambda_resnet20_small"], ["create_model", "resnet18"]):
         with torch.device("meta"):
             assert torch.hub.load(repository, *arguments, source="local", num_classes=4).num_classes == 4
-
-
-def test_evaluation_of_a_model_without_training_data_needs_data(timm_network, tmp_path):
-    ln.save_pretrained(timm_network, tmp_path / "model")
-    with pytest.raises(InputError, match="data must be given for a model whose card names no dataset"):
-        ln.evaluate(tmp_path / "model")

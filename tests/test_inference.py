@@ -14,7 +14,6 @@ import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.model_card import DataSource
 from training.runs import quick_recipe
 from training.teachers import RECIPE, write_teacher
 
@@ -379,7 +378,7 @@ def test_a_loaded_model_prints_its_network_and_number_of_classes(classifier, det
 
 
 def test_a_dataset_is_evaluated_if_the_model_names_none(classifier, two_classes, monkeypatch):
-    classifier = Classifier(classifier.model, replace(classifier.card, source=DataSource()))
+    classifier = Classifier(classifier.model, classifier.card.without_data())
     monkeypatch.chdir(two_classes)
     assert len(ln.evaluate(classifier, ".").labels) == 20
 

@@ -80,6 +80,14 @@ def remove_unfinished(folder: Path, name: str = "") -> None:
             leftover.unlink(missing_ok=True)
 
 
+def user_cache_folder() -> Path:
+    """Return the folder of this package in the user's cache folder. Raises OSError if there is no home folder."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lambdanets"
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+
+
 def encode_utf8(text: str) -> bytes:
     """Encode text as UTF-8. Surrogates, as in file names that are not UTF-8, are escaped."""
     return text.encode("utf-8", "backslashreplace")

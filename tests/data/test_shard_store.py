@@ -406,12 +406,19 @@ def test_unfinished_downloads_of_killed_processes_are_removed(
     assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".tar"]
 
 
-def test_damaged_file_in_the_cache_is_downloaded_again(faulty: FaultyServer, tmp_path: Path) -> None:
-    open_train(faulty.url, tmp_path / "cache").load(0)
-    (shard,) = (tmp_path / "cache").glob("*.tar")
-    shard.write_bytes(b"damaged")
-    open_train(faulty.url, tmp_path / "cache").load(0)
-    assert faulty.requests["train-00000.tar"] == 2
+def test_damaged_file_in_the_cache_is_downloaded_again(
+    faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = open_train(faulty.url, None).load(0)[0]
+    cache = tmp_path / "lambdanets/shards"
+    assert cache.stat().st_mode & 0o777 == 0o700
+    (shard,) = cache.glob("*.tar")
+    content = shard.read_bytes()
+    for number, damaged in enumerate((b"damaged", bytes(reversed(content)))):
+        shard.write_bytes(damaged)
+        assert open_train(faulty.url, None).load(0)[0] == expected
+        assert faulty.requests["train-00000.tar"] == 2 + number
 
 
 def test_rejects_a_cache_folder_that_cannot_be_created(faulty: FaultyServer, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import resource
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -273,13 +274,15 @@ def test_does_not_overwrite_a_file(network, tmp_path):
 
 def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    Path("lambda_resnet20_small").mkdir()  # a folder without weights is not the model
     command = "export lambda_resnet20_small --image-size 16 20 --seconds 0.1"
     assert main(command.split()) == 0
     output = capsys.readouterr().out
     assert "images 1 x 3 x 16 x 20: relative difference" in output
     assert "ONNX Runtime" in output
     assert "model.onnx: " in output
-    assert file_names(tmp_path) == ["model.onnx"]
+    assert b"site-packages" not in Path("model.onnx").read_bytes()  # no paths of this machine
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
     assert main(command.split()) == 2
     assert main(["export", "unknown_model"]) == 2
     assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
@@ -292,4 +295,4 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert "missing/run" in errors[3]
     assert "--out must end in .onnx for --to onnx" in errors[4]
     assert "model.onnx exists" in errors[0]
-    assert file_names(tmp_path) == ["model.onnx"]
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]

@@ -1,7 +1,9 @@
-"""Loading weights: other architectures, corrupt files, code in pickles, and non-finite values."""
+"""Loading weights: of other training code and architectures, corrupt files, code in pickles, non-finite values."""
 
+import argparse
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -37,6 +39,36 @@ def test_rejects_pickles_with_code_without_running_it(tmp_path):
     with pytest.raises(ValueError, match="is not a checkpoint"):
         read_weights(tmp_path / "code.ckpt")
     assert not marker.exists()
+
+
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "module._orig_mod.", "model.net.", "timm_model.")
+WRAPPERS = {
+    "no": lambda state: state,
+    "state_dict": lambda state: {"state_dict": state, "best": np.float32(0.5), "args": argparse.Namespace(lr=1)},
+    "model in model": lambda state: {"epoch": 3, "model": {"state_dict": state, "optimizer": {}}},
+    "EMA": lambda state: {"model": {name: torch.zeros_like(x) for name, x in state.items()}, "model_ema": state},
+    "loss and metric": lambda state: {"state_dict": {**state, "loss.weight": torch.ones(3), "top1.tp": torch.ones(1)}},
+    "compiled stage": lambda state: {name.replace("layer1.", "layer1._orig_mod."): x for name, x in state.items()},
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_loads_checkpoints_of_other_training_code(wrapper, model, tmp_path):
+    path = tmp_path / "checkpoint.pth"
+    expected = model.state_dict()
+    for prefix in PREFIXES:
+        state = {f"{prefix}{name}": tensor for name, tensor in expected.items()}
+        if wrapper == "loss and metric" and prefix == "_orig_mod.":
+            continue  # is not in the names of a compiled network's parts
+        torch.save(WRAPPERS[wrapper](state), path)
+        loaded = create_model("lambda_resnet20_small", pretrained=path, num_classes=3).state_dict()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
+
+
+def test_says_which_type_in_a_checkpoint_is_code(model, tmp_path):
+    torch.save({"model": model}, tmp_path / "network.pth")
+    with pytest.raises(ValueError, match=r"it contains lambdanets\.models\.lambda_resnet\.LambdaResNet, which is code"):
+        create_model("lambda_resnet20_small", pretrained=tmp_path / "network.pth")
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "last.ckpt"])

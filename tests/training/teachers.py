@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from lambdanets.data.pseudo_labels.selection import select
-from lambdanets.inference.weights import WEIGHTS, save_weights
+from lambdanets.inference.weights import save_weights
+from lambdanets.models.packaged import WEIGHTS
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets.training.classification.recipe import ClassificationRecipe
@@ -26,7 +27,7 @@ def write_teacher(
     with torch.no_grad():
         head.weight.mul_(20)
     folder.mkdir()
-    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_json(recipe.fields()))
+    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_public_json(recipe.fields()))
     return folder
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.data.transforms import Preprocessing, center_square
+from lambdanets.data.transforms import center_square
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.loaders import make_transform
 
@@ -23,14 +23,14 @@ def test_transforms_return_squares_of_the_image_size(channels, training):
 def test_evaluation_crops_the_center():
     pixels = np.zeros((10, 30), np.uint8)
     pixels[:, 10:20] = 255
-    tensor = Preprocessing(image_size=10).transform()(Image.fromarray(pixels))
+    tensor = replace(DIGITS, image_size=10).preprocessing.transform()(Image.fromarray(pixels))
     assert tensor.min() == tensor.max() == 2.0
 
 
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
 def test_long_images_are_cropped_before_they_are_resized(size):
     assert center_square(Image.new("L", size)).size == (1, 1)
-    assert Preprocessing(image_size=224).transform()(Image.new("L", size)).shape == (1, 224, 224)
+    assert replace(DIGITS, image_size=224).preprocessing.transform()(Image.new("L", size)).shape == (1, 224, 224)
 
 
 def test_padded_crops_are_shifted_copies_of_the_image():

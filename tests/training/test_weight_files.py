@@ -4,18 +4,20 @@ import json
 import os
 import pickle
 import re
+import resource
 
 import pytest
+import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from lambdanets import create_model
 from lambdanets.cli import main
-from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import predict_files
 from lambdanets.inference.loading import load
 from lambdanets.inference.weights import save_weights
+from lambdanets.models.packaged import FOLDER, packaged_models
 from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
@@ -140,11 +142,6 @@ def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def save_with_metadata(path, model, description):
-    save_file(model.state_dict(), path, {"lambdanets": json.dumps(description)})
-    return path
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -153,15 +150,82 @@ def save_with_metadata(path, model, description):
         ({"preprocessing": {"image_size": 0}}, "image_size must be an integer, at least 8"),
         ({"preprocessing": {"std": [0.0]}}, "std must be finite numbers, above 0"),
         ({"preprocessing": {"crop_pct": -1}}, "crop_pct must be a finite number, above 0 and at most 1"),
-        ({"preprocessing": {"mean": [0.1, 0.2]}}, "mean must be one number or one for each of 1 channels"),
+        ({"preprocessing": {"mean": [0.1, 0.2]}}, "mean must be one number or one for each of 3 channels"),
         ({"model_options": {"num_classes": 5}}, "model_options must not have num_classes"),
     ],
     ids=str,
 )
 def test_rejects_model_cards_with_values_out_of_range(change, message, tmp_path):
-    model = create_model("lambda_resnet20_small", num_classes=2, in_chans=1)
-    card = {"task": "classification", "model": "lambda_resnet20_small", "classes": ["a", "b"], "recipe": {}}
-    path = save_with_metadata(tmp_path / "weights.safetensors", model, card)
-    assert load(path).card.preprocessing == Preprocessing()
+    source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
+    with safe_open(source, framework="pt") as file:
+        card = json.loads(file.metadata()["lambdanets"])
+    if isinstance(change.get("preprocessing"), dict):
+        change = {"preprocessing": card["preprocessing"] | change["preprocessing"]}
+    metadata = {"lambdanets": json.dumps(card | change)}
     with pytest.raises(InputError, match=re.escape(message)):
-        load(save_with_metadata(path, model, card | change))
+        load(copy_changed(source, tmp_path / "changed.safetensors", lambda tensors: None, metadata))
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_a_card_without_a_field_is_refused_instead_of_completed(name, tmp_path):
+    with safe_open(FOLDER / f"{name}.safetensors", framework="pt") as file:
+        card = json.loads(file.metadata()["lambdanets"])
+    fields = [(card, field) for field in card]
+    fields += [(card[group], field) for group in ("preprocessing", "source") if group in card for field in card[group]]
+    for record, field in fields:
+        value = record.pop(field)
+        path = copy_changed(
+            FOLDER / f"{name}.safetensors", tmp_path / "a.safetensors", lambda _: None, {"lambdanets": json.dumps(card)}
+        )
+        record[field] = value
+        with pytest.raises(InputError, match=r"must be .*got nothing"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"model": name} for name in ("hf-hub:a/b", "timm/hf-hub:a/b", "local-dir:.", "LOCAL-DIR:.", "./a", "C:a")),
+        {"model": "resnet18.hf-hub:a/b"},
+        {"model_options": {"checkpoint_path": "a.pth"}},
+        {"model_options": {"pretrained_cfg": "a"}},
+        {"model_options": {"pretrained": True}},
+    ],
+    ids=str,
+)
+def test_cards_of_all_tasks_name_only_architectures(change, tmp_path):
+    for name in ("digits", "nuclei"):
+        with safe_open(FOLDER / f"{name}.safetensors", framework="pt") as file:
+            card = json.loads(file.metadata()["lambdanets"])
+        metadata = {"lambdanets": json.dumps(card | change)}
+        path = copy_changed(FOLDER / f"{name}.safetensors", tmp_path / "a.safetensors", lambda _: None, metadata)
+        with pytest.raises(InputError, match=r"there is no model named|model options must be"):
+            load(path)
+
+
+def test_a_giant_network_in_a_card_is_compared_with_the_file_before_it_is_built(tmp_path):
+    with safe_open(FOLDER / "digits.safetensors", framework="pt") as file:
+        card = json.loads(file.metadata()["lambdanets"])
+    for change in ({"model": "vit_giant_patch14_224"}, {"classes": list(map(str, range(300_000)))}):
+        metadata = {"lambdanets": json.dumps(card | {"model_options": {}} | change)}
+        path = copy_changed(FOLDER / "digits.safetensors", tmp_path / "a.safetensors", lambda _: None, metadata)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(InputError, match="contains weights of another architecture"):
+            load(path)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_models_do_not_depend_on_the_default_device_and_dtype(name):
+    image = Image.effect_noise((40, 40), 50)
+    expected = load(name, device="cpu").predict(image)[0]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            model = load(name, device="cpu")
+        actual = model.predict(image)[0]
+    finally:
+        torch.set_default_dtype(before)
+    field = "scores" if name == "nuclei" else "probabilities"
+    torch.testing.assert_close(getattr(actual, field), getattr(expected, field))

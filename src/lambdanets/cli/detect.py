@@ -142,19 +142,21 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     )
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import DetectorCard
-    from lambdanets.inference.weights import file_identity
+    from lambdanets.inference.weights import weights_sha256
+    from lambdanets.models.packaged import find_weights
     from lambdanets.records import write_json
     from lambdanets.text_tables import csv_table
 
     if options.figures:  # imports Matplotlib
         from lambdanets.inference.detection_figures import draw_predicted
-    detector = load_one_of([DetectorCard], options.checkpoint, options.device)
+    weights = find_weights(options.checkpoint)
+    detector = load_one_of([DetectorCard], weights, options.device)
     unreadable: list[str] = []
     card = detector.card
     tile_size = card.tile_size if options.tile_size is None else options.tile_size or None
     reading = options.reading(card)
     identity = {
-        "weights": file_identity(options.checkpoint)["sha256"],
+        "weights": weights_sha256(weights),
         "options": [options.score, options.figures, options.labels, tile_size, reading],
     }
 

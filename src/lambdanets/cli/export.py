@@ -92,15 +92,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_path(source: str) -> bool:
-    """Whether the source is a file, a folder or on the hub, and not the name of a model."""
-    from lambdanets.models.packaged import packaged_models
+    """Whether the source is a file, a folder or on the hub, and not the name of an architecture."""
+    from lambdanets.models.packaged import packaged_models, weights_in
 
     path = Path(source)
-    if path.exists() or path.suffix in WEIGHTS or source.startswith(("hf-hub:", "local-dir:")):
+    if path.is_file() or path.suffix in WEIGHTS or ":" in source or weights_in(path):
         return True
-    if source in packaged_models():
-        return True
-    return os.sep in source and not source.startswith("timm/")
+    return source in packaged_models() or (os.sep in source and not source.startswith("timm/"))
 
 
 def _make_random_model(name: str) -> "nn.Module":

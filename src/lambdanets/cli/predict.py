@@ -41,14 +41,17 @@ def main(arguments: list[str]) -> int:
     )
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import ClassifierCard
+    from lambdanets.inference.weights import weights_sha256
     from lambdanets.locks import locked
+    from lambdanets.models.packaged import find_weights
 
     _check_new(options.out)
     paths = options.find_images()
-    classifier = load_one_of([ClassifierCard], options.checkpoint, options.device)
+    weights = find_weights(options.checkpoint)
+    classifier = load_one_of([ClassifierCard], weights, options.device)
     with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
         _check_new(options.out)  # another process may have written it in the meantime
-        count = _predict(classifier, options, paths)
+        count = _predict(classifier, weights_sha256(weights), options, paths)
     echo(f"{count} images, written to {options.out}")
     return 0
 
@@ -58,16 +61,15 @@ def _check_new(out: Path) -> None:
         raise InputError(f"{out} exists; choose another file with --out, or remove it")
 
 
-def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> int:
+def _predict(classifier: "Classifier", weights: str, options: Predict, paths: list[Path]) -> int:
     """Classify images, print and write predictions, and return their number. A journal has the ones so far."""
     from lambdanets.files import atomic_write, encode_utf8
     from lambdanets.inference.classifier import predict_files
-    from lambdanets.inference.weights import file_identity
 
     width = min(max(len(str(path)) for path in paths), 60)
     unreadable: list[str] = []
     reading = options.reading(classifier.card)
-    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.top, reading]}
+    identity = {"weights": weights, "options": [options.top, reading]}
     with images_journal(options.out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
         remaining = [path for path in paths if str(path) not in done]

@@ -29,12 +29,12 @@ class Preprocessing:
         "crop_pct": Range(above=0, maximum=1),
     }
 
-    image_size: int = 16
-    channels: Literal[1, 3] = 1
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.25,)
-    crop_pct: float = 1.0
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    image_size: int
+    channels: Literal[1, 3]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_pct: float
+    interpolation: Literal["bilinear", "bicubic"]
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):

@@ -31,8 +31,8 @@ def open_detector_validation(model: Detector, data: str, size: tuple[int, int], 
     """
     if model.card.data == "":
         raise InputError(
-            "int8 must be None for a detector of the package, which comes without validation data, got "
-            f"{data!r}; train a detector, whose run names its data"
+            "int8 must be None for a detector without validation data, such as one of the package or a weight file, "
+            f"got {data!r}; use a run folder, which names its data"
         )
     detector = _RuntimeDetector(model.model, model.card, size, pad=not dynamic)
     annotated = open_evaluation_set(model, None, None)

@@ -200,10 +200,14 @@ def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
         sizes = (dict.fromkeys(graph.dynamic_axes, torch.export.Dim.DYNAMIC),)
     try:
         with torch.no_grad(), without_tracing_warnings():
-            return torch.export.export(graph.network, (torch.zeros(shape),), dynamic_shapes=sizes)
+            program = torch.export.export(graph.network, (torch.zeros(shape),), dynamic_shapes=sizes)
     except Exception as error:  # torch.export raises many types
         advice = "; export it without dynamic" if dynamic else ""
         raise InputError(f"model cannot be exported by torch.export: {one_line(error)[:300]}{advice}") from error
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # which would put paths of this machine into the file
+    return program
 
 
 def _traced_sides(graph: Graph) -> tuple[int, int]:

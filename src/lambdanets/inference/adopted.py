@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from lambdanets.adoption import adopt
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.hub_folder import card_from_config, is_hub_folder, load_network, local_path
+from lambdanets.inference.hub_folder import card_from_config, load_network
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX
-from lambdanets.models.weights import load_tensors, read_weights
+from lambdanets.models.packaged import find_weights, is_hub_folder, weights_in
+from lambdanets.models.weights import build_with_weights, read_weights
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,15 @@ def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = 
 
     Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
     """
-    path = local_path(Path(source))
-    if is_hub_folder(path):
-        network, card = load_network(path)
-    elif path.is_dir():
-        raise InputError(f"{source} must be a folder with config.json in timm's hub format, got one without")
-    elif path.is_file():
-        network, card = _load_file(path, model)
-    else:
-        network = create_model(source.removeprefix(ADOPTED_PREFIX), pretrained)
+    name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
+    is_hidden = path.is_file() or weights_in(path) or (path.exists() and not timm.is_model(name.split(".")[0]))
+    if ":" not in source and not is_hidden:  # an empty folder, such as --out, does not hide an architecture
+        network = create_model(name, pretrained)
         card = _card(network)
+    elif is_hub_folder((file := find_weights(source)).parent):
+        network, card = load_network(file.parent)
+    else:
+        network, card = _load_file(file, model)
     fields = {**card, "model": f"{ADOPTED_PREFIX}{card['model']}"}
     adopted = copy.deepcopy(network)
     families = adopt(adopted)
@@ -90,9 +90,9 @@ def _load_file(path: Path, model: str | None) -> tuple[nn.Module, dict[str, Any]
     tensors, _ = read_weights(path)
     model = model.removeprefix(ADOPTED_PREFIX)
     head = str(timm.get_pretrained_cfg(model).classifier) if timm.is_model(model) else ""
-    num_classes = len(tensors[f"{head}.weight"]) if f"{head}.weight" in tensors else None
-    network = create_model(model, num_classes=num_classes)
-    load_tensors(network, tensors, str(path))
+    # training code puts prefixes before names
+    num_classes = next((len(x) for name, x in tensors.items() if f".{name}".endswith(f".{head}.weight")), None)
+    network = build_with_weights(lambda: create_model(model, num_classes=num_classes), tensors, str(path))
     return network, _card(network)
 
 

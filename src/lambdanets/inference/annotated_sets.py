@@ -40,8 +40,8 @@ def open_evaluation_set(
     if (data is None) != (images is None):
         raise InputError("data and images must be given together, got one without the other")
     if data is None or images is None:
-        if model.card.data == "":
-            raise InputError("data and images must be given for a model that comes with the package, got none")
+        if model.card.data != "digits" and None in (model.card.images, model.card.validation_data):
+            raise InputError("data and images must be given for a model that names no data, such as a file, got none")
         annotated = open_validation(model.card, model.categories)
     else:
         annotated = open_with_categories(Path(data), Path(images), model.categories)

@@ -15,7 +15,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models import create_model
-from lambdanets.models.weights import load_tensors
+from lambdanets.models.weights import build_with_weights
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,8 +64,8 @@ class Classifier:
     ) -> "Classifier":
         """Build a classifier from its card and weights. Raises InputError, which names source, if they do not match."""
         options: dict[str, Any] = dict(card.model_options)
-        model = create_model(card.model, num_classes=len(card.classes), in_chans=card.preprocessing.channels, **options)
-        load_tensors(model, dict(tensors), source)
+        options |= {"num_classes": len(card.classes), "in_chans": card.preprocessing.channels}
+        model = build_with_weights(lambda: create_model(card.model, **options), dict(tensors), source)
         model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
         return cls(model.to(device).eval(), card)
 
@@ -113,8 +113,8 @@ class Classifier:
 
         Raises InputError if they are NaN or inf, for example because the weights are damaged.
         """
-        device = next(self.model.parameters()).device
-        probabilities = self.model(images.to(device)).float().softmax(dim=1).cpu()
+        parameter = next(self.model.parameters())
+        probabilities = self.model(images.to(parameter)).float().softmax(dim=1).cpu()
         if not probabilities.isfinite().all():
             raise InputError(f"the outputs of {self.card.model} must be finite, got NaN: its weights are damaged")
         return probabilities

@@ -11,11 +11,10 @@ from torch import Tensor
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.device import resolve_device
-from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
-from lambdanets.models.weights import load_tensors
+from lambdanets.models.weights import build_with_weights
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
 
@@ -71,13 +70,7 @@ class Detector:
         cls, card: DetectorCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
     ) -> "Detector":
         """Build a detector from its card and weights. Raises InputError, which names source, if they do not match."""
-        if len(card.category_ids) != len(card.classes):
-            raise InputError(
-                f"{source} must have one id per category, "
-                f"got {len(card.category_ids)} ids for {len(card.classes)} categories; use a weight file of a run"
-            )
-        model = build_detector(card)
-        load_tensors(model, dict(tensors), source)
+        model = build_with_weights(lambda: build_detector(card), dict(tensors), source)
         model.to(memory_format=torch.channels_last)
         return cls(model.to(device).eval(), card)
 

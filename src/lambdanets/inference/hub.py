@@ -3,25 +3,28 @@
 timm and this package load them as "local-dir:FOLDER" and, after an upload, as "hf-hub:USER/NAME".
 """
 
+import copy
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi
 from safetensors.torch import save
 from timm.models._hub import save_config_for_hf
-from torch import nn
+from torch import Tensor, nn
 
 from lambdanets.adoption import foreign_state_dict, is_adopted
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.hub_folder import CONFIG, HUB_WEIGHTS
 from lambdanets.inference.hub_readme import write_readme
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.inference.weights import WEIGHTS
+from lambdanets.models.packaged import CONFIG, HUB_WEIGHTS, find_weights, is_hub_folder, weights_in
+from lambdanets.models.weights import copied
 
 FIGURES = ("curves.png", "predictions.png")
 
@@ -41,33 +44,76 @@ def save_pretrained(
     Layers replaced by `adopt` are saved with the state-dict keys and shapes of the original layers, so that timm loads
     the folder without this package. For models of this package, `import lambdanets` before
     timm.create_model("local-dir:FOLDER", pretrained=True). README.md describes how to load the model. For a run folder,
-    it also has the figures, and the data, recipe, scores and versions from result.json and recipe.json.
+    it also has the figures, and the recipe, scores and versions from result.json and recipe.json. No file has a path,
+    or the name of data or weights of your own.
 
-    Raises InputError for models that timm's hub format does not support, such as detectors.
+    Raises InputError, and writes nothing, for models that timm's hub format does not support: detectors, and networks
+    changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and
+    its outputs compared.
     """
-    run = Path(model) if isinstance(model, str | os.PathLike) else None
-    source = model if run is None else load_one_of([ClassifierCard], run, "cpu")
+    file = find_weights(model) if isinstance(model, str | os.PathLike) else None
+    source = model if file is None else load_one_of([ClassifierCard], file, "cpu")
     network = source.model if isinstance(source, Classifier) else source
+    network = getattr(network, "_orig_mod", network)  # of torch.compile
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
         raise InputError(
             "model must be a run folder, a weight file, a Classifier or a network from create_model, "
             f"got {type(source).__name__}; timm's hub format is for classifiers"
         )
-    folder = Path(folder)
-    if run is not None and (run / WEIGHTS).is_file() and folder.exists() and folder.samefile(run):
+    folder, run = Path(folder), _run_folder(model)
+    if run is not None and folder.exists() and folder.samefile(run) and not is_hub_folder(run):
         raise InputError(f"folder must not be the run folder of the model, got {folder}")
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = foreign_state_dict(network) if is_adopted(network) else network.state_dict()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    tensors = copied(foreign_state_dict(network) if is_adopted(network) else network.state_dict())
     card = source.card if isinstance(source, Classifier) else None
-    metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_json({})}
-    _write_config(network, source, folder / CONFIG)
-    atomic_write(folder / HUB_WEIGHTS[0], save(tensors, metadata=metadata))
-    figures = _figures(model)
+    metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_public_json({})}
+    with tempfile.TemporaryDirectory() as temporary:
+        config, weights = (Path(temporary, name) for name in (CONFIG, HUB_WEIGHTS[0]))
+        try:
+            _write_config(network, source, config)
+        except (AttributeError, TypeError, ValueError) as error:  # of timm
+            raise InputError(f"model must be a classifier with arguments of JSON types: {one_line(error)}") from error
+        weights.write_bytes(save(tensors, metadata=metadata))
+        _check_loaded(network, Path(temporary))
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (config, weights):
+            atomic_write(folder / path.name, path.read_bytes())
+    figures = _figures(run)
     for figure in figures:
         shutil.copyfile(figure, folder / figure.name)
     write_readme(folder, network, card, run, [figure.name for figure in figures], license)
     return folder
+
+
+@torch.inference_mode()
+def _check_loaded(network: nn.Module, folder: Path) -> None:
+    """Raise InputError unless a folder loads as a classifier with the same outputs as the network."""
+    problem = (
+        "model must be described by its name and arguments, since timm's hub format has no changes such as those of "
+        "replace_convolutions (save its state_dict() instead), got"
+    )
+    try:
+        loaded = load_one_of([ClassifierCard], folder, "cpu")
+    except InputError as error:
+        reason = str(error).replace(str(folder), "the saved folder")
+        raise InputError(f"{problem} one that does not load: {reason}") from error
+    preprocessing = loaded.card.preprocessing
+    shape = (1, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    expected, actual = (_outputs(each, images) for each in (copy.deepcopy(network), loaded.model))
+    if expected.shape != (1, len(loaded.classes)):
+        raise InputError(f"model must be a classifier, got outputs of shape {tuple(expected.shape)}")
+    if not torch.allclose(actual, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
+        raise InputError(f"{problem} one with other outputs")
+
+
+def _outputs(network: nn.Module, images: Tensor) -> Tensor:
+    """Return the outputs in float32. Norms that are zero-initialized, which would hide a layer, are set to 1."""
+    network = network.cpu().float().eval()
+    for module in network.modules():
+        weight = getattr(module, "weight", None)
+        if "Norm" in type(module).__name__ and isinstance(weight, Tensor) and not weight.any():
+            weight.fill_(1)
+    return network(images)
 
 
 def push_to_hub(
@@ -91,7 +137,7 @@ def push_to_hub(
     api = HfApi(token=token, library_name="lambdanets")
     try:
         repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        files = [CONFIG, HUB_WEIGHTS[0], *(figure.name for figure in _figures(model))]
+        files = [CONFIG, HUB_WEIGHTS[0], *(figure.name for figure in _figures(_run_folder(model)))]
         if not api.file_exists(repository, "README.md"):
             files.append("README.md")
         api.upload_folder(repo_id=repository, folder_path=saved, allow_patterns=files, commit_message=commit_message)
@@ -100,9 +146,14 @@ def push_to_hub(
     return f"{api.endpoint}/{repository}"
 
 
-def _figures(model: str | os.PathLike[str] | Classifier | nn.Module) -> list[Path]:
+def _run_folder(model: str | os.PathLike[str] | Classifier | nn.Module) -> Path | None:
+    """The folder that a model was given as; None for files, names of packaged models and networks."""
+    folder = Path(model) if isinstance(model, str | os.PathLike) else None
+    return folder if folder is not None and weights_in(folder) else None
+
+
+def _figures(run: Path | None) -> list[Path]:
     """The figures of a run folder."""
-    run = Path(model) if isinstance(model, str | os.PathLike) else None
     return [run / name for name in FIGURES if (run / name).is_file()] if run is not None else []
 
 

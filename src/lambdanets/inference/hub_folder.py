@@ -1,50 +1,19 @@
-"""Reads model folders in timm's hub format, on disk or on the Hugging Face hub."""
+"""Reads model folders in timm's hub format."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
 from timm.data import ImageNetInfo
-from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, one_line
 from lambdanets.models import create_model
-from lambdanets.models.factory import ADOPTED_PREFIX
-from lambdanets.models.weights import load_tensors, read_weights
-
-CONFIG = "config.json"
-HUB_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-
-
-def is_hub_folder(folder: Path) -> bool:
-    """Whether a folder has a config.json, as in timm's hub format; run folders have none."""
-    return (folder / CONFIG).is_file()
-
-
-def hub_weights(folder: Path) -> Path:
-    """Return the weight file of a folder in timm's hub format."""
-    for name in HUB_WEIGHTS:
-        if (folder / name).is_file():
-            return folder / name
-    raise InputError(f"{folder} must have {' or '.join(HUB_WEIGHTS)} next to {CONFIG}, got neither")
-
-
-def local_path(path: Path) -> Path:
-    """Download "hf-hub:USER/NAME[@REVISION]" and return its folder; other paths are returned unchanged."""
-    scheme, _, repo_id = str(path).partition(":")
-    if scheme == "local-dir":
-        return Path(repo_id)
-    if scheme != "hf-hub":
-        return path
-    name, _, revision = repo_id.partition("@")
-    try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[CONFIG, *HUB_WEIGHTS]))
-    except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
-        raise InputError(f"{path} cannot be downloaded: {one_line(error)}") from error
+from lambdanets.models.factory import ADOPTED_PREFIX, read_hub_config
+from lambdanets.models.packaged import CONFIG, find_weights
+from lambdanets.models.weights import build_with_weights, read_weights
 
 
 def read_hub_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -61,16 +30,15 @@ def read_hub_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Build the network of a folder in timm's hub format and load its weights. Also returns its model card."""
-    tensors, metadata = read_weights(hub_weights(folder))
+    tensors, metadata = read_weights(find_weights(folder))
+    config, name, options = read_hub_config(folder)
+    options = {**options, "num_classes": config.get("num_classes")}
+    network = build_with_weights(lambda: create_model(name, **options), tensors, str(folder))
     try:
-        config, name, options = load_model_config_from_path(folder)
-        card_json = metadata.get("lambdanets")
-        card = json.loads(card_json) if card_json else card_from_config(config, name, options)
-        network = create_model(name, **{**options, "num_classes": len(card["classes"])})
-    except Exception as error:  # a changed file may raise any exception in timm
+        own_card = metadata.get("lambdanets")
+        card = {**(json.loads(own_card) if own_card else card_from_config(config, name, options)), "model": name}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
-    card["model"] = name
-    load_tensors(network, tensors, str(folder))
     return network, card
 
 
@@ -78,7 +46,9 @@ def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str,
     """Return a model card for timm's configuration. 1000 classes without names are assumed to be those of ImageNet."""
     channels, height, width = config["input_size"]
     if height != width:
-        raise ValueError(f"input_size must be square, got {height}x{width}")
+        raise InputError(f"input_size must be square, got {height}x{width}")
+    if config.get("crop_mode", "center") != "center":
+        raise InputError(f"crop_mode must be center, got {config['crop_mode']}")
     num_classes = config["num_classes"]
     classes = config.get("label_names")
     if not classes:
@@ -88,6 +58,7 @@ def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str,
         "model": name,
         "classes": list(classes.values() if isinstance(classes, dict) else classes),
         "model_options": {key: value for key, value in options.items() if key not in ("in_chans", "num_classes")},
+        "stretch": False,
         "preprocessing": {
             "image_size": height,
             "channels": channels,
@@ -96,5 +67,6 @@ def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str,
             "crop_pct": config["crop_pct"],
             "interpolation": config["interpolation"],
         },
+        "source": {"data": "", "data_root": None, "validation_share": 0.2, "seed": 0},
         "recipe": {},
     }

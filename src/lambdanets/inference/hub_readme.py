@@ -10,7 +10,7 @@ from torch import nn
 
 from lambdanets.adoption import is_adopted
 from lambdanets.files import atomic_write
-from lambdanets.inference.model_card import ClassifierCard
+from lambdanets.inference.model_card import ClassifierCard, is_public, without_paths
 from lambdanets.models import list_models
 from lambdanets.records import read_json
 
@@ -41,8 +41,11 @@ def write_readme(
     figures: Sequence[str],
     license: str | None,
 ) -> None:
-    """Write README.md: how to load the model and, for a run folder, its data, recipe, scores, versions and figures."""
+    """Write README.md: how to load the model and, for a run folder, its recipe, scores, versions and figures."""
     result, recipe = (_read(run, name) for name in ("result.json", "recipe.json"))
+    if not is_public(recipe.get("data", "")):
+        result.pop("data", None)
+    recipe = without_paths(recipe)
     architecture = network.pretrained_cfg["architecture"]
     text = [
         f"---\n{_front_matter(architecture, folder.resolve().name, result, license)}\n---",

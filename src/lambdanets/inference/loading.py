@@ -3,7 +3,6 @@
 import importlib
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +47,6 @@ def load_one_of(
 ) -> Any:
     """Load a model as `load` does. Raises InputError if its card has none of these types."""
     resolved = resolve_device(device)
-    tensors, card = read_model_file(Path(path), *card_types)
+    tensors, card = read_model_file(path, *card_types)
     module, _, name = _MODELS[type(card)].partition(":")
     return getattr(importlib.import_module(module), name).from_weights(card, tensors, str(path), resolved)

@@ -5,18 +5,35 @@ the recipe of the training run.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, TypeVar
+from typing import Any, ClassVar, Self, TypedDict, TypeVar
 
 from lambdanets.bounds import TILE_SIZE_RANGE, Range, convert
 from lambdanets.data.coco.semantic_masks import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
+from lambdanets.models.factory import check_architecture
+from lambdanets.models.packaged import packaged_models
 from lambdanets.records import parse_json, reraise_as_input_error
 
-ModelOptions = dict[str, bool | int | float | str]
+ModelOptions = dict[str, bool | int | float | str | list[Any]]  # lists, as in folders of timm
+# Fields of recipes with paths, URLs or names of data of the user, which stay on the machine.
+PATHS = frozenset(
+    ("data", "data_root", "images", "validation_data", "validation_images", "weights", "pseudo_labels", "pseudo_images")
+)
+
+
+def is_public(name: str) -> bool:
+    """Whether the name of a dataset or of weights is one that all users have: not a path, a URL or a repository."""
+    return name == "digits" or name.startswith("torch/") or name in packaged_models()
+
+
+def without_paths(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a recipe for files that may leave the machine."""
+    return {name: value for name, value in recipe.items() if name not in PATHS or is_public(value or "")}
 
 
 @dataclass(frozen=True)
@@ -26,15 +43,17 @@ class DataSource:
     data: "" if it is unknown.
     """
 
-    data: str = ""
-    data_root: str | None = None
-    validation_share: float = 0.2
-    seed: int = 0
+    data: str
+    data_root: str | None
+    validation_share: float
+    seed: int
 
 
 @dataclass(frozen=True)
-class ModelCard:
+class ModelCard(ABC):
     """The name of a model of this package or timm, its options, and the class names.
+
+    No field has a default, since that of a later version could be another network.
 
     stretch: whether intensities are stretched (see `to_8_bits`), for a model that was trained on 8-bit images.
     """
@@ -43,24 +62,33 @@ class ModelCard:
 
     model: str
     classes: tuple[str, ...]
-    model_options: ModelOptions = field(default_factory=dict)
-    stretch: bool = False
+    model_options: ModelOptions
+    stretch: bool
 
     def __post_init__(self) -> None:
         if not self.classes:
             raise InputError("classes must have at least one name, got none")
-        reserved = {"num_classes", "in_chans", "features_only", "out_indices", "pretrained"}
-        if invalid := reserved & self.model_options.keys():
-            advice = "; to start from timm's pretrained weights, save the network's state dict as a .safetensors file "
-            advice += "and pass that file as weights"
+        if invalid := {"num_classes", "in_chans"} & self.model_options.keys():
             raise InputError(
                 f"model_options must not have {', '.join(sorted(invalid))}, which the data and the recipe determine"
-                + (advice if "pretrained" in invalid else "")
             )
+        check_architecture(self.model, self.model_options)
+
+    @abstractmethod
+    def with_data(self, recipe: Mapping[str, Any]) -> Self:
+        """Return the card with the training and validation data of a recipe."""
+
+    @abstractmethod
+    def without_data(self) -> Self:
+        """Return the card with only those data that all users have."""
 
     def to_json(self, recipe: Mapping[str, Any]) -> str:
-        """Encode the card and the recipe of the run as JSON, for weight files."""
+        """Encode the card and the recipe of the run as JSON, for checkpoints."""
         return json.dumps({"task": self.task} | asdict(self) | {"recipe": recipe})
+
+    def to_public_json(self, recipe: Mapping[str, Any]) -> str:
+        """Encode them without paths and names of data, for files that may leave the machine, such as weight files."""
+        return self.without_data().to_json(without_paths(recipe))
 
 
 @dataclass(frozen=True)
@@ -69,15 +97,53 @@ class ClassifierCard(ModelCard):
 
     task: ClassVar[str] = "classification"
 
-    preprocessing: Preprocessing = field(default_factory=Preprocessing)
-    source: DataSource = field(default_factory=DataSource)
+    preprocessing: Preprocessing
+    source: DataSource
+
+    def with_data(self, recipe: Mapping[str, Any]) -> Self:
+        return replace(self, source=convert(recipe, DataSource))
+
+    def without_data(self) -> Self:
+        data = self.source.data if is_public(self.source.data) else ""
+        return replace(self, source=replace(self.source, data=data, data_root=None))
 
 
 @dataclass(frozen=True)
-class DetectorCard(ModelCard):
-    """The model card of a Mask R-CNN: arguments of `mask_rcnn`, COCO category ids, and training and validation data.
+class CocoCard(ModelCard):
+    """The model card of a model that was trained on COCO-format annotations, with its category ids and normalization.
 
     data: the annotation file of the training data, "digits" for the synthetic scattered digits, or "" if unknown.
+    """
+
+    category_ids: tuple[int, ...]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    data: str
+    images: str | None
+    validation_data: str | None
+    validation_images: str | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.category_ids) != len(self.classes):
+            raise InputError(
+                f"category_ids must have one id per class, got {len(self.category_ids)} ids for {len(self.classes)} "
+                "classes"
+            )
+
+    def with_data(self, recipe: Mapping[str, Any]) -> Self:
+        names = ("images", "validation_data", "validation_images")
+        return replace(self, data=recipe["data"], **{name: recipe[name] for name in names})
+
+    def without_data(self) -> Self:
+        data = self.data if is_public(self.data) else ""
+        return replace(self, data=data, images=None, validation_data=None, validation_images=None)
+
+
+@dataclass(frozen=True)
+class DetectorCard(CocoCard):
+    """The model card of a Mask R-CNN: arguments of `mask_rcnn`.
+
     tile_size: side in pixels of the tiles into which `detect predict` divides images of more than twice this side; None
         for no tiles.
     """
@@ -92,24 +158,17 @@ class DetectorCard(ModelCard):
         **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
     }
 
-    category_ids: tuple[int, ...] = ()
-    image_size: int = 128
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    levels: tuple[int, ...] = (2, 3, 4)
-    pyramid_channels: int = 64
-    box_layers: tuple[int, int] = (0, 128)
-    mask_layers: int = 2
-    anchor_scale: float = 4.0
-    aspect_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
-    proposals: int = 500
-    max_detections: int = 100
-    hide_padding: bool = True
-    data: str = "digits"
-    images: str | None = None
-    validation_data: str | None = None
-    validation_images: str | None = None
-    tile_size: int | None = None
+    image_size: int
+    levels: tuple[int, ...]
+    pyramid_channels: int
+    box_layers: tuple[int, int]
+    mask_layers: int
+    anchor_scale: float
+    aspect_ratios: tuple[float, ...]
+    proposals: int
+    max_detections: int
+    hide_padding: bool
+    tile_size: int | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,33 +178,17 @@ class DetectorCard(ModelCard):
 
 
 @dataclass(frozen=True)
-class SegmenterCard(ModelCard):
-    """The model card of a segmenter: its normalization, COCO category ids, and training and validation data.
-
-    classes: names of the categories, without the background. data: as for `DetectorCard`.
-    """
+class SegmenterCard(CocoCard):
+    """The model card of a segmenter. classes: names of the categories, without the background."""
 
     task: ClassVar[str] = "segmentation"
 
     RANGES: ClassVar[dict[str, Range]] = {"std": Range(above=0)}
 
-    category_ids: tuple[int, ...] = ()
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    data: str = "digits"
-    images: str | None = None
-    validation_data: str | None = None
-    validation_images: str | None = None
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.classes) > MAX_CATEGORIES:
             raise InputError(f"classes must be at most {MAX_CATEGORIES}, got {len(self.classes)}")
-        if len(self.category_ids) != len(self.classes):
-            raise InputError(
-                f"category_ids must have one id per class, got {len(self.category_ids)} ids for {len(self.classes)} "
-                "classes"
-            )
 
 
 Card = TypeVar("Card", bound=ModelCard)

@@ -15,7 +15,7 @@ from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.tiles import blend_tiles, is_tiled
 from lambdanets.models import create_model
-from lambdanets.models.weights import load_tensors
+from lambdanets.models.weights import build_with_weights
 
 BACKGROUND_NAME = "background"
 
@@ -60,8 +60,7 @@ class Segmenter:
         cls, card: SegmenterCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
     ) -> "Segmenter":
         """Build a segmenter from its card and weights. Raises InputError, which names source, if they do not match."""
-        model = build_segmenter(card)
-        load_tensors(model, dict(tensors), source)
+        model = build_with_weights(lambda: build_segmenter(card), dict(tensors), source)
         return cls(model.to(device).eval(), card)
 
     @property

@@ -1,13 +1,16 @@
 """Create models by name."""
 
 import inspect
+import os
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import timm
-from timm.models import is_model_pretrained, model_entrypoint
+from timm.models import build_model_with_cfg, is_model_pretrained, model_entrypoint
+from timm.models._hub import load_model_config_from_path
 from timm.models.efficientnet import EfficientNet
 from timm.models.resnet import ResNet
 from torch import nn
@@ -16,11 +19,28 @@ from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, did_you_mean, nearest_hint, one_line
 from lambdanets.layers.module import SYNONYMS
 from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, plain_resnetrs, unet
-from lambdanets.models.packaged import packaged_arguments, packaged_models, packaged_weights
+from lambdanets.models.packaged import (
+    CONFIG,
+    FOLDER,
+    find_weights,
+    is_hub_folder,
+    local_path,
+    packaged_arguments,
+    packaged_models,
+)
 from lambdanets.models.weights import load_weights
 
 # Arguments of timm's feature extraction, which a classifier does not have.
 _FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls", "output_fmt", "flatten_sequential")
+# Arguments of timm's functions that load weights, from files or URLs, which are not arguments of an architecture.
+_LOADING_ARGUMENTS = {
+    *_FEATURE_ARGUMENTS,
+    *(
+        name
+        for function in (timm.create_model, build_model_with_cfg)
+        for name in inspect.signature(function).parameters
+    ),
+} - {"kwargs"}
 ADOPTED_PREFIX = "timm/"  # of the names of timm models whose lambda layers are adopted
 
 
@@ -37,7 +57,7 @@ def list_models() -> list[str]:
 
 
 def create_model(
-    name: str, pretrained: str | Path | bool | None = None, num_classes: int | None = None, **overrides: Any
+    name: str, pretrained: str | os.PathLike[str] | bool | None = None, num_classes: int | None = None, **overrides: Any
 ) -> nn.Module:
     """Create a model of this package or of timm by name.
 
@@ -46,8 +66,8 @@ def create_model(
             replaced by layers of this package (see `adopt`); or "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model
             saved by `save_pretrained` or by timm, whose lambda layers are replaced too.
         pretrained: default None for random initialization. The name of a trained model that comes with the package,
-            such as "cifar10", whose model options then become the defaults. The path of a .safetensors file or of a
-            checkpoint of this package. True for the weights of the folder or hub, or of timm.
+            such as "cifar10", whose model options then become the defaults. The path of a run folder, a .safetensors
+            file or a checkpoint, also of other training code. True for the weights of the folder or hub, or of timm.
         num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub or
             of the trained model; for other names 1000, or 2 for a U-Net. If it differs from that of a trained model,
             the classifier is randomly initialized.
@@ -58,16 +78,22 @@ def create_model(
     the model.
     """
     full_name, name = name, name.removeprefix(ADOPTED_PREFIX)
-    if not timm.is_model(name.split(".")[0]) and ":" not in name:
-        raise InputError(unknown_model_message(name))
+    timm_name = name
+    if ":" not in name:
+        check_architecture(name)
+    elif is_hub_folder(folder := local_path(name)):
+        read_hub_config(folder)
+        timm_name = f"local-dir:{folder}"
     if pretrained is True and name.split(".")[0] in list_models():
         _check_has_weights(name.split(".")[0])
     num_trained_classes = num_classes
-    if isinstance(pretrained, str) and (weights_file := packaged_weights(pretrained)):
-        arguments = packaged_arguments(weights_file, full_name)
-        num_trained_classes = arguments.pop("num_classes")
-        pretrained, overrides = weights_file, arguments | overrides
-        num_classes = num_trained_classes if num_classes is None else num_classes
+    if isinstance(pretrained, str | os.PathLike):
+        pretrained = find_weights(pretrained)
+        if pretrained.parent == FOLDER:
+            arguments = packaged_arguments(pretrained, full_name)
+            num_trained_classes = arguments.pop("num_classes")
+            overrides = arguments | overrides
+            num_classes = num_trained_classes if num_classes is None else num_classes
     checkpoint = overrides.get("checkpoint_path")
     if checkpoint and not Path(checkpoint).is_file():
         raise InputError(f"checkpoint_path must be an existing file, got '{checkpoint}'")
@@ -76,7 +102,7 @@ def create_model(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*pickle protocol.*please file an issue.*")
-            model = timm.create_model(name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
+            model = timm.create_model(timm_name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
     except Exception as error:  # timm's constructors and loaders raise many types of exceptions
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown:
@@ -114,6 +140,35 @@ def _copy_features(trained: nn.Module, features: nn.Module, name: str) -> None:
             f"features_only must be False to load a weight file into {name}, got True; timm renames {unknown[0]}"
         )
     features.load_state_dict({key: tensors[renamed] for key, renamed in keys.items()})
+
+
+def check_architecture(name: str, options: Iterable[str] = ()) -> None:
+    """Raise InputError unless a name is that of a model of this package or of timm, and options are arguments of it.
+
+    options: names of arguments. For files of others: arguments that load weights from other places are refused.
+    """
+    name = name.removeprefix(ADOPTED_PREFIX)
+    if not re.fullmatch(r"[\w.-]+", name) or not timm.is_model(name.split(".")[0]):
+        raise InputError(unknown_model_message(name))
+    if invalid := sorted(_LOADING_ARGUMENTS.intersection(options)):
+        raise InputError(
+            f"model options must be arguments of the architecture {name}, got {', '.join(invalid)}; to start from "
+            "trained weights, save the network's state dict as a .safetensors file and pass that file as weights"
+        )
+
+
+def read_hub_config(folder: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """Read config.json of a folder in timm's hub format: timm's pretrained_cfg, the name and arguments of the model.
+
+    Raises InputError if it is invalid or names anything but an architecture, its arguments and its preprocessing.
+    """
+    try:
+        config, name, options = load_model_config_from_path(folder)
+        options = {key: value for key, value in options.items() if value is not False or key not in _LOADING_ARGUMENTS}
+        check_architecture(name, options)
+    except Exception as error:  # a changed file may raise any exception in timm
+        raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
+    return config, name, options
 
 
 def constructor_arguments(name: str) -> list[str]:

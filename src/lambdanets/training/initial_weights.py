@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from lambdanets.inference.weights import find_weights, has_different_classes, read_found_weights, resize_tables
-from lambdanets.models.weights import load_tensors
+from lambdanets.inference.weights import has_different_classes, read_found_weights, resize_tables
+from lambdanets.models.packaged import find_weights
+from lambdanets.models.weights import load_tensors, match_names
 
 
 class InitialWeights(NamedTuple):
@@ -25,7 +26,8 @@ class InitialWeights(NamedTuple):
 
         Embedding tables of another scope are interpolated. Raises InputError if other tensors do not match.
         """
-        tensors, state = dict(self.tensors), module.state_dict()
+        state = module.state_dict()
+        tensors = dict(match_names(self.tensors, state, str(self.file)))
         for name in state.keys() & tensors.keys():
             is_head = any(name.startswith(prefix) for prefix in heads)
             if is_head and (self.classes_differ or tensors[name].shape[:1] != state[name].shape[:1]):

@@ -20,14 +20,15 @@ from lambdanets.data.pseudo_labels.tables import (
 from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
-from lambdanets.files import file_sha256, remove_unfinished
+from lambdanets.files import remove_unfinished
 from lambdanets.folders import WorkFolder
 from lambdanets.inference.classification import batch_size_that_fits, make_batches
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.inference.weights import find_weights
+from lambdanets.inference.weights import weights_sha256
 from lambdanets.locks import InUseError, locked
+from lambdanets.models.packaged import find_weights
 from lambdanets.progress import track
 from lambdanets.training.distributed import get_world, set_device
 
@@ -79,6 +80,7 @@ def label_shards(
     for name, value, minimum in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
         if value is not None and value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
+    teacher = find_weights(teacher)
     classifier: Classifier = load_one_of([ClassifierCard], teacher, device)
     splits, _ = open_shards(location)
     images = splits["train"].without_labels()
@@ -118,9 +120,7 @@ def label_shards(
 
 
 def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:
-    with find_weights(teacher).open("rb") as file:
-        weights = file_sha256(file)
-    return {"model": classifier.card.model, "weights": weights, "images": images.fingerprint}
+    return {"model": classifier.card.model, "weights": weights_sha256(teacher), "images": images.fingerprint}
 
 
 def _identity(origin: Origin) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished
 from lambdanets.folders import WorkFolder
-from lambdanets.inference.weights import WEIGHTS, save_weights
+from lambdanets.inference.weights import RECIPE, save_weights
 from lambdanets.locks import Lock
-from lambdanets.models.weights import read_weights
+from lambdanets.models.packaged import WEIGHTS, packaged_weights
+from lambdanets.models.weights import load_weights
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
@@ -34,8 +35,6 @@ from lambdanets.training.speed import Speed
 from lambdanets.training.task import Task
 from lambdanets.training.tasks import read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
-
-RECIPE = "recipe.json"
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     return {
         name: str(Path(path).resolve())
         for name, path in paths.items()
-        if path and path != "digits" and not is_timm_name(path) and Path(path).exists()
+        if path and path != "digits" and not is_timm_name(path) and Path(path).exists() and not packaged_weights(path)
     }
 
 
@@ -228,7 +227,7 @@ def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None
     if ema:
         ema.copy_to(module)
     if task.patience:
-        model.load_state_dict(read_weights(checkpoints / BEST)[0])
+        load_weights(model, checkpoints / BEST)
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     result = broadcast_from_rank_zero(lambda: _finish(prepared, folder, lock, log, timer))
     return result if world.is_rank_zero else {}
@@ -240,7 +239,7 @@ def _finish(prepared: _PreparedRun, folder: Path, lock: Lock | None, log: Metric
     if lock is not None:
         lock.check()
     fields = task.finish(recipe, folder, log)
-    save_weights(folder / WEIGHTS, task.model, task.description(recipe))
+    save_weights(folder / WEIGHTS, task.model, task.card(recipe).to_public_json(recipe.fields()))
     draw_curves(log.rows, log.metrics, task.PANELS, folder / "curves.png")
     write_result(
         folder,

@@ -189,7 +189,7 @@ def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_p
     del content["category_ids"]
     description = json.dumps(content | category_ids)
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
-    with pytest.raises(InputError, match=r"must have one id per category|category_ids must be integers"):
+    with pytest.raises(InputError, match="category_ids must"):
         load(path)
 
 

@@ -20,9 +20,9 @@ from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.inference.detection import evaluate_detector
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.model_card import DetectorCard
 from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.detection.augmentation import augment
+from lambdanets.training.detection.model import make_model_card
 
 HEIGHT, WIDTH, NUM_OBJECTS = 350, 1000, 8_000
 MAX_BYTES = 2**30  # all masks together have 2.8 GB
@@ -99,7 +99,7 @@ class DetectsTwo(nn.Module):
 
 @pytest.mark.usefixtures("resource_limits")
 def test_evaluation_of_8000_objects_is_bounded_in_memory_and_time(many_objects, tmp_path):
-    detector = Detector(DetectsTwo(), DetectorCard("lambda_resnet20_small", ("square",), category_ids=(1,)))
+    detector = Detector(DetectsTwo(), make_model_card(DIGITS, ("square",), (1,)))
     evaluation = evaluate_detector(detector, many_objects)
     draw_detections(detector, many_objects, evaluation, tmp_path)
     assert evaluation.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)

@@ -4,7 +4,6 @@ import errno
 import itertools
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from filelock import FileLock
 
 from lambdanets.data.shards.listing import SHARD_LIST, Shard, ShardList, UnreadableShard
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished
+from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished, user_cache_folder
 from lambdanets.terminal import echo
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
@@ -33,15 +32,15 @@ class ShardStore:
     """The shards in a folder, or at a URL with any scheme that fsspec supports (http, https, s3, ...).
 
     cache: folder for downloaded shards, which all processes of a machine share; by default $LAMBDANETS_SHARDS_CACHE,
-        or a folder in the temporary directory.
+        or lambdanets/shards in the user's cache folder. It is created for the user alone (mode 0700).
     cache_bytes: maximum size of the cache without downloads in progress; by default $LAMBDANETS_SHARDS_CACHE_BYTES, or
         100 GB. The least recently used files are removed; processes that have them open can still read them.
     attempts: maximum number of attempts after transient errors (dropped connection, timeout, status 5xx).
     delay: seconds before the first retry, doubled for each further retry. Retries are reported on stderr.
 
-    The size and SHA-256 of a download are verified before it is added to the cache. If no server responds, shards.json
-    is requested at most 3 times, because the URL may be mistyped. Credentials are configured in fsspec (environment
-    variables FSSPEC_...).
+    The size and SHA-256 of a shard are verified after its download, and when a store first opens it in the cache. If no
+    server responds, shards.json is requested at most 3 times, because the URL may be mistyped. Credentials are
+    configured in fsspec (environment variables FSSPEC_...).
     """
 
     def __init__(
@@ -54,12 +53,13 @@ class ShardStore:
         delay: float = 2.0,
     ) -> None:
         self.location = location.rstrip("/") if is_url(location) else location
-        self._cache = cache or _default_cache()
+        self._cache = cache or (_default_cache() if is_url(location) else Path())
         self._cache_bytes = _default_cache_bytes() if cache_bytes is None else cache_bytes
         if attempts < 1:
             raise InputError(f"attempts must be at least 1, got {attempts}")
         self._attempts = attempts
         self._delay = delay
+        self._verified: set[str] = set()  # SHA-256 of the cached shards that were hashed
 
     def path(self, name: str) -> str:
         """Return the path or URL of a file of the dataset."""
@@ -90,10 +90,10 @@ class ShardStore:
         if shard.bytes > self._cache_bytes:
             raise UnreadableShard(url, f"its {shard.bytes} bytes do not fit into the cache of {self._cache_bytes}")
         try:
-            self._cache.mkdir(parents=True, exist_ok=True)
+            self._cache.mkdir(0o700, parents=True, exist_ok=True)
             path = self._cache / f"{shard.sha256}.tar"
             with FileLock(path.with_suffix(".lock")):
-                file = _open_if_complete(path, shard.bytes)
+                file = self._open_if_complete(path, shard)
                 if file is not None:
                     return file
                 remove_unfinished(self._cache, path.name)  # of killed processes, because this process has the lock
@@ -101,6 +101,26 @@ class ShardStore:
                 return self._with_retries(url, _download, url, path, shard)
         except OSError as error:
             raise UnreadableShard(url, f"its cache {self._cache} cannot be used: {one_line(error)}") from error
+
+    def _open_if_complete(self, path: Path, shard: Shard) -> BinaryIO | None:
+        """Open a cached file and mark it as most recently used; None if it is missing or has other content."""
+        try:
+            file = open_regular(path)
+        except FileNotFoundError:
+            return None
+        if os.fstat(file.fileno()).st_size != shard.bytes or not self._is_verified(file, shard):
+            file.close()
+            return None
+        os.utime(file.fileno())
+        return file
+
+    def _is_verified(self, file: BinaryIO, shard: Shard) -> bool:
+        """Whether the content has the hash of the shard. It is hashed once, because that takes seconds per GB."""
+        if shard.sha256 not in self._verified and file_sha256(file) != shard.sha256:
+            return False
+        self._verified.add(shard.sha256)
+        file.seek(0)
+        return True
 
     def _evict(self, needed_bytes: int) -> None:
         """Remove the least recently used files until the cache has room for `needed_bytes`."""
@@ -178,19 +198,6 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _open_if_complete(path: Path, size: int) -> BinaryIO | None:
-    """Open a cached file and mark it as most recently used; None if it is missing or has another size."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return None
-    if os.fstat(file.fileno()).st_size != size:
-        file.close()
-        return None
-    os.utime(file.fileno())
-    return file
-
-
 def _file_system(url: str) -> Any:
     """Return a new fsspec file system at each call, because a cached one does not work after a fork."""
     options = {}
@@ -231,8 +238,12 @@ def _describe_error(error: Exception) -> str:
 
 
 def _default_cache() -> Path:
-    path = os.environ.get(CACHE)
-    return Path(path) if path else Path(tempfile.gettempdir()) / f"lambdanets-shards-{os.getuid()}"
+    if path := os.environ.get(CACHE):
+        return Path(path)
+    try:
+        return user_cache_folder() / "shards"
+    except OSError as error:
+        raise InputError(f"{CACHE} must be a folder for downloaded shards, got none; {error}") from error
 
 
 def _default_cache_bytes() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from lambdanets.files import user_cache_folder
 from lambdanets.ops.position.gpus import device_gpu_spec
 
 
@@ -138,8 +139,8 @@ def cache_folder() -> Path:
     if folder is not None:
         return Path(folder)
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lambdanets"
-    except RuntimeError as error:
+        return user_cache_folder()
+    except OSError as error:
         raise OSError(f"{error} set LAMBDANETS_CACHE to a folder") from error
 
 

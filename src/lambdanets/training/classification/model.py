@@ -19,7 +19,7 @@ from lambdanets.training.memory import MemoryProbe
 
 def make_model_card(recipe: ClassificationRecipe, classes: Sequence[str]) -> ClassifierCard:
     """Return the model card of the recipe's classifier."""
-    return make_card(ClassifierCard, {**asdict(recipe), "classes": tuple(classes)}, "the recipe")
+    return make_card(ClassifierCard, {**asdict(recipe), "stretch": False, "classes": tuple(classes)}, "the recipe")
 
 
 def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> nn.Module:
@@ -48,11 +48,12 @@ def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRe
     """
     if recipe.model or recipe.weights is None:
         return recipe
-    card = read_model_file(Path(recipe.weights), ClassifierCard)[1]
+    card = read_model_file(recipe.weights, ClassifierCard)[1]
+    options: dict[str, Any] = card.model_options | recipe.model_options
     return replace(
         recipe,
         model=card.model,
-        model_options=card.model_options | recipe.model_options,
+        model_options=options,
         channels=card.preprocessing.channels,
         mean=card.preprocessing.mean,
         std=card.preprocessing.std,

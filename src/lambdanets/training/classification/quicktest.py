@@ -10,7 +10,8 @@ import torch
 from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.data.shards.writing import write_shards
-from lambdanets.inference.weights import WEIGHTS, save_weights
+from lambdanets.inference.weights import save_weights
+from lambdanets.models.packaged import WEIGHTS
 from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.pseudo_labeling import label_shards
@@ -62,5 +63,5 @@ def _write_random_weights(recipe: ClassificationRecipe, classes: tuple[str, ...]
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
         model = build_model(recipe, len(classes))
-    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_json(recipe.fields()))
+    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_public_json(recipe.fields()))
     return folder

@@ -13,7 +13,8 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.sets import report_problems
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
-from lambdanets.inference.weights import file_identity
+from lambdanets.inference.weights import weights_sha256
+from lambdanets.models.packaged import find_weights
 from lambdanets.training.coco.data import open_datasets, write_problems
 from lambdanets.training.coco.recipe import CocoRecipe
 from lambdanets.training.distributed import World
@@ -52,7 +53,7 @@ class CocoTask(Task):
         classes = [category.name for category in training.annotations.categories]
         model = cls.build(replace(recipe, weights=None) if resumed else recipe, classes)
         prepare_batch_norm(model, recipe, world.world_size)
-        initial_weights = None if resumed or recipe.weights is None else file_identity(Path(recipe.weights))
+        initial_weights = None if resumed or recipe.weights is None else _identity(recipe.weights)
         return cls(recipe, training, validation, source, model, initial_weights)
 
     @classmethod
@@ -91,3 +92,10 @@ class CocoTask(Task):
             },
             "initial_weights": self._module.initial_weights,
         }
+
+
+def _identity(weights: str) -> dict[str, str]:
+    """Return the SHA-256 of initial weights, and their name without the path to it."""
+    path, file = Path(weights), find_weights(weights)
+    name = str(Path(path.name, file.relative_to(path))) if file.is_relative_to(path) else weights
+    return {"name": name, "sha256": weights_sha256(file)}

@@ -12,6 +12,7 @@ from torch.fx.experimental import _config as meta_device
 from lambdanets.inference.detector import build_detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
+from lambdanets.models.weights import match_names
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.initial_weights import read_initial_weights
 from lambdanets.training.memory import MemoryProbe
@@ -22,7 +23,7 @@ _HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.
 
 def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
     """Return the model card of the recipe's detector."""
-    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
+    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids), "stretch": False, "tile_size": None}
     return make_card(DetectorCard, recipe.fields() | categories, "the recipe")
 
 
@@ -50,10 +51,11 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
 def _load_initial_weights(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
     weights = read_initial_weights(path, classes)
     module: nn.Module = model
-    if not any(name.startswith("backbone.network.") for name in weights.tensors):  # weights of a classifier
+    if not any("backbone.network." in name for name in weights.tensors):  # weights of a classifier
         module = model.backbone.network
-        by_normalized_name = {_normalize_name(name): tensor for name, tensor in weights.tensors.items()}
         normalized_names = {name: _normalize_name(name) for name in module.state_dict()}
+        by_normalized_name = {_normalize_name(name): tensor for name, tensor in weights.tensors.items()}
+        by_normalized_name = match_names(by_normalized_name, set(normalized_names.values()), str(weights.file))
         tensors = {
             name: by_normalized_name[normalized]
             for name, normalized in normalized_names.items()

@@ -1,0 +1,69 @@
+"""Names of packaged models beside folders of the same name, which have no weights."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+
+import lambdanets as ln
+from lambdanets.cli import main
+from lambdanets.models.packaged import FOLDER
+from lambdanets.training import run
+from lambdanets.web.examples import draw_nuclei
+from training.detection.tiny_detection import tiny_recipe
+from training.runs import quick_recipe
+
+NAMES = ("digits", "nuclei", "cifar10")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with a folder of images for each name, and a config.json that is not timm's in one of them."""
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        draw_nuclei(1, seed=0)[0].resize((48, 48)).save(tmp_path / name / "a.png")
+    (tmp_path / "digits/config.json").write_text("{}")
+    (tmp_path / "digits/curves.png").write_bytes(b"of something else")
+    return tmp_path
+
+
+def run_command(capsys, *arguments):
+    assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
+
+
+def test_images_in_a_folder_with_the_name_of_the_model_are_predicted(folder, capsys):
+    run_command(capsys, "predict", "digits", "digits/a.png")
+    run_command(capsys, "detect", "predict", "nuclei", "nuclei", "--out", "found")
+    assert json.loads((folder / "found/images.json").read_text())["images"][0]["file_name"] == "nuclei/a.png"
+
+
+def test_output_folder_may_have_the_name_of_the_model(folder, capsys):
+    shutil.move(folder / "nuclei", folder / "micrographs")
+    run_command(capsys, "detect", "predict", "nuclei", "micrographs", "--out", "nuclei")
+    assert (folder / "nuclei/results.json").is_file()
+
+
+def test_training_starts_from_a_model_beside_a_folder_of_its_name(folder, two_classes):
+    model = {"weights": "cifar10", "model": "lambda_resnet20_small"}
+    classifier = run.check(replace(quick_recipe(two_classes), **model))
+    detector = run.check(tiny_recipe(folder / "scattered", **model, model_options={}))
+    assert classifier.model.conv1.weight.equal(detector.model.backbone.network.conv1.weight)
+    assert run.resolve_recipe(detector.recipe).weights == "cifar10"
+
+
+def test_python_finds_models_beside_folders_of_their_names(folder):
+    expected = load_file(FOLDER / "digits.safetensors")["fc.bias"]
+    saved = ln.save_pretrained("digits", folder / "saved")
+    assert not (saved / "curves.png").exists()
+    networks = (
+        ln.load("digits", device="cpu").model,
+        ln.load(saved, device="cpu").model,
+        ln.create_model("lambda_resnet20_small", pretrained="digits"),
+        ln.create_model(f"local-dir:{saved}", pretrained=True),
+    )
+    assert all(network.fc.bias.equal(expected.float()) for network in networks)
+    assert ln.explain("digits", Image.new("L", (16, 16))).layers
