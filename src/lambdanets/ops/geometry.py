@@ -101,8 +101,8 @@ def windows(x: Tensor, axis: int, count: int, length: int, step: int = 1) -> Ten
     """Return `count` windows of the given length along an axis, starting at 0, step, 2 step, .., as a new last axis.
 
     x must have exactly (count - 1) step + length elements along the axis. In eager mode this is `Tensor.unfold`.
-    torch.compile would recompile unfold for every length, and the exporter of traces does not support it, so graphs
-    repeat x instead and read it in rows that are longer than x by `step`, so that each row starts `step` elements later.
+    torch.compile would recompile unfold for every length, and the exporter of traces lacks it. So graphs repeat x, and
+    read it in rows that are longer than x by `step`, so that each row starts `step` elements later.
     """
     if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
         return x.unfold(axis, length, step)

@@ -69,7 +69,8 @@ class _Gradients(torch.autograd.Function):
     def forward(grad_output: Tensor, *inputs: Any) -> FactorGradients:
         *factors, plan, needs_grad = inputs
         gradients = planned_backward(grad_output, Factors(*factors), plan, needs_grad)
-        return tuple(None if x is None else x.detach() for x in gradients)
+        queries, table, values, content = (None if x is None else x.detach() for x in gradients)
+        return queries, table, values, content
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:
