@@ -142,6 +142,12 @@ def test_gradient_checkpointing_recomputes_with_the_sizes_of_its_batch(use_reent
         assert_same(gradient, expected)
 
 
+def test_global_default_device_does_not_matter(network):
+    expected, images = run_padded(network, (96, 96)), pad_images(random_images(), (96, 96))
+    with torch.device("meta"), padded_batch(SIZES, (96, 96)):
+        assert all(map(torch.equal, network(images), expected))
+
+
 def test_lambda_layers_have_one_hook_and_their_projections_none():
     network = create_model("lambda_resnet50", features_only=True)
     add_padding_hooks(network)
