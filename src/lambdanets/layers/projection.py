@@ -51,7 +51,7 @@ def project(
         weights, biases = zip(
             *(_weight_and_bias(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)), strict=True
         )
-        maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)
+        maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
         if any(is_folded):
             (product,) = _project_rows(maps, torch.cat(biases), torch.cat(weights))
             rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
@@ -214,9 +214,8 @@ def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if _channels_last(x) or torch.compiler.is_exporting():
         return F.linear(x.transpose(-2, -1), weight, bias)
     weights = weight.T.expand(x.shape[0], -1, -1)
-    return (
-        torch.bmm(x.transpose(-2, -1), weights) if bias is None else torch.baddbmm(bias, x.transpose(-2, -1), weights)
-    )
+    rows = x.transpose(-2, -1)
+    return torch.bmm(rows, weights) if bias is None else torch.baddbmm(bias, rows, weights)
 
 
 def _grad_x(x: Tensor, weights: Sequence[Tensor], grad_outputs: Sequence[Tensor]) -> Tensor:
