@@ -179,8 +179,9 @@ def test_masked_batch_equals_single_examples(options):
     if "stride" not in options:
         expected = reference_output(layer, x, mask).masked_fill(~mask.unsqueeze(1), 0)
         torch.testing.assert_close(batched, expected, rtol=1e-12, atol=1e-12)
-        ones = torch.ones(3, 5, 6, dtype=torch.bool)
+        ones = torch.ones(1, 5, 6, dtype=torch.bool)
         torch.testing.assert_close(layer(x, ones), layer(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(x, mask[1:2]), layer(x, mask[1:2].expand(3, -1, -1)))
 
 
 def test_channels_last_3d_is_preserved():

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
-from lambdanets import LambdaLayer, LambdaLayer2d
+from lambdanets import LambdaLayer, LambdaLayer2d, RelativeEmbedding, position_interaction
 from lambdanets.layers.projection import project
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -125,6 +126,16 @@ def test_respects_hooks_and_parametrizations(modify, index):
     torch.testing.assert_close(gradient, expected_gradient)
     changed = [not torch.allclose(after, before) for after, before in zip(expected, outputs_before, strict=True)]
     assert any(changed) or not torch.allclose(expected_gradient, gradient_before) or modify is parametrization
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+def test_hooks_of_all_modules_see_every_module_of_a_layer(training):
+    layer, x = LambdaLayer2d(8, scope=3).train(training), torch.randn(2, 8, 5, 6)
+    expected, seen = copy.deepcopy(layer)(x), []
+    with register_module_forward_hook(lambda module, inputs, output: seen.append(module)):
+        output = layer(x)
+    assert set(seen) == set(layer.modules())
+    torch.testing.assert_close(output, expected)
 
 
 OTHER_PROJECTIONS = {
@@ -276,11 +287,28 @@ def test_value_projection_may_be_a_sequence_of_layers():
     assert layer(torch.randn(2, 8, 5, 6)).shape == (2, 8, 5, 6)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_outputs_of_layers_may_be_modified_in_place(memory_format):
-    network = nn.Sequential(LambdaLayer2d(8, scope=3), nn.ReLU(inplace=True))
-    x = torch.randn(2, 8, 5, 6).contiguous(memory_format=memory_format).requires_grad_()
-    network(x).sum().backward()
-    expected, x.grad = x.grad, None
-    network[0](x).relu().sum().backward()
-    torch.testing.assert_close(x.grad, expected)
+MAPS = torch.randn(2, 8, 5, 6)
+OPERATIONS = {
+    "maps": (LambdaLayer2d(8, scope=3), MAPS),
+    "channels last": (LambdaLayer2d(8, scope=3), MAPS.contiguous(memory_format=torch.channels_last)),
+    "strided": (LambdaLayer2d(8, scope=3, stride=2), MAPS),
+    "tokens": (LambdaLayer(8, embedding=RelativeEmbedding((5,), 16)), torch.randn(2, 6, 8)),
+    "position only": (
+        LambdaLayer(8, embedding=RelativeEmbedding((5,), 16), content=False, batch_norm=False, causal=True),
+        torch.randn(2, 6, 8),
+    ),
+    "position_interaction": (
+        lambda x: position_interaction(x[:, None], torch.ones(3, 6), x, (5,)),
+        torch.randn(2, 5, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize(("operation", "x"), OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_outputs_of_layers_may_be_modified_in_place(operation, x):
+    gradients = []
+    for change in (lambda y: (y + 1).relu(), lambda y: y.add_(1).relu_()):
+        x = x.detach().requires_grad_()
+        gradients += torch.autograd.grad(change(operation(x)).sum(), x, create_graph=True)
+    torch.testing.assert_close(*gradients)
+    gradients[0].add_(1)

@@ -75,6 +75,8 @@ CASES = {
         None,
     ),
     "relative, separate context": ({"position": True, "embedding": relative(7)}, True, None),
+    "relative, padding of all examples": ({"position": True, "embedding": relative(5)}, False, (1, N)),
+    "dense, mask of all examples": ({"position": True, "embedding": dense()}, False, (1, N, N)),
     "dense": ({"position": True, "embedding": dense()}, False, None),
     "dense, separate context": ({"position": True, "embedding": dense()}, True, None),
     "dense, separate context, padding": ({"position": True, "embedding": dense()}, True, (B, 1, M)),
@@ -123,8 +125,8 @@ def test_equals_the_definition(options, has_context, mask_shape):
     elif layer.embedding is not None:
         embeddings = layer.embedding(N, M if has_context else N)
     expected = reference_output(layer, x, x if context is None else context, mask, embeddings)
-    if not has_context and mask_shape == (B, 1, N):  # padding of x itself
-        expected = expected * mask.transpose(1, 2)
+    if not has_context and mask_shape in ((B, 1, N), (1, N)):  # padding of x itself
+        expected = expected * mask.reshape(-1, N, 1)
     torch.testing.assert_close(layer(x, context, mask=mask), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -158,7 +160,9 @@ def test_outputs_are_independent_of_context_padding(training):
     mask[:, :, -3:] = False
     corrupted = context.masked_fill(~mask.transpose(1, 2), torch.nan)
     expected = copy.deepcopy(layer)(x, context[:, :-3])
-    torch.testing.assert_close(layer(x, corrupted, mask=mask), expected, rtol=1e-11, atol=1e-11)
+    for shape in ((B, 1, M), (1, 1, M), (1, M)):
+        result = copy.deepcopy(layer)(x, corrupted, mask=mask[:1].expand(shape) if len(shape) > 2 else mask[0])
+        torch.testing.assert_close(result, expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])

@@ -73,6 +73,28 @@ def test_trace_has_the_outputs_and_gradients_of_the_layer(layer, options, shape,
         torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-3)
 
 
+ONNX_LAYERS = {
+    name: LAYERS[name]
+    for name in ("strided", "dilated", "multi-head", "causal", "global scope", "sequence", "tokens", "dense embeddings")
+} | {
+    "large maps": (LambdaLayer2d, {"scope": 9}, (1, 8, 16, 20)),
+    "strided volume": (LambdaLayer3d, {"scope": 3, "stride": 2}, VOLUME),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter, which PyTorch deprecates
+@pytest.mark.parametrize(("layer", "options", "shape"), ONNX_LAYERS.values(), ids=ONNX_LAYERS.keys())
+def test_onnx_exported_from_a_trace_has_the_outputs_of_the_layer(layer, options, shape, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layer, x = make_layer(layer, options, shape)
+    x = x.detach()
+    torch.onnx.export(layer.eval(), (x,), tmp_path / "layer.onnx", dynamo=False)
+    session = onnxruntime.InferenceSession(tmp_path / "layer.onnx", providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(output), layer(x), rtol=1e-4, atol=1e-4)
+
+
 def test_saved_trace_accepts_any_batch_size(tmp_path):
     layer, x = make_layer(LambdaLayer2d, {"stride": 2}, MAPS)
     layer.eval()

@@ -6,6 +6,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import mask_rcnn
+from lambdanets.models.padding import padded_batch
 from lambdanets.models.padding_check import simulate_trained_weights
 
 SMALL_OPTIONS = {
@@ -153,11 +154,11 @@ def test_boxes_are_float32_under_autocast():
 def test_anchors_in_padding_are_ignored_in_training():
     model = small_mask_rcnn().train()
     batch, targets = model.transform(random_images(), TARGETS)
-    maps = list(model.backbone(batch.tensors, batch.image_sizes).values())
-    anchors = model.rpn.anchor_generator(batch, maps)
-    model.rpn(batch, dict(enumerate(maps)), targets)
-    labels, _ = model.rpn.assign_targets_to_anchors(anchors, targets)
-    logits, _ = model.rpn.head(maps)
+    with padded_batch(batch.image_sizes, batch.tensors.shape[-2:]):
+        maps = list(model.backbone(batch.tensors).values())
+        anchors = model.rpn.anchor_generator(batch, maps)
+        labels, _ = model.rpn.assign_targets_to_anchors(anchors, targets)
+        logits, _ = model.rpn.head(maps)
     for index, label in enumerate(labels):
         padded = torch.cat([level[index].permute(1, 2, 0).flatten() for level in logits]) == -100
         assert (label[padded] == -1).all()
@@ -176,8 +177,8 @@ def test_targets_are_not_modified():
 def test_anchors_in_padding_have_low_objectness():
     model = small_mask_rcnn().eval()
     batch, _ = model.transform(random_images([(64, 96), (20, 96)]))
-    with torch.no_grad():
-        maps = model.backbone(batch.tensors, batch.image_sizes)
+    with torch.no_grad(), padded_batch(batch.image_sizes, batch.tensors.shape[-2:]):
+        maps = model.backbone(batch.tensors)
         logits, _ = model.rpn.head(list(maps.values()))
     for level, stride in zip(logits, model.backbone.strides, strict=True):
         valid_rows = -(-batch.image_sizes[1][0] // stride)

@@ -7,7 +7,8 @@ from torch import nn
 
 from lambdanets import LambdaLayer2d, create_model
 from lambdanets.errors import InputError
-from lambdanets.models.padding import Padding
+from lambdanets.models.mask_rcnn import PyramidBackbone
+from lambdanets.models.padding import add_padding_hooks, padded_batch
 from lambdanets.models.padding_check import simulate_trained_weights
 
 SHALLOW = {"layers": (1, 1, 2, 1)}
@@ -28,7 +29,8 @@ SIZES = [(37, 70), (64, 33), (50, 5)]
 def network(request):
     torch.manual_seed(0)
     network = simulate_trained_weights(create_model(request.param, features_only=True, **NETWORKS[request.param]))
-    return network, attach_padding(network)
+    add_padding_hooks(network)
+    return network
 
 
 def pad_images(images, batch, value=7.0):
@@ -44,10 +46,9 @@ def random_images(sizes=SIZES):
     return [torch.randn(3, *size, generator=generator, dtype=torch.float64) for size in sizes]
 
 
-def attach_padding(network):
-    padding = Padding()
-    padding.attach(network)
-    return padding
+def run_padded(network, batch, value=7.0):
+    with padded_batch(SIZES, batch):
+        return network(pad_images(random_images(), batch, value))
 
 
 def valid_part(maps, batch, size):
@@ -62,22 +63,18 @@ def assert_same(actual, expected):
 
 
 def test_maps_of_a_padded_batch_equal_maps_of_single_images(network):
-    network, padding = network
-    padding.set_sizes(SIZES, (96, 96))
-    batched = network(pad_images(random_images(), (96, 96)))
+    batched = run_padded(network, (96, 96))
     for i, image in enumerate(random_images()):
-        padding.set_sizes(None, SIZES[i])
         for single, maps in zip(network(image[None]), batched, strict=True):
             assert_same(valid_part(maps, (96, 96), SIZES[i])[i], single[0])
 
 
 def test_gradients_are_independent_of_padding(network):
-    network, padding = network
     gradients = []
     for side, value in ((96, 7.0), (128, -3.0)):
-        padding.set_sizes(SIZES, (side, side))
         inputs = pad_images(random_images(), (side, side), value).requires_grad_()
-        maps = network(inputs)[-1]
+        with padded_batch(SIZES, (side, side)):
+            maps = network(inputs)[-1]
         loss = sum(valid_part(x, (side, side), size).square().sum() for x, size in zip(maps, SIZES, strict=True))
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         actual = torch.autograd.grad(loss, [inputs, *parameters], allow_unused=True)
@@ -92,10 +89,8 @@ def test_gradients_are_independent_of_padding(network):
 def test_batch_norm_statistics_count_only_valid_positions():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)).double().train()
-    padding = attach_padding(network)
-    padding.set_sizes(SIZES, (96, 96))
-    maps = network(pad_images(random_images(), (96, 96)))
-    padding.set_sizes(None, (96, 96))
+    add_padding_hooks(network)
+    maps = run_padded(network, (96, 96))
     rows = torch.cat([network[0](image[None])[0].flatten(1) for image in random_images()], 1)
     torch.testing.assert_close(network[1].running_mean, 0.1 * rows.mean(1))
     torch.testing.assert_close(network[1].running_var, 0.9 + 0.1 * rows.var(1))
@@ -109,9 +104,8 @@ def test_training_step_is_independent_of_the_amount_of_padding(name):
     for side in (96, 128):
         torch.manual_seed(0)
         network = simulate_trained_weights(create_model(name, features_only=True, **NETWORKS.get(name, {}))).train()
-        padding = attach_padding(network)
-        padding.set_sizes(SIZES, (side, side))
-        maps = network(pad_images(random_images(), (side, side)))[-1]
+        add_padding_hooks(network)
+        maps = run_padded(network, (side, side))[-1]
         sum(valid_part(x, (side, side), size).square().sum() for x, size in zip(maps, SIZES, strict=True)).backward()
         states.append(dict(network.named_buffers()) | {n: p.grad for n, p in network.named_parameters()})
     for key, tensor in states[0].items():
@@ -121,29 +115,42 @@ def test_training_step_is_independent_of_the_amount_of_padding(name):
 
 def test_average_pool_with_count_include_pad_is_preserved():
     pool = nn.AvgPool2d(3, 2, 1)
-    padding = attach_padding(pool)
-    padding.set_sizes(SIZES, (96, 96))
-    batched = pool(pad_images(random_images(), (96, 96)))
+    add_padding_hooks(pool)
+    batched = run_padded(pool, (96, 96))
     for i, image in enumerate(random_images()):
         assert_same(valid_part(batched, (96, 96), SIZES[i])[i], nn.functional.avg_pool2d(image, 3, 2, 1))
 
 
-def test_gradient_checkpointing_recomputes_with_the_same_mask():
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_recomputes_with_the_sizes_of_its_batch(use_reentrant, monkeypatch):
+    monkeypatch.setattr(timm.layers.config, "_USE_REENTRANT_CKPT", use_reentrant)
+    batches = [(SIZES, (96, 96)), ([(20, 96), (64, 64)], (64, 96)), ([(33, 40)], (33, 40))]
     gradients = []
     for checkpointing in (False, True):
         torch.manual_seed(0)
         network = simulate_trained_weights(create_model("lambda_resnet50", features_only=True, **SHALLOW_LAMBDA_RESNET))
         network.set_grad_checkpointing(checkpointing)
-        padding = attach_padding(network)
-        padding.set_sizes(SIZES, (96, 96))
-        network(pad_images(random_images(), (96, 96)))[-1].sum().backward()
-        gradients.append(network.conv1[0].weight.grad)
-    assert torch.equal(*gradients)
+        backbone = PyramidBackbone(network, 8).double()
+        total = 0
+        for sizes, batch in batches:
+            with padded_batch(sizes, batch):
+                maps = backbone(pad_images(random_images(sizes), batch))
+            total = total + maps["2"].square().sum()
+        total.backward()
+        gradients.append([parameter.grad for parameter in network.parameters()])
+    for gradient, expected in zip(*gradients, strict=True):
+        assert_same(gradient, expected)
+
+
+def test_global_default_device_does_not_matter(network):
+    expected, images = run_padded(network, (96, 96)), pad_images(random_images(), (96, 96))
+    with torch.device("meta"), padded_batch(SIZES, (96, 96)):
+        assert all(map(torch.equal, network(images), expected))
 
 
 def test_lambda_layers_have_one_hook_and_their_projections_none():
     network = create_model("lambda_resnet50", features_only=True)
-    attach_padding(network)
+    add_padding_hooks(network)
     layers = [module for module in network.modules() if isinstance(module, LambdaLayer2d)]
     assert len(layers) == 4
     for layer in layers:
@@ -162,24 +169,7 @@ def test_lambda_layers_have_one_hook_and_their_projections_none():
 def test_rejects_networks_with_unsupported_layers(name, options, layer):
     network = timm.create_model(name, **options)
     with pytest.raises(InputError, match=r"padding cannot be hidden in [\w.]+, a \w+; use"):
-        Padding().attach(network)
-
-
-def test_images_without_padding_are_unchanged():
-    network = nn.Conv2d(3, 4, 3, padding=1)
-    padding = attach_padding(network)
-    maps = torch.randn(2, 3, 8, 8)
-    expected = network(maps)
-    padding.set_sizes([(8, 8), (8, 8)], (8, 8))
-    assert padding.mask(maps) is None
-    assert torch.equal(network(maps), expected)
-
-
-def test_rejects_a_batch_that_differs_from_the_sizes():
-    padding = Padding()
-    padding.set_sizes([(4, 4), (8, 8)], (8, 8))
-    with pytest.raises(InputError, match="maps must have as many images as set_sizes, 2, got 3"):
-        padding.mask(torch.zeros(3, 1, 8, 8))
+        add_padding_hooks(network)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -194,9 +184,9 @@ def test_masked_batch_norm_equals_batch_norm_of_valid_positions(layout):
     gradients = torch.cat([valid_part(x, (12, 12), size).flatten(1).T for x, size in zip(gradient, sizes, strict=True)])
     inputs = [maps, norm.weight, norm.bias]
     expected = torch.autograd.grad(nn.functional.batch_norm(rows, None, None, *inputs[1:], True), inputs, gradients)
-    padding = attach_padding(norm)
-    padding.set_sizes(sizes, (12, 12))
-    output = norm(maps)
+    add_padding_hooks(norm)
+    with padded_batch(sizes, (12, 12)):
+        output = norm(maps)
     assert output.is_contiguous(memory_format=layout)
     assert not output[0, :, 7:].any()
     for actual, reference in zip(torch.autograd.grad(output, inputs, gradient), expected, strict=True):

@@ -1,12 +1,16 @@
 """Replacing convolutions of timm's and torchvision's networks."""
 
+import copy
+import pickle
+import weakref
+
 import pytest
 import timm
 import torch
 import torchvision
 from torch import nn
 
-from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, replace_convolutions
+from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, create_model, replace_convolutions
 from lambdanets.errors import InputError
 from lambdanets.layers.baselines import LocalAttention
 
@@ -271,3 +275,43 @@ def test_layers_without_weights_leave_the_model_unchanged():
             model, lambda conv: LambdaLayer2d(8, 8, device=next(devices)), ["0", "1"], allow_several_per_block=True
         )
     assert [type(module) for module in model] == [nn.Conv2d] * 2
+
+
+def replaced(name, where):
+    model = timm.create_model(name)
+    replace_convolutions(model, lambda_layer, where)
+    return model
+
+
+def reset_all(model):
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+INITIALIZATIONS = {
+    "timm": lambda model: model.init_weights(),
+    "timm without zero_init_last": lambda model: model.init_weights(zero_init_last=False),
+    "modules": reset_all,
+    "apply": lambda model: model.apply(lambda module: getattr(module, "reset_parameters", lambda: None)()),
+}
+
+
+@pytest.mark.parametrize("initialize", INITIALIZATIONS.values(), ids=INITIALIZATIONS.keys())
+@pytest.mark.parametrize(
+    "make",
+    [lambda: create_model("lambda_resnet20_small"), lambda: replaced("resnet10t", "layer4.*.conv2")],
+    ids=["lambda_resnet20_small", "replaced"],
+)
+def test_initialization_by_other_code_keeps_that_of_lambda_layers(make, initialize):
+    model = pickle.loads(pickle.dumps(copy.deepcopy(make())))
+    initialize(model)
+    layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
+    assert layers
+    for layer in layers:
+        stds = {"query": (16 * layer.dim) ** -0.5, "key": layer.dim**-0.5, "value": layer.dim**-0.5}
+        for name, std in stds.items():
+            assert getattr(layer, f"{name}_projection").weight.std().item() == pytest.approx(std, rel=0.1)
+    reference = weakref.ref(model)
+    del model, layers, layer
+    assert reference() is None  # memory is freed at once

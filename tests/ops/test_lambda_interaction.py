@@ -392,7 +392,8 @@ def test_content_lambda_ignores_masked_positions():
     mask = torch.tensor([True] * 4 + [False] * 3)
     expected = content_lambda(keys[:, :4], values[:, :4])
     torch.testing.assert_close(content_lambda(keys, values, mask=mask), expected)
-    torch.testing.assert_close(content_lambda(keys, values, mask=mask.expand(2, M)), expected)
+    for shape in ((1, M), (2, M)):
+        torch.testing.assert_close(content_lambda(keys, values, mask=mask.expand(shape)), expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -7,7 +7,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.models import create_model
-from lambdanets.models.padding import Padding
+from lambdanets.models.padding import add_padding_hooks
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.classification.module import Classification
@@ -93,7 +93,7 @@ def test_sync_batch_norm_converts_every_norm_and_keeps_activations(name):
 
 def test_sync_batch_norm_keeps_the_padding_hooks():
     body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    Padding().attach(body)
+    add_padding_hooks(body)
     hooks_before = [dict(body[1]._forward_pre_hooks), dict(body[1]._forward_hooks)]
     model = convert_sync_batch_norm(body, replace(DIGITS, sync_batch_norm=True), 2)
     assert isinstance(model[1], nn.SyncBatchNorm)

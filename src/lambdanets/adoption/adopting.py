@@ -12,6 +12,7 @@ from lambdanets.adoption.family import Family
 from lambdanets.adoption.trial import check_conversion
 from lambdanets.errors import InputError, one_line
 from lambdanets.layers import LambdaBase
+from lambdanets.layers.initialization import keep_initialization
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 _HOOKS = (
@@ -64,6 +65,7 @@ def adopt(model: nn.Module) -> dict[str, str]:
     adopted = {name: layer for layer in candidates for name in names[layer]}
     for name, layer in adopted.items():
         model.set_submodule(name, replacements[layer][1])
+    keep_initialization(model)
     return {name: replacements[layer][0].name for name, layer in adopted.items()}
 
 

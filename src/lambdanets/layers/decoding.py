@@ -184,7 +184,7 @@ def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingStat
     embedding = layer.embedding
     assert embedding is not None
     if isinstance(embedding, RelativeEmbedding):
-        tables = embedding.table if layer.multi_head else embedding.table.unsqueeze(0)
+        tables = embedding() if layer.multi_head else embedding().unsqueeze(0)
         tables = tables.unsqueeze(-1) if layer.intra_depth == 1 else tables
         grid, dilation = state.grid or (0,), _dilation(layer)
         return torch.stack([embeddings_for_query(table, grid, dilation, state.position, length) for table in tables])

@@ -114,9 +114,10 @@ class RelativeEmbedding(EmbeddingTable):
                 raise ValueError(f"{name} must be a tuple of {self.dimensions} sides, got {sides!r}")
             check_sizes(**{f"{name}[{axis}]": side for axis, side in enumerate(sides)})
         check_sizes(dilation=dilation)
+        table = self()
         if self.heads is not None:
-            return torch.stack([self._expand_table(table, grid, context_grid, dilation) for table in self.table])
-        return self._expand_table(self.table, grid, context_grid, dilation)
+            return torch.stack([self._expand_table(head, grid, context_grid, dilation) for head in table])
+        return self._expand_table(table, grid, context_grid, dilation)
 
     def _expand_table(
         self, table: Tensor, grid: tuple[int, ...], context_grid: tuple[int, ...] | None, dilation: int
@@ -125,7 +126,7 @@ class RelativeEmbedding(EmbeddingTable):
             table = table.unsqueeze(-1)
         context_grid = grid if context_grid is None else context_grid
         embeddings = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
-        embeddings = embeddings.flatten(len(grid) + 2).flatten(0, len(grid) - 1).movedim(-1, 1)
+        embeddings = embeddings.flatten(len(grid) + 2).flatten(0, len(grid) - 1).movedim(3, 1)
         return embeddings.squeeze(-1) if self.intra_depth == 1 else embeddings
 
 

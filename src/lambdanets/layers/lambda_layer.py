@@ -1,5 +1,6 @@
 """Lambda layers on sequences, images and volumes, channels first like torch.nn.Conv1d, Conv2d and Conv3d."""
 
+import math
 from typing import Any
 
 import torch
@@ -111,10 +112,10 @@ class GridLambdaLayer(LambdaBase):
 
         Args:
             x: (b, dim, S_1..S_D), with D = 1, 2 or 3 spatial dimensions. The sides may differ between calls.
-            mask: bool (b, S_1..S_D), True at valid positions, False at padding; default None for no padding. Outputs at
-                valid positions and batch norm statistics then do not depend on the padding. The output is 0 where
-                the mask, sampled with the stride, is False. In training, a mask causes a graph break in torch.compile,
-                because the number of valid positions depends on the data.
+            mask: bool (b, S_1..S_D), or (1, S_1..S_D) for all examples, True at valid positions, False at padding;
+                default None for no padding. Outputs at valid positions and batch norm statistics then do not depend on
+                the padding. The output is 0 where the mask, sampled with the stride, is False. In training, a mask
+                causes a graph break in torch.compile, because the number of valid positions depends on the data.
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, mask)
@@ -134,16 +135,16 @@ class GridLambdaLayer(LambdaBase):
             x = x.expand(-1, -1, *grid)  # makes the trace raise for inputs of another size
         valid = None
         if mask is not None:
-            if mask.dtype != torch.bool or tuple(mask.shape) != (x.shape[0], *grid):
+            if mask.dtype != torch.bool or tuple(mask.shape) not in ((1, *grid), (x.shape[0], *grid)):
                 raise ValueError(
                     f"mask must have shape {(x.shape[0], *grid)} and dtype bool, True at valid positions, got "
                     f"{tuple(mask.shape)} and {mask.dtype}"
                 )
             x = x.masked_fill(~mask.unsqueeze(1), 0)
-            valid = mask.flatten(1)
+            valid = mask.expand(x.shape[0], *grid).flatten(1)
         queries, keys, values = self._project(x, None, valid)
         is_relative = isinstance(self.embedding, RelativeEmbedding)
-        n = queries.shape[2]
+        n = math.prod(grid)
         return Interaction(
             queries,
             keys,
@@ -158,7 +159,7 @@ class GridLambdaLayer(LambdaBase):
     def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
         """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), 0 at the padding, and pooled."""
         # rows (b, n, h v) are maps in channels_last; the gradient is converted to this memory format once
-        output = contiguous_gradient(output.transpose(1, 2).flatten(2)).mT.unflatten(2, inputs.grid)
+        output = contiguous_gradient(output.transpose(1, 2).flatten(2)).transpose(-2, -1).unflatten(2, inputs.grid)
         padding = None if inputs.padding is None else inputs.padding.unflatten(1, inputs.grid)
         if padding is not None:
             output = output.masked_fill(padding.unsqueeze(1), 0)

@@ -24,8 +24,8 @@ def average_pool(maps: Tensor, stride: int) -> Tensor:
         return (F.avg_pool1d if maps.ndim == 3 else F.avg_pool2d)(maps, **options)
     # avg_pool3d raises for sides smaller than the window, so pool each slice in 2-D first, then along the depth
     slices = F.avg_pool2d(maps.flatten(1, 2), **options).unflatten(1, maps.shape[1:3])
-    columns = slices.movedim(2, -1)
-    pooled = F.avg_pool1d(columns.flatten(1, -2), **options).unflatten(1, columns.shape[1:-1]).movedim(-1, 2)
+    columns = slices.movedim(2, 4)
+    pooled = F.avg_pool1d(columns.flatten(1, -2), **options).unflatten(1, columns.shape[1:-1]).movedim(4, 2)
     return pooled.contiguous(memory_format=memory_format(maps) or torch.contiguous_format)
 
 
@@ -55,8 +55,11 @@ def _sides(size: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def memory_format(x: Tensor) -> torch.memory_format | None:
-    """Return channels_last or channels_last_3d if x is in that memory format and not contiguous, else None."""
-    if x.ndim in (4, 5) and not x.is_contiguous():
+    """Return channels_last or channels_last_3d if x is in that memory format and not contiguous, else None.
+
+    ONNX has no memory formats, so it is None there.
+    """
+    if x.ndim in (4, 5) and not x.is_contiguous() and not torch.onnx.is_in_onnx_export():
         channels_last = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
         if x.is_contiguous(memory_format=channels_last):
             return channels_last

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
@@ -43,14 +44,14 @@ def project(
     grid = () if is_tokens else tuple(x.shape[2:])
     if not all(is_plain_projection(module) for module, _ in projections):
         outputs = [projection(x) for projection, _ in projections]
-        rows = [output if is_tokens else output.flatten(2).mT for output in outputs]
+        rows = [output if is_tokens else output.flatten(2).transpose(-2, -1) for output in outputs]
         is_folded = [False] * len(projections)
     else:
         is_folded = [_can_fold(norm) for _, norm in projections]
         weights, biases = zip(
             *(_weight_and_bias(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)), strict=True
         )
-        maps = x.mT if is_tokens else x.flatten(2)
+        maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
         if any(is_folded):
             (product,) = _project_rows(maps, torch.cat(biases), torch.cat(weights))
             rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
@@ -76,7 +77,7 @@ def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tenso
     masked = valid is not None and norm.training
     if grid and not masked and not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm)):
         # norms other than batch norm may depend on the positions, so they need maps
-        return contiguous_gradient(norm(rows.mT.unflatten(2, grid))).flatten(2).mT
+        return contiguous_gradient(norm(rows.transpose(-2, -1).unflatten(2, grid))).flatten(2).transpose(-2, -1)
     flat = rows[valid] if masked else rows.flatten(0, 1).contiguous()
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]).flatten(1))
     return flat.new_zeros(*rows.shape[:2], flat.shape[1]).index_put((valid,), flat) if masked else flat.view_as(rows)
@@ -95,9 +96,14 @@ def is_plain_projection(module: nn.Module) -> bool:
 
 
 def _is_exactly(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
-    """Return whether a module has exactly one of the types, and no hooks, parametrizations or replaced forward."""
+    """Return whether a module has exactly one of the types, and no hooks, parametrizations or replaced forward.
+
+    Hooks of all modules, which count operations for example, are hooks of the module too.
+    """
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return type(module) in types and not hooked and "forward" not in module.__dict__ and not is_parametrized(module)
+    if hooked or _has_any_global_hook():
+        return False
+    return type(module) in types and "forward" not in module.__dict__ and not is_parametrized(module)
 
 
 def _is_matrix_product(projection: Any) -> bool:
@@ -206,9 +212,10 @@ def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows (b, n, c) of x (b, d, n)."""
     # int8 runtimes need 2-d weights
     if _channels_last(x) or torch.compiler.is_exporting():
-        return F.linear(x.mT, weight, bias)
-    weights = weight.mT.expand(x.shape[0], -1, -1)
-    return torch.bmm(x.mT, weights) if bias is None else torch.baddbmm(bias, x.mT, weights)
+        return F.linear(x.transpose(-2, -1), weight, bias)
+    weights = weight.T.expand(x.shape[0], -1, -1)
+    rows = x.transpose(-2, -1)
+    return torch.bmm(rows, weights) if bias is None else torch.baddbmm(bias, rows, weights)
 
 
 def _grad_x(x: Tensor, weights: Sequence[Tensor], grad_outputs: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from lambdanets.layers.base import Interaction, LambdaBase
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.geometry import static_shape
-from lambdanets.ops.interaction import check_mask
+from lambdanets.ops.interaction import expand_mask
 
 
 class LambdaLayer(LambdaBase):
@@ -84,7 +84,6 @@ class LambdaLayer(LambdaBase):
         self,
         x: Tensor,
         context: Tensor | None = None,
-        *,
         mask: Tensor | None = None,
         embeddings: Tensor | None = None,
     ) -> Tensor:
@@ -94,9 +93,9 @@ class LambdaLayer(LambdaBase):
             x: (b, n, dim), the tokens that queries are computed from.
             context: (b, m, dim_context), the tokens that keys and values are computed from; default None for x.
             mask: bool, True where a query and a context position interact; default None for all pairs. (n, m) or
-                (b, n, m), or (b, 1, m) to exclude padding of the context. Outputs do not depend on excluded padding,
-                and are 0 there if x is its own context. Batch norm in training excludes padding given as (b, 1, m), but
-                counts positions excluded by masks of other shapes.
+                (b, n, m), or (b, 1, m) to exclude padding of the context, (1, m) if it is equal in all examples.
+                Outputs do not depend on excluded padding, and are 0 there if x is its own context. Batch norm in
+                training excludes padding given by one row, but counts positions excluded by masks of several rows.
             embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), or with multi_head=True (h, n, m, k[, u]) or
                 (b, h, n, m, k[, u]). Replaces the embedding module of the layer; default None.
         """
@@ -130,8 +129,8 @@ class LambdaLayer(LambdaBase):
         source = x if context is None else context
         valid = None
         if mask is not None:
-            check_mask(mask, x.shape[0], x.shape[1], source.shape[1])
-            if mask.shape == (x.shape[0], 1, source.shape[1]):
+            mask = expand_mask(mask, x.shape[0], x.shape[1], source.shape[1])
+            if mask.shape[-2] == 1:
                 valid = mask[:, 0]
                 source = source.masked_fill(~valid.unsqueeze(-1), 0)
                 x = source if context is None else x

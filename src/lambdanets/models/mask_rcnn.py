@@ -26,7 +26,7 @@ from torchvision.ops.poolers import initLevelMapper
 from lambdanets.errors import InputError
 from lambdanets.layers.baselines.mixer import Mixer
 from lambdanets.models.factory import create_model, list_models
-from lambdanets.models.padding import Padding
+from lambdanets.models.padding import add_padding_hooks, current_padding, padded_batch
 from lambdanets.models.padding_check import check_accepts_padded_batches, check_padding
 
 Target = dict[str, Tensor]
@@ -44,7 +44,7 @@ class PyramidBackbone(nn.Module):
         network: network with features_only=True, as created by timm or this package.
         channels: number of channels of each map of the pyramid.
         hide_padding: make maps at valid positions independent of padding, so that they equal the maps of each image
-            alone; default True. `forward` then needs `sizes`, the height and width of each image in the padded batch.
+            alone, within a `padded_batch`; default True.
     """
 
     def __init__(self, network: nn.Module, channels: int, *, hide_padding: bool = True) -> None:
@@ -58,15 +58,17 @@ class PyramidBackbone(nn.Module):
         strides = list(info.reduction())
         self.strides = (*strides, 2 * strides[-1])
         self.hide_padding = hide_padding
-        self.padding = Padding()
         if hide_padding:
-            self.padding.attach(self)
+            add_padding_hooks(self)
 
-    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> dict[str, Tensor]:
-        self.padding.set_sizes(sizes, (images.shape[-2], images.shape[-1]))
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.network(images)
         levels = self.pyramid(OrderedDict((str(level), x) for level, x in enumerate(maps)))
-        return OrderedDict((name, self.padding.replicate_border(x)) for name, x in levels.items())
+        padding = current_padding()
+        if padding is None:
+            return levels
+        borders = ((name, padding.replicate_border(x)) for name, x in levels.items())
+        return OrderedDict((name, padding.restore_in_backward(x)) for name, x in borders)
 
 
 class MaskRCNN(TorchvisionMaskRCNN):
@@ -87,8 +89,9 @@ class MaskRCNN(TorchvisionMaskRCNN):
             _check_boxes(target["boxes"], index)
         original_sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batch, targets = self.transform(images, targets)
-        maps = self.backbone(batch.tensors, batch.image_sizes)
-        proposals, losses = self.rpn(batch, maps, targets)
+        with padded_batch(batch.image_sizes, batch.tensors.shape[-2:]):
+            maps = self.backbone(batch.tensors)
+            proposals, losses = self.rpn(batch, maps, targets)
         detections, roi_losses = self.roi_heads(maps, proposals, batch.image_sizes, targets)
         if self.training:
             return losses | roi_losses
@@ -162,17 +165,12 @@ class _Float32AnchorGenerator(AnchorGenerator):
 class _MaskedRPN(RegionProposalNetwork):
     """torchvision's region proposal network, but in training it ignores anchors whose centers are in the padding."""
 
-    def forward(
-        self, images: ImageList, features: dict[str, Tensor], targets: list[Target] | None = None
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        self._sizes = images.image_sizes
-        return super().forward(images, features, targets)
-
     def assign_targets_to_anchors(
         self, anchors: list[Tensor], targets: list[Target]
     ) -> tuple[list[Tensor], list[Tensor]]:
         labels, boxes = super().assign_targets_to_anchors(anchors, targets)
-        for label, anchor, (height, width) in zip(labels, anchors, self._sizes, strict=True):
+        padding = current_padding()
+        for label, anchor, (height, width) in zip(labels, anchors, padding.sizes if padding else (), strict=False):
             centers = (anchor[:, :2] + anchor[:, 2:]) / 2
             label[(centers >= centers.new_tensor([width, height])).any(1)] = -1.0
         return labels, boxes
@@ -181,13 +179,10 @@ class _MaskedRPN(RegionProposalNetwork):
 class _MaskedRPNHead(RPNHead):
     """torchvision's RPNHead, but with a low objectness for anchors in the padding."""
 
-    def __init__(self, channels: int, num_anchors: int, padding: Padding) -> None:
-        super().__init__(channels, num_anchors)
-        self._padding = padding
-
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         logits, offsets = super().forward(maps)
-        return [self._padding.fill_padding(x, _PADDING_LOGIT) for x in logits], offsets
+        padding = current_padding()
+        return logits if padding is None else [padding.fill(x, _PADDING_LOGIT) for x in logits], offsets
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -288,9 +283,9 @@ def mask_rcnn(
         )
     anchor_sizes = [round(anchor_scale * stride) for stride in strides]
     anchors = _Float32AnchorGenerator(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(strides))
-    head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios), pyramid_backbone.padding)
+    head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
     if hide_padding:
-        pyramid_backbone.padding.attach(head)
+        add_padding_hooks(head)
     min_size, max_size = (image_size, image_size) if isinstance(image_size, int) else image_size
     box_pool, mask_pool = _make_roi_align(strides[:-1], 7), _make_roi_align(strides[:-1], 14)
     num_convs, fc_width = box_layers

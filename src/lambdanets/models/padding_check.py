@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.errors import InputError, one_line
+from lambdanets.models.padding import padded_batch
 
 _SIDE = 64  # of a test image, in pixels
 _TOLERANCE = 1e-8  # relative to the maximum of the expected map; rounding errors in float64 are below 1e-12
@@ -20,7 +21,7 @@ def check_padding(pyramid: nn.Module, stride: int, name: str) -> None:
     The check runs on a float64 copy with weights similar to those of a trained network.
 
     Args:
-        pyramid: module that is called with images (b, 3, H, W) and their sizes, and returns maps by name.
+        pyramid: module that is called with images (b, 3, H, W), and returns maps by name.
         stride: images are padded to multiples of it.
         name: name of the network, for the error message.
     """
@@ -31,8 +32,10 @@ def check_padding(pyramid: nn.Module, stride: int, name: str) -> None:
         images = torch.rand(1, 3, 2 * batch_side, 2 * batch_side, dtype=torch.float64)
         # with some and with more padding; without and with padding
         for size in (_SIDE * 5 // 8, _SIDE * 7 // 8), (batch_side, batch_side):
-            more_padded = network(images, [size])
-            less_padded = network(images[:, :, :batch_side, :batch_side], [size])
+            with padded_batch([size], images.shape[-2:]):
+                more_padded = network(images)
+            with padded_batch([size], (batch_side, batch_side)):
+                less_padded = network(images[:, :, :batch_side, :batch_side])
             for level, maps in less_padded.items():
                 height, width = (-(-side * maps.shape[2] // batch_side) for side in size)
                 if not _all_close(more_padded[level][:, :, :height, :width], maps[:, :, :height, :width]):
@@ -48,7 +51,7 @@ def check_accepts_padded_batches(pyramid: nn.Module, stride: int, name: str) -> 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         network = copy.deepcopy(pyramid).eval()
         try:
-            network(torch.rand(1, 3, height, width), [(height, width)])
+            network(torch.rand(1, 3, height, width))
         except Exception as error:  # networks raise many types of exceptions for an unsupported size
             raise InputError(
                 f"{name} does not accept images of {height} x {width}, a possible size of a batch: {one_line(error)}; "

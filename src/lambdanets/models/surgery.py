@@ -8,6 +8,7 @@ from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.layers import LambdaBase
+from lambdanets.layers.initialization import keep_initialization
 from lambdanets.models.replacement_check import check_replacement
 from lambdanets.ops.checks import check_flags
 
@@ -70,6 +71,7 @@ def replace_convolutions(
     for name, layer in layers.items():
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
+    keep_initialization(model)
     return selected
 
 

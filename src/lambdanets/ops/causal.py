@@ -55,7 +55,7 @@ def _unnormalized(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
         maxima = _exportable_running_maximum(keys)
     else:
         maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])
@@ -133,7 +133,7 @@ def _scan(keys: Tensor, references: Tensor, values: Tensor, scaling: _Scaling) -
 
 def _apply(queries: Tensor, values: Tensor, weights: Tensor, decay: Tensor, states: Tensor) -> Tensor:
     """Apply the lambdas of `_scan` to queries (b, u, h, c, t, k) and return (b, u, h, c, t, v)."""
-    logits = (weights @ queries.movedim(2, -1)).movedim(-1, 2)  # (b, u, h, c, t, s)
+    logits = (weights @ queries.movedim(2, 5)).movedim(5, 2)  # (b, u, h, c, t, s)
     return (queries * decay.unsqueeze(2)) @ states.unsqueeze(2) + logits @ values.unsqueeze(2)
 
 

@@ -17,7 +17,8 @@ def content_lambda(
 
     keys: (b, m, k[, u]), not yet normalized. values: (b, m, v[, u]).
     normalize_keys: over the context positions m (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, unnormalized.
-    mask: (m,) or (b, m) bool, True for valid positions, False for padding; an empty context gives 0.
+    mask: (b, m) bool, or (m,) or (1, m) for all examples, True for valid positions, False for padding; an empty
+        context gives 0.
 
     Returns (b, k, v) in the dtype of the inputs (float32 under float16 autocast). Keys are normalized in float32 or
     wider. Cost: b m k v u multiply-adds. Raises ValueError naming the invalid argument.
@@ -33,7 +34,7 @@ def content_lambda(
     check_normalization(normalize_keys)
     if mask is not None:
         batch, context = keys.shape[:2]
-        if mask.dtype != torch.bool or tuple(mask.shape) not in ((context,), (batch, context)):
+        if mask.dtype != torch.bool or tuple(mask.shape) not in ((context,), (1, context), (batch, context)):
             raise ValueError(
                 f"mask must be bool, (m,) = {(context,)} or (b, m) = {(batch, context)}; "
                 f"got {mask.dtype} of shape {tuple(mask.shape)}"

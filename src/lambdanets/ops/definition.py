@@ -53,7 +53,7 @@ def lambda_interaction(
         keys = None if keys is None else keys[..., None]
         embeddings = None if embeddings is None else embeddings[..., None]
     pairs = (queries.shape[0], queries.shape[2], values.shape[1])  # b, n, m
-    allowed = torch.ones(pairs, dtype=torch.bool) if mask is None else mask.expand(pairs)
+    allowed = torch.ones(pairs, dtype=torch.bool, device=queries.device) if mask is None else mask.expand(pairs)
     allowed = allowed[..., None, None]
     output = queries.new_zeros(*queries.shape[:3], values.shape[2])
     if keys is not None:

@@ -101,16 +101,17 @@ def windows(x: Tensor, axis: int, count: int, length: int, step: int = 1) -> Ten
     """Return `count` windows of the given length along an axis, starting at 0, step, 2 step, .., as a new last axis.
 
     x must have exactly (count - 1) step + length elements along the axis. In eager mode this is `Tensor.unfold`.
-    torch.compile would recompile unfold for every length, so a compiled graph repeats x instead and reads it in rows
-    that are longer than x by `step`, so that each row starts `step` elements later.
+    torch.compile would recompile unfold for every length, and the exporter of traces lacks it. So graphs repeat x, and
+    read it in rows that are longer than x by `step`, so that each row starts `step` elements later.
     """
-    if not torch.compiler.is_compiling():
+    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
         return x.unfold(axis, length, step)
     size = (count - 1) * step + length
     repeats = count + 1 if step == 1 else count + 1 + step  # at least count (size + step) / size
-    rows = x.movedim(axis, -1).unsqueeze(-2).expand(*(-1,) * (x.ndim - 1), repeats, size).flatten(-2)
+    # PyTorch's exporter of traces writes negative arguments of movedim as they are, which ONNX does not allow
+    rows = x.movedim(axis, x.ndim - 1).unsqueeze(-2).expand(*(-1,) * (x.ndim - 1), repeats, size).flatten(-2)
     rows = rows.narrow(-1, 0, count * (size + step)).unflatten(-1, (count, size + step)).narrow(-1, 0, length)
-    return rows.movedim(-2, axis)
+    return rows.movedim(x.ndim - 1, axis)
 
 
 def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) -> Tensor:

@@ -27,8 +27,9 @@ def lambda_interaction(
     embeddings: (n, m, k[, u]), (b, n, m, k[, u]) for different embeddings per example, or None to omit the position
         term.
     mask: bool, True where query n and context position m interact: (n, m), or (b, n, m) for different masks per
-        example; (1, m) or (b, 1, m) if all queries share one context, as in a padded batch. Sums and normalization are
-        over the context of each query (Fig. 6, with the keys normalized as in its comment). An empty context gives 0.
+        example; (b, 1, m) if all queries share one context, as in a padded batch, or (1, m) if all examples do too.
+        Sums and normalization are over the context of each query (Fig. 6, with the keys normalized as in its comment).
+        An empty context gives 0.
     causal: use only context positions m <= n; requires m = n.
     multi_head: one lambda per head (C.3), with keys (b, h, m, k[, u]), values (b, h, m, v[, u]) and embeddings
         (h, n, m, k[, u]) or (b, h, n, m, k[, u]).
@@ -45,7 +46,9 @@ def lambda_interaction(
     check_tensors(queries=queries, keys=keys, values=values, embeddings=embeddings, mask=mask)
     check_flags(multi_head=multi_head, causal=causal)
     check_normalization(normalize_keys)
-    check_lambda_interaction(queries, keys, values, embeddings, mask, multi_head, causal)
+    check_lambda_interaction(queries, keys, values, embeddings, multi_head, causal)
+    if mask is not None:
+        mask = expand_mask(mask, queries.shape[0], queries.shape[2], values.shape[2 if multi_head else 1])
     dtype, result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
     queries, values = queries.to(dtype), values.to(dtype)
     keys = None if keys is None else keys.to(dtype)
@@ -122,7 +125,6 @@ def check_lambda_interaction(
     keys: Tensor | None,
     values: Tensor,
     embeddings: Tensor | None,
-    mask: Tensor | None = None,
     multi_head: bool = False,
     causal: bool = False,
 ) -> None:
@@ -155,16 +157,24 @@ def check_lambda_interaction(
             )
     if causal and context != positions:
         raise ValueError(f"context must have {positions} positions, like queries, if causal is True; got {context}")
-    check_mask(mask, batch, positions, context)
 
 
-def check_mask(mask: Tensor | None, batch: int, positions: int, context: int) -> None:
-    """Raise ValueError unless the mask is None or a bool tensor (n, m), (b, n, m), (1, m) or (b, 1, m)."""
-    if mask is None:
-        return
-    rows = ((positions, context), (1, context))
-    if mask.dtype != torch.bool or tuple(mask.shape) not in (*rows, *((batch, *row) for row in rows)):
+def expand_mask(mask: Tensor, batch: int, positions: int, context: int) -> Tensor:
+    """Return a mask as (n, m), as (b, n, m), or, if it has one row, as (b, 1, m).
+
+    A mask for one example is for all. Raises ValueError unless the mask is bool and has one of these shapes.
+    """
+    *examples, rows, columns = mask.shape if mask.ndim in (2, 3) else (0, 0)
+    if (
+        mask.dtype != torch.bool
+        or columns != context
+        or rows not in (1, positions)
+        or examples not in ([], [1], [batch])
+    ):
         raise ValueError(
             f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, "
             f"with n or 1 rows; got {mask.dtype} of shape {tuple(mask.shape)}"
         )
+    if rows == 1:
+        return mask.expand(batch, 1, context)
+    return mask[0] if examples == [1] else mask

@@ -14,10 +14,9 @@ def diagnose_loss(model: nn.Module, images: object, compute_loss: Callable[[], T
     """Return the cause of a non-finite loss as a clause: a parameter, a buffer, an input image, or an operation.
 
     The operation is the first one with finite inputs and a non-finite output. Operations are inspected below autograd,
-    so those inside functional code are found too. Only global hooks are used, because the layers take another code path
-    for projections that have hooks of their own.
+    so those inside functional code are found too.
 
-    compute_loss: recomputes the loss with the same batch, random state, autocast and code path.
+    compute_loss: recomputes the loss with the same batch, random state and autocast.
     """
     for name, parameter in model.named_parameters():
         if not _is_finite(parameter):
@@ -78,7 +77,6 @@ class _Modules:
         return self._stack[-1]
 
     def __enter__(self) -> "_Modules":
-        # global hooks, because `layers.projection` checks whether a module has hooks
         self._handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),

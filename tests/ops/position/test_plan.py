@@ -7,7 +7,7 @@ from interactions import make_inputs
 
 import lambdanets as ln
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.plan import ALGORITHMS, make_plan, predicted_costs
+from lambdanets.ops.position.plan import ALGORITHMS, WORKSPACE_LIMIT_BYTES, bind, make_plan, predicted_costs
 from lambdanets.ops.position.rates import Rates, device_rates
 
 
@@ -33,12 +33,28 @@ def test_plan_chooses_fourier_for_long_sequences_and_global_scopes():
 
 
 def test_plan_prefers_algorithms_below_the_workspace_limit(monkeypatch):
-    default = plan_for((56, 56), (23, 23))
+    default = plan_for((56, 56), (23, 23), b=1)
     limit = default.costs["mixed"].workspace_bytes - 1
     monkeypatch.setattr("lambdanets.ops.position.plan.WORKSPACE_LIMIT_BYTES", limit)
     plan = plan_for((56, 56), (23, 23))
     assert plan.chosen != "mixed"
     assert plan.costs[plan.chosen].workspace_bytes <= limit
+
+
+def test_large_batches_are_split_instead_of_slower():
+    for side, scope in ((224, 3), (160, 5)):
+        single, plan = (plan_for((side, side), (scope, scope), b=b) for b in (1, 32))
+        assert plan.chosen == plan.backward == "query_order"
+        assert max(plan.costs["query_order"].workspaces) <= WORKSPACE_LIMIT_BYTES
+        assert plan.costs["query_order"].seconds < 32 * single.costs["query_order"].seconds
+
+
+def test_a_split_batch_gives_the_same_result(monkeypatch):
+    inputs = make_inputs((6, 5), (3, 3), 0)
+    expected = position_interaction(*inputs, (6, 5), algorithm="query_order")
+    monkeypatch.setattr("lambdanets.ops.position.plan.WORKSPACE_LIMIT_BYTES", 1)
+    assert bind(ln.plan(*inputs, (6, 5)).problem, "query_order")[0].problem.batch == 1
+    torch.testing.assert_close(position_interaction(*inputs, (6, 5), algorithm="query_order"), expected)
 
 
 def test_plan_prints_every_algorithm_and_marks_its_choice():

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, fx, nn
 
+from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.maps import average_pool, memory_format
 from lambdanets.layers.module import Layer
 from lambdanets.ops.checks import check_sizes, check_tensors
@@ -44,7 +45,8 @@ class Mixer(Layer):
 def conv1x1(dim: int, dim_out: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Conv2d:
     """Return a 1x1 convolution without bias. Its weights have std dim^-1/2, which preserves the variance of inputs."""
     convolution = nn.Conv2d(dim, dim_out, 1, bias=False, device=device, dtype=dtype)
-    nn.init.normal_(convolution.weight, std=dim**-0.5)
+    set_initialization(convolution, dim**-0.5)
+    convolution.reset_parameters()
     return convolution
 
 

@@ -34,7 +34,7 @@ class _Interaction(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
         *factors, plan = inputs
-        return planned_forward(Factors(*factors), plan)
+        return planned_forward(Factors(*factors), plan).detach()  # autograd's views may not be changed in place
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -68,7 +68,9 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(grad_output: Tensor, *inputs: Any) -> FactorGradients:
         *factors, plan, needs_grad = inputs
-        return planned_backward(grad_output, Factors(*factors), plan, needs_grad)
+        gradients = planned_backward(grad_output, Factors(*factors), plan, needs_grad)
+        queries, table, values, content = (None if x is None else x.detach() for x in gradients)
+        return queries, table, values, content
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:

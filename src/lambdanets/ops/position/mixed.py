@@ -44,8 +44,8 @@ class Mixed(Algorithm):
         return _cost(_best_tiling(plane, rates), plane, rates)
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundMixed":
-        problem = problem.limit_batch(_batch_per_call(problem.at_least_2d()))
-        return BoundMixed(problem, _best_tiling(problem.at_least_2d(), rates))
+        plane = problem.at_least_2d()
+        return BoundMixed(problem.limit_batch(_batch_per_call(plane)), _best_tiling(plane, rates))
 
     def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
         """bfloat16 on GPUs only: on a CPU with AMX, these products took 1.05 to 1.9 times as long as in float32."""
@@ -196,27 +196,32 @@ class BoundMixed(BoundPositionAlgorithm):
     def _offset_basis(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin (F, r_D) of w f dx for the offsets dx of the last axis."""
         before, after = self._plane.before[-1], self._plane.after[-1]
-        angles = self._angles(torch.arange(-before, after + 1, dtype=torch.float64, device=like.device))
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        angles = self._angles(torch.arange(-before, after + 1, dtype=torch.float64, device=_angle_device(like)))
+        return angles.cos().to(like), angles.sin().to(like)
 
     def _transforms(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the transform of values ((F, 2), W), and cosines and sines (t, F) of the inverse transform."""
         side = self._plane.grid[-1]
-        angles = self._angles(torch.arange(side, dtype=torch.float64, device=like.device) - (side - 1) / 2)
+        angles = self._angles(torch.arange(side, dtype=torch.float64, device=_angle_device(like)) - (side - 1) / 2)
         transform = torch.stack([angles.cos(), -angles.sin()], dim=1).flatten(0, 1)
         angles = angles[:, side // 2 :].T
         weights = torch.full_like(angles[0], 2 / (2 * self._num_frequencies - 1))
         weights[0] /= 2  # frequency 0 has no conjugate
         return (
-            transform.to(like.dtype),
-            (weights * angles.cos()).to(like.dtype),
-            (-weights * angles.sin()).to(like.dtype),
+            transform.to(like),
+            (weights * angles.cos()).to(like),
+            (-weights * angles.sin()).to(like),
         )
 
     def _angles(self, x: Tensor) -> Tensor:
         """Return w f x (F, positions)."""
         f = torch.arange(self._num_frequencies, dtype=torch.float64, device=x.device)
         return 2 * math.pi / (2 * self._num_frequencies - 1) * f[:, None] * x
+
+
+def _angle_device(like: Tensor) -> torch.device:
+    """Return a device with float64, which MPS lacks."""
+    return like.device if like.is_cuda else torch.device("cpu")
 
 
 def _view_rows(x: Tensor, start: int, stop: int) -> Tensor:

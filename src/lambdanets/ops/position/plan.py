@@ -34,7 +34,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 # Algorithm names and reasons, as a hashable cache key.
 _Excluded = tuple[tuple[str, Exclusions], ...]
 
-# Algorithms whose workspace (memory in addition to inputs and output) exceeds this are chosen only if all exceed it.
+# Limit on the workspace (memory in addition to inputs and output) of one call, which gets as many examples as fit.
+# Algorithms that need more for one example are chosen only if all do.
 WORKSPACE_LIMIT_BYTES = 1 << 30
 
 
@@ -104,21 +105,36 @@ def make_plan(problem: Problem, algorithm: str = "auto") -> Plan:
 
 def bind(problem: Problem, algorithm: str) -> tuple[BoundAlgorithm, torch.dtype]:
     """Bind the named algorithm to a problem that it supports; also return the dtype in which it computes."""
-    return _bind(problem, ALGORITHMS[algorithm], device_rates(problem.device))
+    return _bind(problem, ALGORITHMS[algorithm], device_rates(problem.device), WORKSPACE_LIMIT_BYTES)
 
 
 @lru_cache(maxsize=1024)
-def _bind(problem: Problem, algorithm: Algorithm, rates: Rates) -> tuple[BoundAlgorithm, torch.dtype]:
+def _bind(problem: Problem, algorithm: Algorithm, rates: Rates, limit: int) -> tuple[BoundAlgorithm, torch.dtype]:
     dtype = algorithm.compute_dtype(problem, rates)
-    return algorithm.bind(problem, rates.for_matmul_dtype(dtype)), dtype
+    batch, _ = _fit_batch(problem, algorithm, rates, limit)
+    return algorithm.bind(problem.limit_batch(batch), rates.for_matmul_dtype(dtype)), dtype
 
 
-def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = ()) -> dict[str, Cost | None]:
-    """Predict the cost of each algorithm from rates; None if it does not support the problem."""
-    costs: dict[str, Cost | None] = {}
-    for name, algorithm in ALGORITHMS.items():
-        dtype = algorithm.compute_dtype(problem, rates)
-        costs[name] = algorithm.cost(replace(problem, dtype=dtype), rates.for_matmul_dtype(dtype))
+def _fit_batch(problem: Problem, algorithm: Algorithm, rates: Rates, limit: int) -> tuple[int, Cost | None]:
+    """Halve the batch until the workspace fits; return the batch and the cost of the calls for the whole problem."""
+    dtype, batch = algorithm.compute_dtype(problem, rates), problem.batch
+    problem, rates = replace(problem, dtype=dtype), rates.for_matmul_dtype(dtype)
+    cost = algorithm.cost(problem, rates)
+    while cost is not None and batch > 1 and max(cost.workspaces) > limit:
+        batch = -(-batch // 2)
+        cost = algorithm.cost(problem.limit_batch(batch), rates)
+    return batch, None if cost is None else cost.repeat(-(-problem.batch // batch))
+
+
+def predicted_costs(
+    problem: Problem, rates: Rates, corrections: Corrections = (), limit: int | None = None
+) -> dict[str, Cost | None]:
+    """Predict the cost of each algorithm from rates; None if it does not support the problem.
+
+    limit: on the workspace of a call, in bytes; default WORKSPACE_LIMIT_BYTES.
+    """
+    limit = WORKSPACE_LIMIT_BYTES if limit is None else limit
+    costs = {name: _fit_batch(problem, algorithm, rates, limit)[1] for name, algorithm in ALGORITHMS.items()}
     for name, dtype_name, forward, backward in corrections:
         cost = costs.get(name)
         if cost is not None and dtype_name == str(problem.dtype).removeprefix("torch."):
@@ -131,7 +147,7 @@ def predicted_costs(problem: Problem, rates: Rates, corrections: Corrections = (
 def _make_plan(
     problem: Problem, algorithm: str, rates: Rates, corrections: Corrections, excluded: _Excluded, limit: int
 ) -> Plan:
-    costs = predicted_costs(problem, rates, corrections)
+    costs = predicted_costs(problem, rates, corrections, limit)
     if algorithm != "auto":
         if costs[algorithm] is None:
             limits = ALGORITHMS[algorithm].limits

@@ -121,6 +121,15 @@ class Cost:
     backward_seconds: float
     backward_workspace_bytes: int | None = None
 
+    def repeat(self, count: int) -> "Cost":
+        """Return the cost of `count` calls, one after the other."""
+        return replace(
+            self,
+            operations=count * self.operations,
+            seconds=count * self.seconds,
+            backward_seconds=count * self.backward_seconds,
+        )
+
     @property
     def total_seconds(self) -> float:
         """Seconds of the forward pass plus the backward pass."""

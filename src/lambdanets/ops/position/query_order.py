@@ -50,8 +50,8 @@ class QueryOrder(Algorithm):
         return _cost(best_tiling(problem.at_least_2d(), rates), rates)
 
     def bind(self, problem: Problem, rates: Rates) -> "BoundQueryOrder":
-        problem = _limit_logits_bytes(problem, best_tiling(problem.at_least_2d(), rates))
-        return BoundQueryOrder(problem, best_tiling(problem.at_least_2d(), rates))
+        tiling = best_tiling(problem.at_least_2d(), rates)
+        return BoundQueryOrder(_limit_logits_bytes(problem, tiling), tiling)
 
 
 class BoundQueryOrder(BoundPositionAlgorithm):

@@ -81,7 +81,7 @@ def _lambda_order(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence
 
 def _convolution(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], dilation: int = 1) -> Tensor:
     maps = values.permute(0, 2, 3, 1).unflatten(3, tuple(grid)).contiguous()  # (b, v, u, S_1..S_D)
-    weights = table.movedim((-2, -1), (0, 1))  # (k, u, r_1..r_D)
+    weights = table.movedim((len(grid), len(grid) + 1), (0, 1))  # (k, u, r_1..r_D)
     padding = [side // 2 * dilation for side in weights.shape[2:]]
     lambdas = _CONVOLUTIONS[len(grid)](maps.flatten(0, 1), weights, padding=padding, dilation=dilation)
     lambdas = lambdas.unflatten(0, (-1, values.shape[2])).flatten(3)  # (b, v, k, n)
