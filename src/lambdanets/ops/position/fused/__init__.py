@@ -141,7 +141,7 @@ class BoundFused(BoundAlgorithm):
         """Compute the output, contiguous as (b, n, h, v). For float16, output, table and content lambda are float32."""
         queries, (table,), values, content = operands
         return forward_in_order(
-            self._orders(values)[1], queries, table, values, _symmetric(self.problem, len(values)), content
+            self._orders(values)[0], queries, table, values, _symmetric(self.problem, len(values)), content
         )
 
     def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
