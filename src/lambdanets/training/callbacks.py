@@ -17,7 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.locks import Lock
 from lambdanets.signals import handled_signals
 from lambdanets.training.checkpoints import BEST
-from lambdanets.training.distributed import all_reduce_sum, broadcast_tensors
+from lambdanets.training.distributed import all_reduce_sum
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
@@ -138,13 +138,6 @@ class EMA(WeightAveraging):
         super().setup(trainer, module, stage)
         if self._average_model is not None:
             self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
-
-    def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if self._average_model is not None:
-            # Running statistics of batch norm differ between ranks. Those of the module may be frozen after this epoch,
-            # and DDP would broadcast only those that are in the model during validation.
-            broadcast_tensors([*self._average_model.buffers(), *module.buffers()])
-        super().on_validation_epoch_start(trainer, module)
 
     def copy_to(self, module: LightningModule) -> None:
         """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""

@@ -1,9 +1,9 @@
 """The text of the page, and results as HTML. Names from models and files are escaped."""
 
 import base64
+import html
 import io
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import matplotlib
@@ -12,9 +12,17 @@ from PIL import Image
 
 from lambdanets.interpretability import figures
 from lambdanets.ops.position.plan import WORKSPACE_LIMIT_BYTES, Plan
+from lambdanets.terminal import printable
 from lambdanets.web.attention import AttentionMaps
 from lambdanets.web.predictions import DetectedObjects, ImagePrediction
 from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS
+
+
+
+def escape(text: str) -> str:
+    """Return text as HTML; names of files and classes may contain control characters and invalid UTF-8."""
+    return html.escape(printable(text))
+
 
 # of the bars, as the ends of the color scale of the map of shares
 _CONTENT_COLOR, _POSITION_COLOR = (to_hex(matplotlib.colormaps[figures.COLORS](end)) for end in (0.0, 1.0))

@@ -24,7 +24,7 @@ from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.classification.task import open_for_training
 from lambdanets.training.memory import largest_micro_batch, training_memory
 from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, images_per_rank, resolve_precision
-from lambdanets.training.module import prepare_batch_norm
+from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.speed import format_duration
 
 SAMPLED_FILES = 200  # at most; their mean size is used for the whole dataset

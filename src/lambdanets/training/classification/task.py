@@ -31,7 +31,7 @@ from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import MetricsLog
-from lambdanets.training.module import prepare_batch_norm
+from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.report import Result
 from lambdanets.training.task import Task
 
