@@ -11,6 +11,7 @@ import tyro
 from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.errors import InputError
+from lambdanets.folders import WorkFolder
 from lambdanets.signals import deferred
 
 if TYPE_CHECKING:
@@ -54,17 +55,16 @@ def evaluate_and_report(
     size and workers. print_scores: prints an evaluation. write: writes the files of a model, images, an evaluation and
     a folder, in addition to scores.json.
     """
-    from lambdanets.data.coco.sets import report_problems
-    from lambdanets.folders import WorkFolder
-    from lambdanets.inference.annotated_sets import open_evaluation_set
-    from lambdanets.inference.loading import load_one_of
-    from lambdanets.records import write_json
-
     if (options.data is None) != (options.images is None):
         raise InputError("data and images must be given together, got one without the other")
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
-        folder.is_started()
+        folder.is_started()  # before PyTorch is imported, which takes seconds
+    from lambdanets.data.coco.sets import report_problems
+    from lambdanets.inference.annotated_sets import open_evaluation_set
+    from lambdanets.inference.loading import load_one_of
+    from lambdanets.records import write_json
+
     model = load_one_of([card_type], options.checkpoint, options.device)
     images = open_evaluation_set(model, options.data, options.images)
     report_problems(**{"validation" if options.data is None else "data": images})

@@ -30,10 +30,8 @@ from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
 from lambdanets.training.task import Task
-from lambdanets.training.tasks import read_recipe, task_class
+from lambdanets.training.tasks import RECIPE, read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
-
-RECIPE = "recipe.json"
 
 
 @dataclass(frozen=True)
