@@ -30,6 +30,7 @@ from lambdanets.training.speed import format_duration
 SAMPLED_FILES = 200  # at most; their mean size is used for the whole dataset
 FLOPS_PER_STEP = {"cpu": 3e11, "cuda": 3e13}  # forward and backward; determines the batch size of the measured steps
 MEASURED_STEPS = 3
+FEW_IMAGES = 10_000  # below, the plan advises to fine-tune
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ class Plan:
             "reading": f"{self.read_rate / 1e6:.3g} MB/s for all devices, "
             f"{self.steps * self.images_per_step * data.bytes_per_image / 1e12:.3g} TB in total",
         }
+        if recipe.data and recipe.weights is None and data.num_images < FEW_IMAGES:
+            rows["advice"] = "with few images, trained weights save time: lambdanets train finetune --weights RUN --data DATA"
         return [f"{name:<9}{text}" for name, text in rows.items()]
 
 
