@@ -45,7 +45,7 @@ COMMANDS = {
     "calibrate": "Calibrate the automatic choice of algorithms on this machine: lambdanets calibrate [--device cuda].",
 }
 # Command -> the extra with all optional dependencies of the command.
-_EXTRAS = dict.fromkeys(("detect", "segment"), "detection")
+_EXTRAS = {"detect": "detection", "segment": "detection", "benchmark": "bench", "demo": "demo"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -40,6 +40,8 @@ class EvaluateOptions:
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int, Range(1))
         check("workers", self.workers, int, WORKERS_RANGE)
+        if self.out is not None:
+            WorkFolder(self.out).is_started()  # before PyTorch is imported, which takes seconds
 
 
 def evaluate_and_report(
@@ -58,8 +60,6 @@ def evaluate_and_report(
     if (options.data is None) != (options.images is None):
         raise InputError("data and images must be given together, got one without the other")
     folder = WorkFolder(options.out) if options.out is not None else None
-    if folder is not None:
-        folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.coco.sets import report_problems
     from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.loading import load_one_of
