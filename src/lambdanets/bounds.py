@@ -136,5 +136,6 @@ def describe_type(annotation: Any) -> str:
         return " or ".join(describe_type(alternative) for alternative in arguments)
     if origin in (list, tuple):
         count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not Ellipsis else ""
-        return f"{count}{_PLURAL[arguments[0]]}" if arguments[0] in _PLURAL else f"a list{count and f' of {count}values'}"
+        plural = _PLURAL.get(arguments[0])
+        return f"{count}{plural}" if plural else f"a list{count and f' of {count}values'}"
     return _SINGULAR.get(annotation, "an object")

@@ -43,7 +43,7 @@ class Lock:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(self._path.stat(), self._status):
                 return
-        raise LostLockError(f"{self._subject} lost its lock file {self._path}; this process stops without writing to it")
+        raise LostLockError(f"{self._subject} lost its lock file {self._path}; this process stops writing to it")
 
 
 @contextlib.contextmanager

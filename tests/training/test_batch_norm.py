@@ -10,8 +10,8 @@ from lambdanets.models import create_model
 from lambdanets.models.padding import Padding
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
-from lambdanets.training.classification.module import Classification
 from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
+from lambdanets.training.classification.module import Classification
 from noise_images import write_two_classes
 from training.runs import assert_same_result, interrupted_run, load_weights, quick_recipe, train_on_ranks
 

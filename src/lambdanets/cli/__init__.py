@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lambdanets import __version__, signals
 from lambdanets.errors import (
-    InputError,
     KILLED_WORKER,
+    InputError,
     RankZeroFailed,
     WrongTaskError,
     explain_missing_extras,
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it is closed, as by >&-; without this, the next file opened would get its output
-            setattr(sys, name, Path(os.devnull).open("w"))
+        if getattr(sys, name) is None:  # closed, as by >&-; the next file that is opened would get its output
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the process ends
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:

@@ -113,7 +113,7 @@ def parse_train_command(
         if has_recipe or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
         if differing := describe_differences(recipe.fields(), options.recipe.fields()):
-            raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove the options that differ")
+            raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove these options")
     return TrainCommand(command.split(), arguments, options, name)
 
 
@@ -219,9 +219,7 @@ def _train(
         if folder.exists() and not data.exists():
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
         recipe = make_quicktest_recipe(recipe, data)
-    with report_errors(
-        f"{program()} {' '.join(command.words)} --resume {shlex.quote(str(folder))}", folder / RECIPE
-    ):
+    with report_errors(f"{program()} {' '.join(command.words)} --resume {shlex.quote(str(folder))}", folder / RECIPE):
         result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
     return result, folder
 

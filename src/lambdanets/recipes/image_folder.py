@@ -1,8 +1,9 @@
 """Image folder with one sub-folder per class, a small LambdaResNet at 64x64; accuracy depends on the data.
 
 For hundreds or thousands of images: 0.4 million parameters, a quarter of the time per image of image_folder_50, which
-trains LambdaResNet-50 at 128x128 and is for more images and a GPU. Fine-tuning is usually more accurate: lambdanets adopt
-lambda_resnet26t --out WEIGHTS downloads ImageNet weights of timm for the recipe finetune. Hardware: two CPU cores.
+trains LambdaResNet-50 at 128x128 and is for more images and a GPU. Fine-tuning is usually more accurate: the command
+lambdanets adopt lambda_resnet26t --out WEIGHTS downloads ImageNet weights of timm for the recipe finetune.
+Hardware: two CPU cores.
 Run: lambdanets train image_folder --data FOLDER
 """
 

@@ -19,13 +19,13 @@ from lambdanets.inference.weights import WEIGHTS, save_weights
 from lambdanets.locks import Lock
 from lambdanets.models.weights import read_weights
 from lambdanets.records import write_json
+from lambdanets.training.batch_norm import convert_sync_batch_norm
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
-from lambdanets.training.batch_norm import convert_sync_batch_norm
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed

@@ -18,7 +18,6 @@ from lambdanets.web.predictions import DetectedObjects, ImagePrediction
 from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS
 
 
-
 def escape(text: str) -> str:
     """Return text as HTML; names of files and classes may contain control characters and invalid UTF-8."""
     return html.escape(printable(text))
