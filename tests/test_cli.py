@@ -158,6 +158,13 @@ def test_predict_rejects_an_output_locked_by_another_process(trained, tmp_path, 
     assert "out.jsonl is in use by process" in error
 
 
+def test_predict_works_with_closed_standard_output_and_error(trained, tmp_path, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["predict", str(trained / "run"), str(trained / "images"), "--out", str(tmp_path / "out.jsonl")]) == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20
+
+
 def test_predict_rejects_input_without_a_readable_image(trained, tmp_path, capsys):
     (tmp_path / "text.png").write_text("no image")
     out = tmp_path / "o.jsonl"

@@ -89,7 +89,7 @@ def test_help_does_not_show_raw_type_names(results):
 def test_help_groups_options_and_explains_defaults(results):
     output = results["train cifar10 --help"][1]
     titles = re.findall(r"^ ([\w ]+) options +$", output, re.MULTILINE)
-    assert titles[:4] == ["data", "model", "optimization", "regularization"]
+    assert titles[:5] == ["common", "data", "model", "optimization", "regularization"]
     assert " Mask R-CNN options " in results["detect train --help"][1]
     assert " measurement options " in results["benchmark tables --help"][1]
     for line, (_, output, _) in results.items():

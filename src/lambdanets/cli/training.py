@@ -101,13 +101,14 @@ def parse_train_command(
     name = arguments[0] if has_recipe else "digits"
     stored = _stored_recipe(arguments)
     recipe = stored if isinstance(stored, recipe_class) else find_recipe(name, recipe_class)
-    recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes(recipe_class).items())
+    recipes = "\n".join(f"  {known}: {text}" for known, text in list_recipes(recipe_class).items())
+    listed = f" RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}"
     options = parse_with_recipe(
         options_type,
         recipe,
         arguments[1:] if has_recipe else arguments,
         prog=f"lambdanets {command} {name if has_recipe else '[RECIPE]'}",
-        description=f"{summary}. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
+        description=f"{summary}.{'' if has_recipe else listed}",
     )
     if options.resume is not None:
         if has_recipe or options.run is not None:
