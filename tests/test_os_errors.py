@@ -49,7 +49,7 @@ def test_os_errors_of_user_files_and_the_machine_are_one_line(error, monkeypatch
 
 def test_missing_temporary_folder_is_reported_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [])  # as if none could be written
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)  # as if none could be written
     monkeypatch.setattr(evaluate, "main", lambda arguments: tempfile.gettempdir())
     assert cli.main(["evaluate"]) == 2
     assert "set TMPDIR" in capsys.readouterr().err

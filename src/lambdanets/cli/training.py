@@ -227,8 +227,8 @@ def _train(
 
 def _check_task(folder: Path, task: str) -> None:
     if (folder / RECIPE).is_file() and (existing := read_recipe(folder / RECIPE).task) != task:
-        command = f"lambdanets {TASKS[existing].command}"
-        raise InputError(f"{folder} has a {existing} run; resume it with: {command} --resume {folder}")
+        command = f"{program()} {TASKS[existing].command} --resume {shlex.quote(str(folder))}"
+        raise InputError(f"{folder} has a {existing} run; resume it with: {command}")
 
 
 def _launch(devices: int, command: list[str]) -> int:
