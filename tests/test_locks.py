@@ -13,8 +13,12 @@ from lambdanets.locks import LOCK, InUseError, LostLockError, locked, locked_fol
 FORK = multiprocessing.get_context("fork")
 
 
-def hold_lock(folder, ready):
+def hold_lock(folder, ready, worker):
     with locked_folder(folder):
+        if (pid := os.fork()) == 0:  # a worker, which outlives its parent if that is killed
+            time.sleep(60)
+            os._exit(0)
+        worker.value = pid
         ready.set()
         time.sleep(60)
 
@@ -26,14 +30,15 @@ def acquire_and_release(folder):
 
 @pytest.fixture
 def owner(tmp_path):
-    """A process that has the lock of tmp_path / "work"."""
-    ready = FORK.Event()
-    process = FORK.Process(target=hold_lock, args=(tmp_path / "work", ready), daemon=True)
+    """A process with a forked worker that has the lock of tmp_path / "work"."""
+    ready, worker = FORK.Event(), FORK.Value("i", 0)
+    process = FORK.Process(target=hold_lock, args=(tmp_path / "work", ready, worker), daemon=True)
     process.start()
     assert ready.wait(30)
     yield process
     process.kill()
     process.join()
+    os.kill(worker.value, signal.SIGKILL)
 
 
 def test_error_of_a_second_process_names_the_owner(owner, tmp_path):
@@ -122,16 +127,6 @@ def test_lock_leaves_no_file_and_no_empty_folder(tmp_path):
     with locked_folder(tmp_path / "kept"):
         (tmp_path / "kept/file").touch()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept"]
-
-
-def test_lock_is_not_inherited_by_forked_workers(owner, tmp_path):
-    with locked(tmp_path / "lock", tmp_path):
-        worker = FORK.Process(target=time.sleep, args=(60,), daemon=True)
-        worker.start()
-    with locked(tmp_path / "lock", tmp_path):
-        pass
-    worker.kill()
-    worker.join()
 
 
 def test_rejects_a_folder_that_cannot_be_created(tmp_path):
