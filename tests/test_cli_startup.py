@@ -106,7 +106,7 @@ def test_every_recipe_field_is_in_one_group(recipe):
     assert {field.name for field in dataclasses.fields(recipe)} <= set(grouped)
 
 
-def test_second_command_with_the_same_output_fails_before_pytorch_is_imported(tmp_path):
+def test_existing_outputs_are_reported_before_pytorch_is_imported(tmp_path):
     (tmp_path / "image.png").touch()
     (tmp_path / "model.onnx").touch()
     (tmp_path / "done").mkdir()
