@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lambdanets.locks import LOCK, InUseError, LostLockError, locked, locked_folder
+from lambdanets.locks import LOCK, InUseError, LostLockError, locked_folder
 
 FORK = multiprocessing.get_context("fork")
 
