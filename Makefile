@@ -24,6 +24,10 @@ NUMERICS := tests/ops tests/layers tests/models tests/examples tests/training/se
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
+INSTALLING := installing the package and its dependencies into $(VENV): about 3 GB to download if pip chooses PyTorch \
+	with CUDA, as on Linux; README.md, Install, has the way to PyTorch for CPUs only (about 200 MB). \
+	An interrupted installation continues with the same command.
+
 .PHONY: demo test test-isa tables lint format clean
 
 demo: $(VENV)/demo-ready
@@ -58,11 +62,11 @@ $(BIN)/python:
 
 # The files *-ready are written after an installation, so an interrupted installation is repeated.
 $(VENV)/demo-ready: pyproject.toml | $(BIN)/python
-	@echo "installing the package and its dependencies (takes minutes the first time because PyTorch is large)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
+	@echo "$(INSTALLING)"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[train]'
 	@touch $@
 
 $(VENV)/dev-ready: pyproject.toml | $(BIN)/python
-	@echo "installing the package and its dependencies (takes minutes the first time because PyTorch is large)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "$(INSTALLING)"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	@touch $@

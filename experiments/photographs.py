@@ -56,7 +56,7 @@ def command(mixer: str, image_size: int, seed: int, recipe: dict[str, Any], data
     """The arguments of the `lambdanets` command of a run."""
     options = {"mixer": mixer, **OPTIONS}
     return [
-        *("train", "image_folder", "--data", str(data), "--model", MODEL, "--model-options"),
+        *("train", "image_folder_50", "--data", str(data), "--model", MODEL, "--model-options"),
         *(str(text) for pair in options.items() for text in pair),
         *(str(text) for name, value in recipe.items() for text in (f"--{name}", value)),
         *("--image-size", str(image_size), "--seed", str(seed), "--run", str(run)),

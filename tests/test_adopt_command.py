@@ -96,7 +96,7 @@ def test_does_not_overwrite_its_output(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/file").touch()
     assert adopt("lambda_resnet26t", "--no-pretrained", "--out", tmp_path / "model") == 2
-    assert "exists and is not an empty folder" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
 
 
 def test_finetuning_on_the_page_ends_with_a_network_for_timm(tmp_path, monkeypatch):

@@ -160,6 +160,13 @@ def test_predict_rejects_an_output_locked_by_another_process(trained, tmp_path, 
     assert "out.jsonl is in use by process" in error
 
 
+def test_predict_works_with_closed_standard_output_and_error(trained, tmp_path, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["predict", str(trained / "run"), str(trained / "images"), "--out", str(tmp_path / "out.jsonl")]) == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20
+
+
 def test_predict_rejects_input_without_a_readable_image(trained, tmp_path, capsys):
     (tmp_path / "text.png").write_text("no image")
     out = tmp_path / "o.jsonl"
@@ -405,14 +412,29 @@ def test_train_error_names_a_folder_that_cannot_be_created(tmp_path, capsys):
     assert "Not a directory" in run_failing(capsys, "train", "--run", tmp_path / "x" / "run")
 
 
-def test_resume_rejects_recipe_fields_and_folders_that_are_not_runs(trained, capsys):
-    assert "remove the recipe" in run_failing(capsys, "train", "--resume", trained / "run", "--epochs", "9")
+@pytest.mark.parametrize("options", ["--epochs 9", f"--epochs {DIGITS.epochs}", "--workers 1", "--seed 7"])
+def test_resume_rejects_options_that_differ_from_the_run(options, trained, capsys):
+    error = run_failing(capsys, "train", "--resume", trained / "run", *options.split())
+    assert "--resume uses the run's own recipe, which has" in error
+
+
+def test_resume_rejects_recipes_and_folders_that_are_not_runs(trained, capsys):
+    assert "remove the recipe" in run_failing(capsys, "train", "digits", "--resume", trained / "run")
     assert "must be a run folder" in run_failing(capsys, "train", "--resume", trained / "images")
 
 
 def test_resuming_a_finished_run_prints_its_result(trained, capsys):
-    assert main(["train", "--resume", str(trained / "run")]) == 0
+    assert main(["train", "--resume", str(trained / "run"), "--batch-size", "6", "--workers", "0"]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1].startswith("top-1 ")
+
+
+def test_commands_for_a_model_of_another_task_name_the_one_that_works(trained_segmenter, trained, tmp_path, capsys):
+    images = trained / "images"
+    for command, other in (("predict", "segment predict"), ("detect predict", "segment predict")):
+        words = [*command.split(), trained_segmenter / "run", images, "--out", tmp_path / "out"]
+        assert run_failing(capsys, *words).endswith(f"got a segmentation model; use lambdanets {other}")
+    assert "use lambdanets evaluate" in run_failing(capsys, "segment", "evaluate", trained / "run")
+    assert "must be a detection run, got a segm" in run_failing(capsys, "detect", "report", trained_segmenter / "run")
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_help_does_not_show_raw_type_names(results):
 def test_help_groups_options_and_explains_defaults(results):
     output = results["train cifar10 --help"][1]
     titles = re.findall(r"^ ([\w ]+) options +$", output, re.MULTILINE)
-    assert titles[:4] == ["data", "model", "optimization", "regularization"]
+    assert titles[:5] == ["common", "data", "model", "optimization", "regularization"]
     assert " Mask R-CNN options " in results["detect train --help"][1]
     assert " measurement options " in results["benchmark tables --help"][1]
     for line, (_, output, _) in results.items():
@@ -104,3 +104,29 @@ def test_every_recipe_field_is_in_one_group(recipe):
     grouped = [name for names in RECIPE_GROUPS.values() for name in names]
     assert len(grouped) == len(set(grouped))
     assert {field.name for field in dataclasses.fields(recipe)} <= set(grouped)
+
+
+def test_existing_outputs_are_reported_before_pytorch_is_imported(tmp_path):
+    (tmp_path / "image.png").touch()
+    (tmp_path / "model.onnx").touch()
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done/results.json").touch()
+    commands = {
+        "predict digits image.png --out model.onnx": "model.onnx exists",
+        "predict digits missing.png": "missing.png",
+        "export digits": "model.onnx exists",
+        "evaluate digits --out done": "done is not empty",
+        "explain digits image.png --out done": "done is not empty",
+        "adopt lambda_resnet26t --out done": "done is not empty",
+        **{f"{task} predict nuclei image.png --out done": "done is not empty" for task in ("detect", "segment")},
+        **{f"{task} evaluate nuclei --out done": "done is not empty" for task in ("detect", "segment")},
+    }
+    heavy = tuple(name for name in HEAVY if name != "numpy")  # which Pillow's images need
+    code = f"HEAVY = {heavy!r}\n{SCRIPT}"
+    process = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps([*commands]), capture_output=True, text=True, cwd=tmp_path
+    )
+    assert process.returncode == 0, process.stderr
+    for line, (exit_code, output, imported) in json.loads(process.stdout).items():
+        assert (exit_code, imported) == (2, []), output
+        assert commands[line] in output

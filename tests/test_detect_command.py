@@ -403,17 +403,17 @@ def test_resume_prints_the_result_of_a_run_trained_by_options(tmp_path, capsys):
     first = capsys.readouterr().out
     succeeds("train", "--resume", tmp_path / "run")
     assert capsys.readouterr().out.splitlines()[-2:] == first.splitlines()[-2:]
-    assert "remove the recipe" in run_failing(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
+    assert "uses the run's own recipe" in run_failing(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
 
 
 def test_resume_of_the_other_task_names_the_right_command(trained_detector, tmp_path, capsys):
     run = trained_detector / "run"
     assert main(["train", "--resume", str(run)]) == 2
     error = capsys.readouterr().err
-    assert f"has a detection run; resume it with: lambdanets detect train --resume {run}" in error
+    assert f"lambdanets detect train --resume {run}" in error
     (tmp_path / "recipe.json").write_text(ClassificationRecipe(model="resnet18").to_json())
     error = run_failing(capsys, "train", "--resume", tmp_path)
-    assert error.endswith(f"has a classification run; resume it with: lambdanets train --resume {tmp_path}")
+    assert error.endswith(f"lambdanets train --resume {tmp_path}")
 
 
 def test_train_does_not_overwrite_a_run_of_another_task(trained_detector, two_classes, capsys):

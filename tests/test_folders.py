@@ -47,7 +47,7 @@ def test_rejects_folder_with_other_identity_and_leaves_it_unchanged(tmp_path):
 
 def test_rejects_a_file_and_a_folder_with_unknown_content(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InputError, match=r"is not empty, it has thesis\.tex; choose another folder$"):
+    with pytest.raises(InputError, match=r"is not empty, it has thesis\.tex; choose another folder, or remove it"):
         WorkFolder(tmp_path, read_identity=read_identity).is_started()
     with pytest.raises(InputError, match=r"thesis\.tex must be a folder, got a file; choose another folder$"):
         WorkFolder(tmp_path / "thesis.tex").is_started()

@@ -16,10 +16,11 @@ from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, run
+from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.model import build_model
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.classification.recipe import ClassificationRecipe
-from lambdanets.training.module import make_schedule, prepare_batch_norm
+from lambdanets.training.module import make_schedule
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
 # and one of cifar10 without lambda layers.

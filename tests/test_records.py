@@ -22,6 +22,8 @@ class Item:
 class Record(TypedDict):
     parts: dict[str, tuple[Item, ...]]
     scale: tuple[float, float]
+    flags: NotRequired[tuple[bool, bool]]
+    bits: NotRequired[Literal[8, 16]]
     note: NotRequired[str | None]
 
 
@@ -51,6 +53,8 @@ def test_json_round_trip_restores_annotated_types(tmp_path):
         ({"scale": [1, 2]}, "parts must be an object, got nothing"),
         (RECORD | {"scale": [1, 2, 3]}, r"scale must be 2 finite numbers, got \[1, 2, 3\]"),
         (RECORD | {"scale": [1, float("nan")]}, r"scale must be 2 finite numbers, got \[1, nan\]"),
+        (RECORD | {"flags": [True] * 3}, r"flags must be a list of 2 values, got \[True, True, True\]"),
+        (RECORD | {"bits": 8.0}, r"bits must be one of 8, 16, got 8\.0"),
         (RECORD | {"note": 3}, "note must be a string or None, got 3"),
         (RECORD | {"parts": {"train": 3}}, r"parts\.train must be a list, got 3"),
         (

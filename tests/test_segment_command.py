@@ -67,9 +67,9 @@ def test_segment_train_prints_the_result_and_resumes(tmp_path, capsys):
     assert first[-1].split()[-3:] == [f"{result[name]:.4f}" for name in ("dice", "iou", "boundary_f1")]
     succeeds("train", "--resume", tmp_path / "run")
     assert capsys.readouterr().out.splitlines()[-13:] == first[-13:]
-    assert "remove the recipe" in run_failing(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
+    assert "uses the run's own recipe" in run_failing(capsys, "train", "--resume", tmp_path / "run", "--epochs", "9")
     assert main(["detect", "train", "--resume", str(tmp_path / "run")]) == 2
-    assert "resume it with: lambdanets segment train --resume" in capsys.readouterr().err
+    assert "lambdanets segment train --resume" in capsys.readouterr().err
 
 
 def test_segment_evaluate_reproduces_the_scores_and_writes_files(trained_segmenter, tmp_path, capsys):

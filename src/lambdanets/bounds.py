@@ -79,9 +79,11 @@ def convert(value: Any, annotation: Any, name: str = "", bounds: Range | None = 
     if isinstance(value, list | tuple) and origin in (list, tuple):
         has_fixed_length = origin is tuple and arguments[-1] is not Ellipsis
         item_types = arguments if has_fixed_length else arguments[:1] * len(value)
-        if arguments[0] not in _PLURAL:
-            return origin(convert(item, arguments[0], f"{name or 'it'}[{index}]") for index, item in enumerate(value))
-        if len(item_types) == len(value) and all(
+        has_length = len(item_types) == len(value)
+        if has_length and arguments[0] not in _PLURAL:
+            items = enumerate(zip(value, item_types, strict=True))
+            return origin(convert(item, kind, f"{name or 'it'}[{index}]") for index, (item, kind) in items)
+        if has_length and all(
             _is_instance(item, item_type, bounds) for item, item_type in zip(value, item_types, strict=True)
         ):
             return origin(value)
@@ -116,7 +118,7 @@ def _convert_record(value: dict[str, Any], record_type: Any, prefix: str) -> Any
 def _is_instance(value: Any, annotation: Any, bounds: Range | None) -> bool:
     """Whether a value matches a class, a Literal or Any and, if it is a number, is finite and within the bounds."""
     if get_origin(annotation) is Literal:
-        return value in get_args(annotation) and not isinstance(value, bool)
+        return (type(value), value) in [(type(choice), choice) for choice in get_args(annotation)]
     if annotation in (int, float):
         is_number = isinstance(value, int if annotation is int else int | float) and not isinstance(value, bool)
         return is_number and abs(value) < math.inf and (bounds is None or bounds.contains(value))
@@ -132,7 +134,8 @@ def describe_type(annotation: Any) -> str:
         return f"one of {', '.join(map(str, arguments))}"
     if origin in (Union, UnionType):
         return " or ".join(describe_type(alternative) for alternative in arguments)
-    if origin in (list, tuple) and arguments[0] in _PLURAL:
+    if origin in (list, tuple):
         count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not Ellipsis else ""
-        return f"{count}{_PLURAL[arguments[0]]}"
-    return _SINGULAR.get(annotation) or ("a list" if origin in (list, tuple) else "an object")
+        plural = _PLURAL.get(arguments[0])
+        return f"{count}{plural}" if plural else f"a list{count and f' of {count}values'}"
+    return _SINGULAR.get(annotation, "an object")

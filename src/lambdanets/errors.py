@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-# Failures of the machine that may occur for any file: disk full, too many open files, I/O errors.
+# Failures of the machine that may occur anywhere: disk full, too many open files or processes, I/O errors.
 _MACHINE_ERRORS = {
     getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE")
+    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENOMEM", "EAGAIN")
     if hasattr(errno, name)
 }
 
@@ -30,6 +30,14 @@ class InputError(ValueError):
 
     The command line prints the message and exits with code 2.
     """
+
+
+class WrongTaskError(InputError):
+    """A model is of another task than the command. task: the task of the model."""
+
+    def __init__(self, message: str, task: str) -> None:
+        super().__init__(message)
+        self.task = task
 
 
 class UnreadableError(InputError):
@@ -109,6 +117,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     messages = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
+
+
+KILLED_WORKER = "a data loading worker was killed, probably because memory ran out"
+
+
+def is_killed_worker(error: BaseException) -> bool:
+    """Whether the error is PyTorch's for a data loading worker that was killed."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str]) -> str:

@@ -40,7 +40,8 @@ class WorkFolder:
         existing = self.read_identity(self.path)
         if existing is None:
             if foreign := sorted(entry.name for entry in self.path.iterdir() if not _is_ignored(entry)):
-                raise InputError(f"{self.path} is not empty, it has {foreign[0]}; choose another folder")
+                advice = "choose another folder, or remove it if you do not need it"
+                raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
         if differing := describe_differences(existing, self.identity):
             raise InputError(f"{self.path} has {self.work} with {differing}; {self.advice}")
@@ -62,6 +63,12 @@ class WorkFolder:
             if not shared:
                 remove_unfinished(self.path)
             yield lock
+
+
+def check_new_file(path: Path) -> None:
+    """Raise InputError if an output file exists."""
+    if path.exists():
+        raise InputError(f"{path} exists; choose another file with --out, or remove it to write it again")
 
 
 def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any]) -> str:

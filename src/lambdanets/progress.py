@@ -11,12 +11,14 @@ from lambdanets.terminal import echo, printable
 
 Item = TypeVar("Item")
 SECONDS_PER_LINE = 30.0
+_running: list["Progress"] = []  # those whose block is being executed, the outermost first
 
 
 class Progress:
     """A context manager that shows progress on standard error within its block.
 
     If standard error is not a terminal, a thread prints a line every SECONDS_PER_LINE, even while an item takes longer.
+    Within the block of another Progress, such as for the tiles of an image, the line of that one shows both.
 
     total: number of items; if None, there is no bar, and the lines show the elapsed time.
     initial: number of items that were done before.
@@ -44,7 +46,11 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
+        is_nested = bool(_running)
+        _running.append(self)
         if not sys.stderr.isatty() or self.total is None:
+            if is_nested:
+                return self
             threading.Thread(target=self._print_lines, daemon=True).start()
         elif self._shows_bar:
             from tqdm import tqdm
@@ -63,6 +69,8 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopped.set()
+        if self in _running:  # training may end it twice
+            _running.remove(self)
         if self._bar is not None:
             self._bar.close()
 
@@ -95,7 +103,7 @@ class Progress:
     def _print_lines(self) -> None:
         stream = sys.stderr
         while not self._stopped.wait(SECONDS_PER_LINE):
-            echo(self.line(), file=stream)
+            echo("; ".join(progress.line() for progress in list(_running)), file=stream)
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Item]:

@@ -1,17 +1,21 @@
-"""Prints text with control characters escaped, because file names and class names may contain terminal escape codes."""
+"""Prints text with control characters escaped, because names of files and classes may contain terminal escape codes."""
 
 import sys
 import unicodedata
 from typing import TextIO
 
 # Unicode categories. Cc: control characters. Cf: format characters, such as text direction. Zl, Zp: line breaks.
-_ESCAPED_CATEGORIES = {"Cc", "Cf", "Zl", "Zp"}
+# Cs: surrogates, which stand for bytes of file names that are not UTF-8.
+_ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 # These are in Cf, but are not escaped, because emoji and several scripts need them.
 _JOINERS = {"\u200c", "\u200d"}
 
 
 def printable(text: object) -> str:
-    """Replace control characters and line breaks by Python escapes such as \\x1b and \\n."""
+    """Replace control characters, line breaks and surrogates by Python escapes such as \\x1b, \\n and \\udcff.
+
+    Names of files and classes are drawn and printed in this form: other libraries reject surrogates.
+    """
     string = str(text)
     if string.isprintable():
         return string

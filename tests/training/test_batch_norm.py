@@ -10,10 +10,10 @@ from lambdanets.models import create_model
 from lambdanets.models.padding import add_padding_hooks
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
+from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
 from lambdanets.training.classification.module import Classification
-from lambdanets.training.module import convert_sync_batch_norm, prepare_batch_norm
 from noise_images import write_two_classes
-from training.runs import assert_same_result, interrupted_run, load_weights, quick_recipe
+from training.runs import assert_same_result, interrupted_run, load_weights, quick_recipe, train_on_ranks
 
 # freezes batch norm in the last 4 of 9 steps, when the running statistics are close to those of the images
 FROZEN = {"freeze_batch_norm": 0.4, "batch_norm_momentum": 0.5, "learning_rate": 0.02}
@@ -66,6 +66,42 @@ def test_a_run_with_frozen_batch_norms_resumes_bit_identically(quick, frozen_run
     recipe = replace(quick, **FROZEN, ema_decay=0.9)
     run.resume(interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step))
     assert_same_result(frozen_run, tmp_path / "interrupted")
+
+
+# one step of 16 images, without dropout, whose random numbers depend on the rank
+ONE_STEP = {"training_images": 16, "validation_share": 0.02, "batch_size": 16, "image_size": 8, "epochs": 1}
+
+
+def final_statistics(folder):
+    """The running statistics of a finished run, by name."""
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    return {name: tensor for name, tensor in load_weights(folder).items() if name.endswith(names)}
+
+
+@pytest.mark.slow
+@pytest.mark.forks
+@pytest.mark.parametrize("ema_decay", [None, 0.5], ids=["weights", "EMA"])
+def test_running_statistics_do_not_depend_on_the_number_of_ranks(ema_decay, tmp_path):
+    # a small learning rate, because training amplifies rounding
+    fields = ONE_STEP | {"training_images": 32, "micro_batch": 4, "ema_decay": ema_decay, "learning_rate": 1e-4}
+    recipe = replace(DIGITS, **fields)
+    run.start(recipe, tmp_path / "one")
+    assert train_on_ranks(recipe, tmp_path / "two", 2) == [0, 0]
+    on_two_ranks = final_statistics(tmp_path / "two")
+    for name, statistics in final_statistics(tmp_path / "one").items():
+        torch.testing.assert_close(on_two_ranks[name], statistics, rtol=1e-4, atol=1e-5)
+        if "num_batches" in name:
+            assert statistics == 2
+
+
+def test_running_statistics_are_updated_once_per_step(tmp_path):
+    recipe = replace(DIGITS, **ONE_STEP, batch_norm_momentum=0.5)
+    run.start(recipe, tmp_path / "whole")
+    run.start(replace(recipe, micro_batch=4), tmp_path / "accumulated")
+    whole, accumulated = final_statistics(tmp_path / "whole"), final_statistics(tmp_path / "accumulated")
+    # of the first layer, whose inputs are equal: the mean over micro-batches is that of the batch
+    torch.testing.assert_close(accumulated["bn1.running_mean"], whole["bn1.running_mean"])
+    assert accumulated["bn1.num_batches_tracked"] == whole["bn1.num_batches_tracked"] == 1
 
 
 def test_batch_norm_is_not_synchronized_in_a_single_process():

@@ -2,9 +2,12 @@
 
 import errno
 import json
+import multiprocessing
 import os
+import shlex
 import shutil
 import signal
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +19,7 @@ from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import micro_batches, run
+from lambdanets.training import micro_batches, run, speed
 from lambdanets.training.classification import task
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import draw_curves
@@ -313,9 +316,40 @@ def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(small, tmp_path,
 def test_signal_stops_training_and_prints_the_command_to_resume(small, signum, tmp_path, monkeypatch, capsys):
     at_step(monkeypatch, 1, lambda: signal.raise_signal(signum))
     assert run_train_command(small, tmp_path / "run") == 130
-    output = capsys.readouterr().err.splitlines()
-    assert output[-1] == f"stopped; resume with: lambdanets train --resume {tmp_path / 'run'}"
-    assert (tmp_path / "run/checkpoints/last.ckpt").exists()
+    printed = capsys.readouterr().err.splitlines()[-1].partition("stopped; resume with: ")[2]
+    words = shlex.split(printed)
+    assert shutil.which(words[0])  # it can be typed as it is
+    assert main(words[words.index("train") :]) == 0
+    assert (tmp_path / "run/result.json").exists()
+
+
+@pytest.mark.slow
+def test_run_whose_worker_is_killed_resumes_bit_identically(small, tmp_path, monkeypatch, capsys):
+    def kill_workers():
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        time.sleep(5)  # interrupted by PyTorch's handler of SIGCHLD
+
+    with monkeypatch.context() as patch:
+        at_step(patch, 4, kill_workers)
+        assert run_train_command(replace(small, workers=1), tmp_path / "run") == 2
+    error = capsys.readouterr().err
+    assert "a data loading worker was killed" in error
+    assert "Traceback" not in error
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    run.start(small, tmp_path / "uninterrupted")
+    assert_same_result(tmp_path / "uninterrupted", tmp_path / "run")
+
+
+def test_resumed_run_replaces_a_link_named_speed_csv(small, tmp_path, monkeypatch):
+    folder = interrupted_run(small, tmp_path / "run", monkeypatch, 5)
+    (tmp_path / "other.csv").write_text("of someone else")
+    (folder / "speed.csv").unlink(missing_ok=True)
+    (folder / "speed.csv").symlink_to(tmp_path / "other.csv")
+    monkeypatch.setattr(speed, "STEPS_PER_ROW", 1)
+    run.resume(folder)
+    assert (tmp_path / "other.csv").read_text() == "of someone else"
+    assert "images_per_second" in (folder / "speed.csv").read_text()
 
 
 def test_resuming_writes_the_new_data_path_into_recipe_json(small, two_classes, tmp_path, monkeypatch):

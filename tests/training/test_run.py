@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 
 from convergence import train_until
+from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.inference.classification import evaluate
+from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
 from lambdanets.locks import LOCK, InUseError, LostLockError
 from lambdanets.training import run
@@ -366,14 +368,26 @@ def test_rejects_a_damaged_result_json(quick, content, tmp_path):
         run.resume(tmp_path)
 
 
-def test_class_and_file_names_may_contain_any_characters(quick, two_classes, tmp_path):
-    (two_classes / "dark").rename(two_classes / "a$x^$b 猫")
+@pytest.mark.figures
+@pytest.mark.parametrize("name", ["a$x^$b 猫", os.fsdecode(b"a\xff\xfeb")], ids=["any script", "not UTF-8"])
+def test_class_and_file_names_may_contain_any_characters(name, quick, two_classes, tmp_path):
+    (two_classes / "dark").rename(two_classes / name)
     (two_classes / "light/00.png").rename(two_classes / "light" / os.fsdecode(b"\xff\xfe.png"))
     (two_classes / "light/01.png").rename(two_classes / "light/日本.png")
     (two_classes / "light/02.png").write_text("no image")
     result = run.start(replace(quick, epochs=1), tmp_path / "run")
     assert len(result["unreadable"]) == 1
-    assert load(tmp_path / "run").classes == ("a$x^$b 猫", "light")
+    assert load(tmp_path / "run").classes == (name, "light")
+    assert main(["evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "evaluation")]) == 0
+    assert main(["predict", str(tmp_path / "run"), str(two_classes), "--out", str(tmp_path / "out.jsonl")]) == 0
+    save_pretrained(load(tmp_path / "run"), tmp_path / "hub")
+    assert load(tmp_path / "hub").classes == (name, "light")
+
+
+def test_rejects_a_run_folder_whose_name_is_not_utf8(quick, tmp_path):
+    with pytest.raises(InputError, match="run must be a path in UTF-8"):
+        run.start(quick, tmp_path / os.fsdecode(b"run\xff"))
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 def damage_split(two_classes, split):

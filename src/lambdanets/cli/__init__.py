@@ -4,17 +4,22 @@ tyro turns dataclasses into options. A user error is one line on stderr, and exi
 imported when the command is run, and PyTorch only when it is needed, so that --help and option errors are fast.
 """
 
+import errno
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lambdanets import __version__, signals
 from lambdanets.errors import (
+    KILLED_WORKER,
     InputError,
     RankZeroFailed,
+    WrongTaskError,
     explain_missing_extras,
+    is_killed_worker,
     is_out_of_memory,
     is_user_fixable,
     nearest_hint,
@@ -31,7 +36,7 @@ COMMANDS = {
     "detect": "Train and use Mask R-CNN detectors: lambdanets detect train | evaluate | predict | report.",
     "segment": "Train and use segmentation networks: lambdanets segment train | evaluate | predict.",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",
-    "export": "Export a classifier to ONNX, OpenVINO or torch.export: lambdanets export RUN --to onnx --out FILE.",
+    "export": "Export a classifier or detector to ONNX, OpenVINO or torch.export: lambdanets export RUN --out FILE.",
     "shard": "Write a dataset as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
     "pseudo-label": "Pseudo-label images with a teacher: lambdanets pseudo-label TEACHER SHARDS OUT.",
     "compare": "Compare model variants over several seeds: lambdanets compare STUDIES [RECIPE].",
@@ -40,7 +45,7 @@ COMMANDS = {
     "calibrate": "Calibrate the automatic choice of algorithms on this machine: lambdanets calibrate [--device cuda].",
 }
 # Command -> the extra with all optional dependencies of the command.
-_EXTRAS = dict.fromkeys(("detect", "segment"), "detection")
+_EXTRAS = {"detect": "detection", "segment": "detection", "benchmark": "bench", "demo": "demo"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,12 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # file names may not be valid UTF-8
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-; the next file that is opened would get its output
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the process ends
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
         with explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
             return _dispatch(arguments)
+    except WrongTaskError as error:
+        return _fail(f"{error}{_other_command(arguments, error.task)}")
     except InputError as error:
         return _fail(str(error))
     except RankZeroFailed:
@@ -72,10 +81,14 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (MemoryError, RuntimeError) as error:
+        if is_killed_worker(error):
+            return _fail(f"{KILLED_WORKER}; use fewer --workers")
         if not is_out_of_memory(error):
             raise
         return _fail("out of memory; free memory, or choose a smaller model or smaller images")
     except OSError as error:
+        if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):  # of Python's tempfile
+            return _fail("PyTorch needs a temporary folder that can be written; set TMPDIR to one")
         if not is_user_fixable(error):
             raise
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
@@ -107,6 +120,15 @@ def _usage() -> list[str]:
         "",
         "lambdanets COMMAND --help lists its options; lambdanets --version prints the version.",
     ]
+
+
+def _other_command(arguments: list[str], task: str) -> str:
+    """Return advice to use the command for models of another task, or "" if there is none."""
+    from lambdanets.training.tasks import TASKS
+
+    action = arguments[1] if arguments[0] in ("detect", "segment") else arguments[0]
+    other = TASKS[task].command.replace("train", action)
+    return f"; use lambdanets {other}" if action in ("evaluate", "predict") else ""
 
 
 def _fail(message: str) -> int:

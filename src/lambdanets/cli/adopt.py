@@ -10,6 +10,7 @@ from lambdanets.bounds import Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.errors import InputError
+from lambdanets.folders import WorkFolder
 from lambdanets.terminal import echo
 
 if TYPE_CHECKING:
@@ -57,13 +58,12 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets adopt",
         description="Replace the lambda layers of a timm model, compare outputs and speed, and save the model.",
     )
+    WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
+    paths = _find_images(options)
     from lambdanets.device import resolve_device
     from lambdanets.inference.adopted import load_and_adopt
     from lambdanets.inference.hub import save_pretrained
 
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise InputError(f"{options.out} exists and is not an empty folder; choose another one with --out")
-    paths = _find_images(options)
     networks = load_and_adopt(options.source, options.model, pretrained=options.pretrained)
     for classifier in (networks.original, networks.adopted):
         classifier.to(resolve_device(options.device))

@@ -11,6 +11,7 @@ import tyro
 from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.errors import InputError
+from lambdanets.folders import WorkFolder
 from lambdanets.signals import deferred
 from lambdanets.terminal import echo
 
@@ -40,6 +41,8 @@ class EvaluateOptions:
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, int, Range(1))
         check("workers", self.workers, int, WORKERS_RANGE)
+        if self.out is not None:
+            WorkFolder(self.out).is_started()  # before PyTorch is imported, which takes seconds
 
 
 def evaluate_and_report(
@@ -55,18 +58,15 @@ def evaluate_and_report(
     size and workers. print_scores: prints an evaluation. write: writes the files of a model, images, an evaluation and
     a folder, in addition to scores.json.
     """
+    if (options.data is None) != (options.images is None):
+        raise InputError("data and images must be given together, got one without the other")
+    folder = WorkFolder(options.out) if options.out is not None else None
     from lambdanets.data.coco.sets import report_problems
     from lambdanets.data.image_search import describe_classes, describe_left_out
-    from lambdanets.folders import WorkFolder
     from lambdanets.inference.annotated_sets import open_evaluation_set
     from lambdanets.inference.loading import load_one_of
     from lambdanets.records import write_json
 
-    if (options.data is None) != (options.images is None):
-        raise InputError("data and images must be given together, got one without the other")
-    folder = WorkFolder(options.out) if options.out is not None else None
-    if folder is not None:
-        folder.is_started()
     model = load_one_of([card_type], options.checkpoint, options.device)
     images = open_evaluation_set(model, options.data, options.images)
     report_problems(**{"validation" if options.data is None else "data": images})

@@ -2,7 +2,11 @@
 
 import contextlib
 import dataclasses
+import shlex
+import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -11,6 +15,14 @@ from lambdanets.cli.option_groups import RULES
 from lambdanets.errors import InputError, nearest_hint
 
 Options = TypeVar("Options")
+
+
+def program() -> str:
+    """Return this program as it can be typed in a shell, also if its folder is not on the PATH."""
+    script = Path(sys.executable).with_name("lambdanets")
+    if shutil.which("lambdanets") == str(script):
+        return "lambdanets"
+    return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m lambdanets"
 
 
 def parse(options: type[Options], arguments: list[str], *, description: str, prog: str, **tyro_options: Any) -> Options:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.arguments import parse, program
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
 from lambdanets.terminal import echo
@@ -101,7 +101,7 @@ def _resume_or_report(options: ResumeOrReport) -> int:
 
 
 def _resume_command(folder: Path) -> str:
-    return f"lambdanets compare --resume {shlex.quote(str(folder))}"
+    return f"{program()} compare --resume {shlex.quote(str(folder))}"
 
 
 def _reject_torchrun() -> None:

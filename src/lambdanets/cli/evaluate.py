@@ -9,6 +9,7 @@ import tyro
 from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import report_unreadable
+from lambdanets.folders import WorkFolder
 from lambdanets.signals import deferred
 from lambdanets.terminal import echo
 
@@ -45,15 +46,14 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets evaluate",
         description="Evaluate a classifier: top-1 accuracy; with --out, also per-class accuracy and confusion matrix.",
     )
+    folder = WorkFolder(options.out) if options.out is not None else None
+    if folder is not None:
+        folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.image_search import describe_classes, describe_left_out
-    from lambdanets.folders import WorkFolder
     from lambdanets.inference import classification
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import ClassifierCard
 
-    folder = WorkFolder(options.out) if options.out is not None else None
-    if folder is not None:
-        folder.is_started()
     classifier = load_one_of([ClassifierCard], options.checkpoint, options.device)
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = classification.evaluate(

@@ -6,6 +6,7 @@ from pathlib import Path
 import tyro
 
 from lambdanets.cli.arguments import parse
+from lambdanets.folders import WorkFolder
 from lambdanets.terminal import echo
 
 
@@ -38,8 +39,9 @@ def main(arguments: list[str]) -> int:
         description="Show what lambda layers look at in an image: exact attention maps by content and by position, "
         "the share of each, the keys, and the receptive field.",
     )
+    folder = WorkFolder(options.out)
+    folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.images import read_image
-    from lambdanets.folders import WorkFolder
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import ClassifierCard, DetectorCard
     from lambdanets.interpretability.explanation import explain
@@ -47,8 +49,6 @@ def main(arguments: list[str]) -> int:
     from lambdanets.signals import deferred
     from lambdanets.text_tables import text_table
 
-    folder = WorkFolder(options.out)
-    folder.is_started()
     source = load_one_of((ClassifierCard, DetectorCard), options.checkpoint, options.device)
     image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
     explanation = explain(source, image)

@@ -10,6 +10,7 @@ import tyro
 from lambdanets.bounds import Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.errors import InputError
+from lambdanets.folders import check_new_file
 from lambdanets.terminal import echo
 
 if TYPE_CHECKING:
@@ -66,13 +67,15 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets export",
         description="Export a model to a file for another runtime, run the file, and compare outputs and speed.",
     )
+    out = options.out or Path(DEFAULT_FILES[options.to])
+    check_new_file(out)  # before PyTorch is imported, which takes seconds
     from lambdanets.deployment.export import export
     from lambdanets.deployment.runtimes import RUNTIMES
 
     size = options.image_size
     exported = export(
         options.source if _is_path(options.source) else _make_random_model(options.source),
-        options.out or Path(DEFAULT_FILES[options.to]),
+        out,
         to=options.to,
         image_size=None if not size else (size[0], size[-1]),
         batch_size=options.batch_size,

@@ -21,17 +21,18 @@ Groups = dict[str, tuple[str, ...]]  # name of a group -> its fields, in the ord
 
 # Groups for the fields of all recipes; other options have a class variable GROUPS. Other names are ignored.
 RECIPE_GROUPS: Groups = {
-    "data": (
-        *("data", "data_root", "images", "validation_data", "validation_images", "validation_share", "hold_out"),
-        *("training_images", "workers", "max_unreadable"),
+    "common": (
+        *("data", "images", "validation_data", "validation_images", "model", "weights", "image_size", "epochs"),
+        *("batch_size", "learning_rate", "patience", "workers"),
     ),
-    "model": ("model", "model_options", "weights"),
+    "data": ("data_root", "validation_share", "hold_out", "training_images", "max_unreadable"),
+    "model": ("model_options",),
     "optimization": (
-        *("epochs", "batch_size", "micro_batch", "learning_rate", "warmup_epochs", "schedule", "decay", "decay_epochs"),
-        *("optimizer", "momentum", "weight_decay", "clip_gradient", "ema_decay", "patience", "dice_weight"),
+        *("micro_batch", "warmup_epochs", "schedule", "decay", "decay_epochs", "optimizer", "momentum"),
+        *("weight_decay", "clip_gradient", "ema_decay", "dice_weight"),
     ),
     "regularization": ("label_smoothing", "dropout", "drop_path"),
-    "image": ("image_size", "channels", "mean", "std", "crop_pct", "interpolation"),
+    "image": ("channels", "mean", "std", "crop_pct", "interpolation"),
     "augmentation": ("scale", "ratio", "crop_padding", "jitter", "flip", "rotate", "rand_augment"),
     "Mask R-CNN": (
         *("levels", "pyramid_channels", "anchor_scale", "aspect_ratios", "proposals", "sampled_regions", "max_objects"),

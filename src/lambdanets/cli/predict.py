@@ -10,6 +10,7 @@ from lambdanets.bounds import Range, check
 from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import PredictOptions, images_journal, report_unreadable
 from lambdanets.errors import InputError
+from lambdanets.folders import check_new_file
 from lambdanets.progress import track
 from lambdanets.terminal import echo
 
@@ -39,26 +40,21 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets predict",
         description="Classify image files, print the most probable classes and write them to a file.",
     )
+    check_new_file(options.out)  # before PyTorch is imported, which takes seconds
+    paths = options.find_images()
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import ClassifierCard
     from lambdanets.inference.weights import weights_sha256
     from lambdanets.locks import locked
     from lambdanets.models.packaged import find_weights
 
-    _check_new(options.out)
-    paths = options.find_images()
     weights = find_weights(options.checkpoint)
     classifier = load_one_of([ClassifierCard], weights, options.device)
     with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
-        _check_new(options.out)  # another process may have written it in the meantime
+        check_new_file(options.out)  # another process may have written it in the meantime
         count = _predict(classifier, weights_sha256(weights), options, paths)
     echo(f"{count} images, written to {options.out}")
     return 0
-
-
-def _check_new(out: Path) -> None:
-    if out.exists():
-        raise InputError(f"{out} exists; choose another file with --out, or remove it")
 
 
 def _predict(classifier: "Classifier", weights: str, options: Predict, paths: list[Path]) -> int:

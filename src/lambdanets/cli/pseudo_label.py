@@ -2,13 +2,14 @@
 
 import dataclasses
 import resource
+import shlex
 import sys
 import time
 from pathlib import Path
 
 import tyro
 
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.arguments import parse, program
 from lambdanets.cli.image_results import report_unreadable
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo
@@ -84,7 +85,8 @@ def main(arguments: list[str]) -> int:
     echo(f"{result.num_images:,} images in {result.num_shards:,} shards labeled in {speed}")
     if result.num_in_progress:
         echo(f"{result.num_in_progress:,} shards are in progress in other processes")
-    echo(f"written to {options.out}; select with: lambdanets pseudo-label select {options.out} SELECTION")
+    command = f"{program()} pseudo-label select {shlex.quote(str(options.out))}"
+    echo(f"written to {options.out}; select with: {command} SELECTION")
     return 0
 
 

@@ -1,5 +1,6 @@
 """Code shared by the commands that train: recipe options, run folder, processes and error messages."""
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -11,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.arguments import parse, program
 from lambdanets.cli.image_results import report_unreadable
-from lambdanets.errors import InputError, is_out_of_memory, is_user_fixable
+from lambdanets.errors import KILLED_WORKER, InputError, is_killed_worker, is_out_of_memory, is_user_fixable
+from lambdanets.folders import describe_differences
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.tasks import TASKS, read_recipe
+from lambdanets.training.tasks import RECIPE, TASKS, read_recipe
 
 # Environment variable that is set in the processes launched by --devices, which have the same arguments.
 LAUNCHED = "LAMBDANETS_LAUNCHED"
@@ -46,15 +48,13 @@ class TrainCommand(NamedTuple):
     """A parsed command that trains.
 
     words: the command, such as ["detect", "train"]. arguments: the arguments after it. options: an instance of a
-    subclass of `TrainOptions`. name: name of the recipe. has_recipe_arguments: whether the arguments name a recipe or
-    one of its fields.
+    subclass of `TrainOptions`. name: name of the recipe.
     """
 
     words: list[str]
     arguments: list[str]
     options: Any
     name: str
-    has_recipe_arguments: bool
 
 
 def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **parse_options: str) -> Any:
@@ -91,22 +91,42 @@ def parse_train_command(
     """Parse [RECIPE] [--OPTION VALUE ...]. The default recipe is digits.
 
     options_type: a subclass of `TrainOptions`. summary: first sentence of the help, without the period.
+
+    With --resume the run's own recipe is the default. Raises InputError for options that differ from it.
     """
     from lambdanets.recipes import find_recipe, list_recipes
 
     command = TASKS[recipe_class.task].command
     has_recipe = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if has_recipe else "digits"
-    recipe = find_recipe(name, recipe_class)
-    recipes = "\n".join(f"  {name}: {summary}" for name, summary in list_recipes(recipe_class).items())
+    stored = _stored_recipe(arguments)
+    recipe = stored if isinstance(stored, recipe_class) else find_recipe(name, recipe_class)
+    recipes = "\n".join(f"  {known}: {text}" for known, text in list_recipes(recipe_class).items())
+    listed = f" RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}"
     options = parse_with_recipe(
         options_type,
         recipe,
         arguments[1:] if has_recipe else arguments,
         prog=f"lambdanets {command} {name if has_recipe else '[RECIPE]'}",
-        description=f"{summary}. RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}",
+        description=f"{summary}.{'' if has_recipe else listed}",
     )
-    return TrainCommand(command.split(), arguments, options, name, has_recipe or options.recipe != recipe)
+    if options.resume is not None:
+        if has_recipe or options.run is not None:
+            raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
+        if differing := describe_differences(recipe.fields(), options.recipe.fields()):
+            raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove these options")
+    return TrainCommand(command.split(), arguments, options, name)
+
+
+def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
+    """Return the recipe of the run of --resume; None without this option, or if there is no such run."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--resume", type=Path)
+    with contextlib.suppress(argparse.ArgumentError):  # tyro reports it
+        folder = parser.parse_known_args(arguments)[0].resume
+        if folder is not None and (folder / RECIPE).is_file():
+            return read_recipe(folder / RECIPE)
+    return None
 
 
 def train_and_report(
@@ -159,6 +179,9 @@ def report_errors(command: str, started: Path) -> Iterator[None]:
         advice = f"; once fixed, resume with: {command}" if started.is_file() else ""
         raise InputError(f"{error.filename or 'the run'}: {error.strerror or error}{checkpoint}{advice}") from error
     except (MemoryError, RuntimeError) as error:
+        if is_killed_worker(error):
+            advice = f"free memory, then resume with: {command}" if started.is_file() else "use fewer --workers"
+            raise InputError(f"{KILLED_WORKER}; {advice}") from error
         if not is_out_of_memory(error):
             raise
         raise InputError(
@@ -178,8 +201,6 @@ def _train(
     from lambdanets.training.distributed import get_world
 
     if options.resume is not None:
-        if command.has_recipe_arguments or options.run is not None:
-            raise InputError("--resume uses the run's own recipe; remove the recipe, its fields and --run")
         folder = options.resume
         _check_task(folder, options.recipe.task)
     else:
@@ -199,19 +220,15 @@ def _train(
         if folder.exists() and not data.exists():
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
         recipe = make_quicktest_recipe(recipe, data)
-    with report_errors(
-        f"lambdanets {' '.join(command.words)} --resume {shlex.quote(str(folder))}", folder / run.RECIPE
-    ):
+    with report_errors(f"{program()} {' '.join(command.words)} --resume {shlex.quote(str(folder))}", folder / RECIPE):
         result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
     return result, folder
 
 
 def _check_task(folder: Path, task: str) -> None:
-    from lambdanets.training.run import RECIPE
-
     if (folder / RECIPE).is_file() and (existing := read_recipe(folder / RECIPE).task) != task:
-        command = f"lambdanets {TASKS[existing].command}"
-        raise InputError(f"{folder} has a {existing} run; resume it with: {command} --resume {folder}")
+        command = f"{program()} {TASKS[existing].command} --resume {shlex.quote(str(folder))}"
+        raise InputError(f"{folder} has a {existing} run; resume it with: {command}")
 
 
 def _launch(devices: int, command: list[str]) -> int:

@@ -165,6 +165,8 @@ class Batches(Generic[BatchT]):
                 yield batch
         except InputError as error:
             raise InputError(_without_traceback(error)) from error
+        except (ConnectionError, EOFError) as error:  # while a killed worker sends a batch
+            raise RuntimeError("DataLoader worker exited unexpectedly") from error
 
     def __enter__(self) -> Self:
         return self

@@ -18,6 +18,7 @@ from lambdanets.deployment.graphs import Graph, Shape, make_graph, make_metadata
 from lambdanets.deployment.quantization import MAX_DROP, Quantization
 from lambdanets.deployment.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
 from lambdanets.errors import InputError, explain_missing_extras, nearest_hint, one_line
+from lambdanets.folders import check_new_file
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load_one_of
@@ -96,8 +97,7 @@ def export(
         raise InputError(f"path must end in {runtime.suffix} for {to}, got {path}")
     files = [path] if runtime.suffix != ".xml" else [path.with_suffix(".bin"), path]
     for file in files:
-        if file.exists():
-            raise InputError(f"{file} exists; choose another file, or remove it")
+        check_new_file(file)
     loaded = (
         load_one_of((ClassifierCard, DetectorCard), model, "cpu") if isinstance(model, str | os.PathLike) else model
     )

@@ -14,6 +14,7 @@ from lambdanets.records import parse_json, reraise_as_input_error
 from lambdanets.text_tables import format_mean, markdown_table, text_table
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.report import RESULT
+from lambdanets.training.tasks import RECIPE, read_recipe
 
 Format = Literal["text", "markdown"]
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
@@ -122,8 +123,8 @@ def _read(folder: Path) -> dict[str, Any]:
         result = parse_json(path.read_bytes(), dict[str, Any], f"{path} is damaged")
     except OSError as error:
         raise InputError(f"{folder} has no {RESULT} to report: {error.strerror}") from error
-    if "top1" in result:
-        raise InputError(f"{folder} must be a detection run, got a classification run")
+    if (folder / RECIPE).is_file() and (task := read_recipe(folder / RECIPE).task) != "detection":
+        raise InputError(f"{folder} must be a detection run, got a {task} run, whose scores are in its {RESULT}")
     with reraise_as_input_error(f"{path} is damaged"):
         result = convert(result, _Result)
         for kind, name in product(_KINDS, _NAMES):

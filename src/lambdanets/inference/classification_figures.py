@@ -11,6 +11,7 @@ from PIL import Image
 from lambdanets.data.datasets import LabeledImages
 from lambdanets.files import atomic_open
 from lambdanets.inference.classification import ClassificationEvaluation
+from lambdanets.terminal import printable
 
 WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 COLUMNS = 8
@@ -19,7 +20,7 @@ MAX_SHOWN = 16  # maximum number of wrong predictions, and of correct prediction
 
 def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImages, path: Path) -> None:
     """Draw the most confident errors, and below them correct predictions with increasing confidence."""
-    classes = predictions.classes
+    classes = [printable(name) for name in predictions.classes]
     is_correct = predictions.labels == predictions.predicted
     wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
     confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.classification import ClassificationEvaluation
+from lambdanets.terminal import printable
 from lambdanets.text_tables import csv_table
 
 MAX_CLASSES_WITH_COUNTS = 20  # with more classes, the cells do not show counts
@@ -42,9 +43,10 @@ def _draw(matrix: np.ndarray, classes: tuple[str, ...], top1: float, path: Path)
     figure.colorbar(image, ax=axis, label="fraction of the true class")
     axis.set(xlabel="predicted", ylabel="true", title=f"{matrix.sum():,} images, top-1 {top1:.4f}")
     if len(classes) <= MAX_CLASSES_WITH_NAMES:
+        names = [printable(name) for name in classes]
         # class names may contain $
-        axis.set_xticks(range(len(classes)), classes, rotation=90, fontsize=8, parse_math=False)
-        axis.set_yticks(range(len(classes)), classes, fontsize=8, parse_math=False)
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8, parse_math=False)
+        axis.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     if len(classes) <= MAX_CLASSES_WITH_COUNTS:
         for (row, column), count in np.ndenumerate(matrix):
             color = "white" if fractions[row, column] > 0.5 else "black"

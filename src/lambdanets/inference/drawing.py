@@ -12,8 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.files import atomic_open, encode_utf8
+from lambdanets.files import atomic_open
 from lambdanets.inference.colors import Color, brighten, distinct_color
+from lambdanets.terminal import printable
 
 if TYPE_CHECKING:
     from lambdanets.inference.coco_scores import Scores
@@ -69,7 +70,7 @@ def overlay(
     confidences = np.zeros(len(areas)) if scores is None else scores.detach().cpu().double().numpy()
     name_boxes: list[Box] = []
     for index in np.lexsort((-areas, -confidences))[:MAX_NAMES]:
-        text = _printable(names[int(labels[index]) - 1])
+        text = printable(names[int(labels[index]) - 1])
         text += "" if scores is None else f" {confidences[index]:.2f}"
         _write_name(draw, text, tuple(clipped[index]), distinct_color(int(index)), clipped, name_boxes)
     return drawn
@@ -94,10 +95,6 @@ def _paint_mask(pixels: np.ndarray, mask: np.ndarray, color: Color, line_width: 
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """Load DejaVu Sans, which is part of Matplotlib. Characters that it does not have are drawn as empty boxes."""
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
-
-
-def _printable(text: str) -> str:
-    return " ".join(encode_utf8(text).decode().split())
 
 
 def _write_name(

@@ -9,7 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from torch import nn
 
 from lambdanets.adoption import is_adopted
-from lambdanets.files import atomic_write
+from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.model_card import ClassifierCard, is_public, without_paths
 from lambdanets.models import list_models
 from lambdanets.records import read_json
@@ -64,7 +64,7 @@ def write_readme(
         details = {key: result[key] for key in ("versions", "hardware", "commit") if result.get(key)}
         text += ["## Software and hardware", f"```json\n{json.dumps(details, indent=1)}\n```"]
     text += ["## Citation", _CITATION]
-    atomic_write(folder / "README.md", ("\n\n".join(text) + "\n").encode())
+    atomic_write(folder / "README.md", encode_utf8("\n\n".join(text) + "\n"))
 
 
 def _read(run: Path | None, name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypedDict, TypeVar
 from lambdanets.bounds import TILE_SIZE_RANGE, Range, convert
 from lambdanets.data.coco.semantic_masks import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, WrongTaskError
 from lambdanets.models.factory import check_architecture
 from lambdanets.models.packaged import packaged_models
 from lambdanets.records import parse_json, reraise_as_input_error
@@ -222,7 +222,7 @@ def read_card(path: Path, metadata: Mapping[str, Any], *card_types: type[Card]) 
             return make_card(card_type, description, str(path))
     *others, last = (card_type.task for card_type in card_types)
     expected = f"{', '.join(others)} or {last}" if others else last
-    raise InputError(f"{path} must be a {expected} model, got a {task} model")
+    raise WrongTaskError(f"{path} must be a {expected} model, got a {task} model", task)
 
 
 def read_description(path: Path, metadata: Mapping[str, Any]) -> Description:

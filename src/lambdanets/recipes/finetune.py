@@ -8,10 +8,10 @@ Run: lambdanets train finetune --weights RUN --data FOLDER --image-size 160
 
 from dataclasses import replace
 
-from lambdanets.recipes.image_folder import recipe as image_folder
+from lambdanets.recipes.image_folder import recipes
 
 recipe = replace(
-    image_folder,
+    recipes["50"],
     weights="",
     model="",
     epochs=20,

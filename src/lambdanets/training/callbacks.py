@@ -17,7 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.locks import Lock
 from lambdanets.signals import handled_signals
 from lambdanets.training.checkpoints import BEST
-from lambdanets.training.distributed import all_reduce_sum, broadcast_tensors
+from lambdanets.training.distributed import all_reduce_min, all_reduce_sum
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
@@ -139,13 +139,6 @@ class EMA(WeightAveraging):
         if self._average_model is not None:
             self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
 
-    def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if self._average_model is not None:
-            # Running statistics of batch norm differ between ranks. Those of the module may be frozen after this epoch,
-            # and DDP would broadcast only those that are in the model during validation.
-            broadcast_tensors([*self._average_model.buffers(), *module.buffers()])
-        super().on_validation_epoch_start(trainer, module)
-
     def copy_to(self, module: LightningModule) -> None:
         """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""
         self._copy_average_to_current(module)
@@ -181,6 +174,7 @@ class StopOnSignal(Callback):
         self.checkpoint = checkpoint
         self.lock = lock
         self.signaled = False
+        self._common_batches = 0  # of the validation in progress, on all ranks
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -217,8 +211,19 @@ class StopOnSignal(Callback):
                 trainer.save_checkpoint(self.checkpoint)
             raise Interrupted
 
-    def on_validation_batch_end(self, *_: Any) -> None:
-        if self.signaled:
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._common_batches = all_reduce_min(int(trainer.num_val_batches[0]))  # ranks may have one more
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if batch_idx < self._common_batches and all_reduce_sum(self.signaled)[0]:
             raise Interrupted
         self._check_lock()
 

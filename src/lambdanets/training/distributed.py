@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -171,11 +171,11 @@ def all_gather_lists(items: list[Item]) -> list[Item]:
     return [item for rank_items in lists for item in rank_items]
 
 
-def broadcast_tensors(tensors: Iterable[torch.Tensor]) -> None:
-    """Replace the values of tensors by those on rank zero."""
+def all_reduce_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Replace a tensor by its sum over all ranks, and return it. The sums are bit-identical on all ranks."""
     if dist.is_initialized():
-        for tensor in tensors:
-            dist.broadcast(tensor, 0)
+        dist.all_reduce(tensor)
+    return tensor
 
 
 def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:

@@ -30,7 +30,9 @@ class HasUnreadable(Protocol):
 
 
 def append_row(path: Path, columns: Sequence[str], row: Sequence[Any]) -> None:
-    """Append a row to a CSV file. A new file starts with a header."""
+    """Append a row to a CSV file. A new file starts with a header. A link is replaced, as by atomic writes."""
+    if path.is_symlink():
+        path.unlink()
     new = not path.exists()
     with path.open("a", newline="") as file:
         csv.writer(file).writerows([columns, row] if new else [row])

@@ -1,4 +1,4 @@
-"""The base LightningModule: training step, optimizer, learning rate schedule and batch norm settings."""
+"""The base LightningModule: training step, optimizer and learning rate schedule."""
 
 import math
 from abc import abstractmethod
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
-import timm.layers
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins import MixedPrecision
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
+from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
 from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
 from lambdanets.training.recipe import TrainingRecipe
 
@@ -55,6 +55,8 @@ class TrainingModule(LightningModule):
         self.initial_weights: dict[str, str] | None = None
         self.validation_metrics: dict[str, float] = {}
         self._micro_batch: tuple[Any, int] | None = None  # micro-batch of the next backward pass, and its batch_idx
+        self._ends_step = True  # whether it is the last of its step
+        self._statistics: StepStatistics | None = None  # of a step with several micro-batches
 
     @abstractmethod
     def num_images(self, batch: Any) -> int:
@@ -74,9 +76,12 @@ class TrainingModule(LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._seed(batch_idx)
+        self._ends_step = (batch_idx + 1) % self.batch_slice.accumulation_steps == 0
         steps = self.recipe.epochs * self.steps_per_epoch
         if self.global_step >= steps - round(self.recipe.freeze_batch_norm * steps):
             freeze_batch_norm(self.model)
+        if self._num_micro_batches > 1 and batch_idx % self.batch_slice.accumulation_steps == 0:
+            self._statistics = StepStatistics(self.model)
 
     @property
     def _num_micro_batches(self) -> int:
@@ -124,6 +129,10 @@ class TrainingModule(LightningModule):
 
     def on_after_backward(self) -> None:
         micro_batch, self._micro_batch = self._micro_batch, None
+        if self._statistics is not None:
+            self._statistics.add(0 if micro_batch is None else self.num_images(micro_batch[0]))
+            if self._ends_step:
+                self._statistics.finish()
         if self.recipe.precision == "16-mixed" and not self._is_scale_exhausted():
             return  # the gradient scaler skips this step and reduces its scale
         name = first_nonfinite_gradient(self.model)
@@ -225,41 +234,3 @@ def without_weight_decay(model: nn.Module) -> set[str]:
     """
     names_of_timm: Callable[[], Iterable[str]] = getattr(model, "no_weight_decay", set)  # a set, list or dict
     return {*names_of_timm()} | {name for name, _ in model.named_parameters() if name.endswith("table")}
-
-
-def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:
-    """Set the recipe's momentum in all batch norm layers.
-
-    Raises InputError for sync_batch_norm without GPUs, which PyTorch does not support.
-    """
-    if recipe.sync_batch_norm and world_size > 1 and not torch.cuda.is_available():
-        raise InputError("sync_batch_norm needs one GPU per process, but PyTorch finds no GPU")
-    if recipe.batch_norm_momentum is not None:
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.momentum = recipe.batch_norm_momentum
-    return model
-
-
-def freeze_batch_norm(model: nn.Module) -> None:
-    """Put all batch norm layers into eval mode. Their affine parameters are still trained."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
-
-
-def convert_sync_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int) -> nn.Module:
-    """Convert to synchronized batch norm if the recipe sets sync_batch_norm and there are several ranks.
-
-    After the conversion, a forward pass on one rank waits for the other ranks.
-    """
-    if not recipe.sync_batch_norm or world_size == 1:
-        return model
-    original_modules = dict(model.named_modules())
-    # timm's conversion keeps the activations of its norm-act layers; PyTorch's removes them
-    model = timm.layers.convert_sync_batchnorm(model)
-    for name, module in model.named_modules():
-        if module is not original_modules[name]:  # the conversion removes hooks, such as those that mask padding
-            module._forward_pre_hooks.update(original_modules[name]._forward_pre_hooks)
-            module._forward_hooks.update(original_modules[name]._forward_hooks)
-    return model

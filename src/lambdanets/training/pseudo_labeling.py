@@ -94,27 +94,25 @@ def label_shards(
     num_shards = num_images = num_in_progress = 0
     unreadable: list[str] = []
     start = time.monotonic()
-    for await_refresh in (False, True):  # the second pass waits until locks of dead hosts expire
-        num_in_progress = 0
-        for index, name in enumerate(images.shard_names):
-            table = out / f"{Path(name).stem}.parquet"
-            if table.is_file():
-                continue
-            try:
-                with locked(out / f".{name}.lock", table, await_refresh=await_refresh):
-                    if not table.is_file():
-                        shard_start = time.monotonic()
-                        remove_unfinished(out, table.name)
-                        shard = images.select_shards([index])
-                        # a shard whose images were all unreadable has no images
-                        batches: AbstractContextManager[Any] = nullcontext(())
-                        if len(shard):
-                            batches = make_batches(classifier, shard, batch_size, workers)
-                        count = _label_shard(classifier, shard, batches, table, origin, unreadable, max_unreadable)
-                        report(name, count, time.monotonic() - shard_start)
-                        num_shards, num_images = num_shards + 1, num_images + count
-            except InUseError:
-                num_in_progress += 1
+    for index, name in enumerate(images.shard_names):
+        table = out / f"{Path(name).stem}.parquet"
+        if table.is_file():
+            continue
+        try:
+            with locked(out / f".{name}.lock", table):
+                if not table.is_file():
+                    shard_start = time.monotonic()
+                    remove_unfinished(out, table.name)
+                    shard = images.select_shards([index])
+                    # a shard whose images were all unreadable has no images
+                    batches: AbstractContextManager[Any] = nullcontext(())
+                    if len(shard):
+                        batches = make_batches(classifier, shard, batch_size, workers)
+                    count = _label_shard(classifier, shard, batches, table, origin, unreadable, max_unreadable)
+                    report(name, count, time.monotonic() - shard_start)
+                    num_shards, num_images = num_shards + 1, num_images + count
+        except InUseError:
+            num_in_progress += 1
     seconds = time.monotonic() - start
     return LabelingResult(num_shards, num_images, tuple(unreadable), seconds, num_in_progress)
 

@@ -14,26 +14,26 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
-from lambdanets.files import remove_unfinished
+from lambdanets.files import encode_utf8, remove_unfinished
 from lambdanets.folders import WorkFolder
-from lambdanets.inference.weights import RECIPE, save_weights
+from lambdanets.inference.weights import save_weights
 from lambdanets.locks import Lock
 from lambdanets.models.packaged import WEIGHTS, packaged_weights
 from lambdanets.models.weights import load_weights
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
+from lambdanets.training.batch_norm import convert_sync_batch_norm
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
 from lambdanets.training.curves import Curves, TensorBoard, draw_curves
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
-from lambdanets.training.module import convert_sync_batch_norm
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.speed import Speed
 from lambdanets.training.task import Task
-from lambdanets.training.tasks import read_recipe, task_class
+from lambdanets.training.tasks import RECIPE, read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
 
 
@@ -60,6 +60,8 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
+    if encode_utf8(str(folder)).decode() != str(folder):
+        raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     recipe = resolve_recipe(resolve_precision(recipe))
     with process_group() as world:
         run_folder = _run_folder(folder, recipe)

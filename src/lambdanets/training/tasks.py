@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from lambdanets.training.task import Task
 
 
+RECIPE = "recipe.json"  # of a run
+
+
 class TaskEntry(NamedTuple):
     """An entry of the registry.
 

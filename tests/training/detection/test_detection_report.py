@@ -162,8 +162,6 @@ def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty has no result\.json to report: No such file or directory"):
         report([valid, tmp_path / "empty"], "text")
-    with pytest.raises(InputError, match="classified must be a detection run, got a classification run"):
-        report([valid, make_run("classified", BOXES, MASKS, top1=0.9)], "text")
     with pytest.raises(InputError, match=r"got nuclei, 98 images \(.*valid\), and others, 98 images \(.*elsewhere\)"):
         report([valid, make_run("elsewhere", BOXES, MASKS, data="others")], "text")
     with pytest.raises(InputError, match=r"got .*valid and .*again with the same recipe and seed"):

@@ -10,7 +10,7 @@ from lambdanets.bounds import check
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.evidence.studies.catalog import STUDIES, Variant, variant_labels
 from lambdanets.folders import WorkFolder
-from lambdanets.locks import LOCK, InUseError, locked
+from lambdanets.locks import InUseError
 from lambdanets.records import read_json, write_json
 from lambdanets.training import run
 from lambdanets.training.classification.model import ClassificationProbe
@@ -155,20 +155,16 @@ def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], No
     Several processes may share a folder, each on its own device: runs locked by another process are skipped.
     """
     (folder / "runs").mkdir(exist_ok=True)
-    for await_refresh in (False, True):  # first unlocked runs, then those whose lock may be stale
-        for planned in plan.runs():
-            run_folder = planned.folder(folder)
-            if (run_folder / RESULT).is_file():
-                continue
-            try:
-                if run_folder.is_dir():
-                    with locked(run_folder / LOCK, run_folder, await_refresh=await_refresh):
-                        pass  # not locked; training acquires the lock itself
-                existing = (run_folder / run.RECIPE).is_file()
-                result = run.resume(run_folder) if existing else run.start(planned.recipe, run_folder)
-            except InUseError:
-                continue
-            on_result({"variant": planned.variant, "seed": planned.seed} | result)
+    for planned in plan.runs():
+        run_folder = planned.folder(folder)
+        if (run_folder / RESULT).is_file():
+            continue
+        try:
+            existing = (run_folder / run.RECIPE).is_file()
+            result = run.resume(run_folder) if existing else run.start(planned.recipe, run_folder)
+        except InUseError:
+            continue
+        on_result({"variant": planned.variant, "seed": planned.seed} | result)
 
 
 def read_results(plan: Plan, folder: Path) -> list[dict[str, Any]]:

@@ -20,17 +20,18 @@ from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
 from lambdanets.provenance import hardware
+from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.model import ClassificationProbe, resolve_model_from_weights
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.classification.task import open_for_training
 from lambdanets.training.memory import largest_micro_batch, training_memory
 from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, images_per_rank, resolve_precision
-from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.speed import format_duration
 
 SAMPLED_FILES = 200  # at most; their mean size is used for the whole dataset
 FLOPS_PER_STEP = {"cpu": 3e11, "cuda": 3e13}  # forward and backward; determines the batch size of the measured steps
 MEASURED_STEPS = 3
+FEW_IMAGES = 10_000  # below, the plan advises to fine-tune
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ class Plan:
             "reading": f"{self.read_rate / 1e6:.3g} MB/s for all devices, "
             f"{self.steps * self.images_per_step * data.bytes_per_image / 1e12:.3g} TB in total",
         }
+        if recipe.data and recipe.weights is None and data.num_images < FEW_IMAGES:
+            rows["advice"] = "for few images, start from weights: lambdanets train finetune --weights RUN --data DATA"
         return [*data.details, *(f"{name:<9}{text}" for name, text in rows.items())]
 
 

@@ -19,6 +19,7 @@ from lambdanets.inference.classification import predict_set
 from lambdanets.inference.classification_figures import draw_predictions
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.model_card import ClassifierCard
+from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import (
     ClassificationProbe,
@@ -31,7 +32,6 @@ from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
 from lambdanets.training.metrics_log import MetricsLog
-from lambdanets.training.module import prepare_batch_norm
 from lambdanets.training.report import Result
 from lambdanets.training.task import Task
 

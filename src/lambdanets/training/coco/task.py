@@ -15,10 +15,11 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.inference.weights import weights_sha256
 from lambdanets.models.packaged import find_weights
+from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.coco.data import open_datasets, write_problems
 from lambdanets.training.coco.recipe import CocoRecipe
 from lambdanets.training.distributed import World
-from lambdanets.training.module import TrainingModule, prepare_batch_norm
+from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
 
 
