@@ -124,7 +124,7 @@ def test_segment_predict_divides_large_images_into_tiles(trained_segmenter, tmp_
     torch.testing.assert_close(tiled.probabilities.sum(0), torch.ones(50, 130))
     succeeds("predict", trained_segmenter / "run", path, "--out", tmp_path / "out", "--tile-size", "48")
     np.testing.assert_array_equal(Image.open(tmp_path / "out/classes/00001-large.png"), tiled.labels)
-    with pytest.raises(ValueError, match="tile_size must be an integer, at least 16, got 8"):
+    with pytest.raises(ValueError, match="tile_size must be an integer or None, at least 16, got 8"):
         segmenter.predict(path, tile_size=8)
 
 

@@ -155,8 +155,8 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     reading = options.reading(card)
     identity = {
         "weights": file_identity(options.checkpoint)["sha256"],
-        "options": [options.score, options.figures, options.labels, tile_size, reading],
-    }
+        "options": [options.score, options.figures, options.labels, tile_size],
+    } | reading
 
     def render(number: int, path: Path, image: "Image", detected: "Objects") -> ImageOutput:
         entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}

@@ -67,7 +67,7 @@ def _predict(classifier: "Classifier", options: Predict, paths: list[Path]) -> i
     width = min(max(len(str(path)) for path in paths), 60)
     unreadable: list[str] = []
     reading = options.reading(classifier.card)
-    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.top, reading]}
+    identity = {"weights": file_identity(options.checkpoint)["sha256"], "options": [options.top]} | reading
     with images_journal(options.out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
         remaining = [path for path in paths if str(path) not in done]

@@ -121,8 +121,8 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     tile_size, reading = options.tile_size or None, options.reading(segmenter.card)
     identity = {
         "weights": file_identity(options.checkpoint)["sha256"],
-        "options": [options.figures, tile_size, reading],
-    }
+        "options": [options.figures, tile_size],
+    } | reading
     unreadable: list[str] = []
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image.Image", "Segmentation"]]:
