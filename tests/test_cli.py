@@ -130,8 +130,8 @@ def test_predict_skips_and_lists_unreadable_images(trained, tmp_path, capsys):
 def test_predict_keeps_predictions_on_a_signal_and_resumes(signum, trained, tmp_path, monkeypatch, capsys):
     predict = classifiers.predict_files
 
-    def with_signal(*arguments):
-        for index, prediction in enumerate(predict(*arguments)):
+    def with_signal(*arguments, **reading):
+        for index, prediction in enumerate(predict(*arguments, **reading)):
             if index == 7:
                 os.kill(os.getpid(), signum)
             yield prediction

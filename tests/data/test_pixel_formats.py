@@ -273,3 +273,13 @@ def test_a_compressed_file_names_the_extra_that_it_needs(tmp_path):
     script += "for path in sys.argv[1:]:\n    try: read_image(path)\n    except ValueError as error: print(error)"
     output = subprocess.run([sys.executable, "-c", script, *map(str, paths)], capture_output=True, text=True).stdout
     assert output.count("its compression needs imagecodecs; install it with: pip install 'lambdanets[detection]'") == 2
+
+
+def test_a_file_in_memory_is_read_from_its_start():
+    content, pixels = READABLE["rgb16.tif"]
+    file = io.BytesIO(content)
+    low = io.BytesIO(tiff(RGB.astype(np.uint16), "rgb"))  # Pillow keeps only the high byte, 0
+    for stream in (file, low):
+        stream.seek(0, io.SEEK_END)
+    np.testing.assert_array_equal(read_image(file), pixels)
+    assert np.ptp(np.asarray(read_image(low, stretch=True))) > 100

@@ -157,8 +157,8 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     reading = options.reading(card)
     identity = {
         "weights": weights_sha256(weights),
-        "options": [options.score, options.figures, options.labels, tile_size, reading],
-    }
+        "options": [options.score, options.figures, options.labels, tile_size],
+    } | reading
 
     def render(number: int, path: Path, image: "Image", detected: "Objects") -> ImageOutput:
         entry = {"id": number, "file_name": str(path), "height": image.height, "width": image.width}

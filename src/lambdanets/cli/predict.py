@@ -65,7 +65,7 @@ def _predict(classifier: "Classifier", weights: str, options: Predict, paths: li
     width = min(max(len(str(path)) for path in paths), 60)
     unreadable: list[str] = []
     reading = options.reading(classifier.card)
-    identity = {"weights": weights, "options": [options.top, reading]}
+    identity = {"weights": weights, "options": [options.top]} | reading
     with images_journal(options.out, identity, paths) as journal:
         done = {entry["path"] for entry in journal.entries}
         remaining = [path for path in paths if str(path) not in done]

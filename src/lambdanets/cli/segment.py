@@ -121,7 +121,7 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     weights = find_weights(options.checkpoint)
     segmenter = load_one_of([SegmenterCard], weights, options.device)
     tile_size, reading = options.tile_size or None, options.reading(segmenter.card)
-    identity = {"weights": weights_sha256(weights), "options": [options.figures, tile_size, reading]}
+    identity = {"weights": weights_sha256(weights), "options": [options.figures, tile_size]} | reading
     unreadable: list[str] = []
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image.Image", "Segmentation"]]:

@@ -79,15 +79,14 @@ def read_image(
 
     try:
         with _open(source) as file:
-            start = file.tell()
+            file.seek(0)  # as Pillow does
             is_tiff = file.read(4) in TIFF_HEADERS and "TIFF" in formats
-            file.seek(start)
+            file.seek(0)
             content = read_tiff(file, channel, check_size) if is_tiff else None
             if content is not None:
                 pixels, orientation = content
                 image = to_image(pixels, stretch)
             else:
-                file.seek(start)
                 with Image.open(file, formats=formats) as stored:
                     check_size(*stored.size)
                     image = convert_image(stored, channel, stretch)
