@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-from lambdanets.web.predictions import predict_image
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -18,6 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.models.packaged import FOLDER, packaged_models, packaged_weights
 from lambdanets.web.examples import draw_nuclei
 from lambdanets.web.uploads import read_upload
+from lambdanets.web.views import predict_image
 
 NAMES = packaged_models()
 
