@@ -55,7 +55,7 @@ def test_nuclei_are_found_in_12_bit_files_images_and_uploads(tmp_path):
     inputs = (tmp_path / "a.png", Image.fromarray(values))
     counts = [len(detector.predict(source)[0].above(0.5)) for source in inputs]
     upload = read_upload((tmp_path / "a.png").read_bytes(), "a.png", stretch=detector.card.stretch)
-    counts.append(len(predict_image(detector, upload, "a.png").objects.rows))
+    counts.append(len(predict_image(detector, upload, "a.png").summary["rows"]))
     assert counts[0] == counts[1] == counts[2] >= 6
 
 
