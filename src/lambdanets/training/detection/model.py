@@ -12,6 +12,7 @@ from torch.fx.experimental import _config as meta_device
 from lambdanets.inference.detector import build_detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
+from lambdanets.models.padding import padded_batch
 from lambdanets.models.weights import match_names
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.initial_weights import read_initial_weights
@@ -115,8 +116,11 @@ class DetectionProbe(MemoryProbe):
         size, stride = self.recipe.image_size, model.backbone.strides[-1]
         side = -(-size // stride) * stride
         shapes = [(size, size if index else max(1, size // 2)) for index in range(batch_size)]
-        with meta_device.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]  # layers index the positions outside the padding
-            maps = list(model.backbone(torch.empty(batch_size, 3, side, side, device="meta"), shapes).values())
+        with (
+            meta_device.patch(meta_nonzero_assume_all_nonzero=True),  # type: ignore[attr-defined]  # layers index the positions outside the padding
+            padded_batch(shapes, (side, side)),
+        ):
+            maps = list(model.backbone(torch.empty(batch_size, 3, side, side, device="meta")).values())
         logits, offsets = model.rpn.head(maps)
         num_regions, channels = batch_size * self.recipe.sampled_regions, self.recipe.pyramid_channels
         heads = model.roi_heads
