@@ -67,8 +67,6 @@ def read_tar_layout(path: Path) -> Layout:
     """
     files, left_out = _without_outputs(files_in_tar(path))
     images = [(folder_path, member) for folder_path, member in files if is_image_name(folder_path.name)]
-    if not images:
-        raise InputError(f"'{path}' must have images, got none")
     others = [folder_path for folder_path, _ in files if not is_image_name(folder_path.name)]
     return find_layout(str(path), images, others, left_out)
 
