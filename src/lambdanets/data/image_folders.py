@@ -106,8 +106,8 @@ def find_layout(
     if not root.folders:
         got = "images outside class folders"
         if not root.images:
-            others = Counter(_describe(file, []) for file in others)
-            got = f"no images ({describe_left_out(Counter(left_out) + others)})"
+            counts.update(_describe(file, ()) for file in others)
+            got = f"no images ({describe_left_out(counts)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
     splits = _find_splits(root, source, counts) or _find_splits_in_classes(root, source, counts) or (root, None)
     train, validation = splits
