@@ -20,6 +20,7 @@ from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.inference.classifier import Classifier, Prediction
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.inputs import image_batches
 from lambdanets.inference.segmenter import Segmentation, Segmenter
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.detection import model as detection
@@ -283,3 +284,10 @@ def test_a_file_in_memory_is_read_from_its_start():
         stream.seek(0, io.SEEK_END)
     np.testing.assert_array_equal(read_image(file), pixels)
     assert np.ptp(np.asarray(read_image(low, stretch=True))) > 100
+
+
+def test_an_open_image_whose_low_bits_pillow_drops_is_refused(tmp_path):
+    path = tmp_path / "deep.tif"
+    path.write_bytes(tiff(deep(RGB), "rgb"))
+    with Image.open(path) as image, pytest.raises(UnreadableImage, match="pass the path of the file"):
+        next(image_batches(image, 1))

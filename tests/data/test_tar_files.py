@@ -121,5 +121,5 @@ def test_rejects_a_tar_without_images(tmp_path: Path, names: list[str]) -> None:
             member = tarfile.TarInfo(name)
             member.type = tarfile.REGTYPE if "." in name else tarfile.DIRTYPE
             tar.addfile(member)
-    with pytest.raises(InputError, match=r"all\.tar' must have images, got none"):
+    with pytest.raises(InputError, match=r"all\.tar' must have one sub-folder of images per class, got no images"):
         open_splits(str(tmp_path / "all.tar"))

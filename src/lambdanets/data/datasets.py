@@ -185,7 +185,9 @@ def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
         return _open_tar(path)
     found = list_images(path)
     files, others = ([(file.relative_to(path), file) for file in files] for files in (found.paths, found.others))
-    return _arrange(find_layout(str(path), files, [name for name, _ in others], found.outputs), ImageFiles)
+    return _arrange(
+        find_layout(str(path), files, [name for name, _ in others], Counter(found.outputs.values())), ImageFiles
+    )
 
 
 def _open_tar(path: Path) -> tuple[_Split, _Split | None]:

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from lambdanets.data.image_search import describe_left_out
 from lambdanets.errors import InputError
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -103,7 +104,10 @@ def find_layout(
     counts = Counter(left_out)
     root = _enter(root, counts)
     if not root.folders:
-        got = "images outside class folders" if root.images else "no images"
+        got = "images outside class folders"
+        if not root.images:
+            counts.update(_describe(file, ()) for file in others)
+            got = f"no images ({describe_left_out(counts)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
     splits = _find_splits(root, source, counts) or _find_splits_in_classes(root, source, counts) or (root, None)
     train, validation = splits

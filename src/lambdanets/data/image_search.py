@@ -5,9 +5,9 @@ import glob
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from PIL import Image
 
@@ -23,17 +23,19 @@ _MAX_REASONS = 6  # in a line; the rest is summed
 class FoundImages:
     """Image files, and the files that were left out.
 
-    others: files that are not images. outputs: number of images in each output folder of this package, as `left_out`.
+    others: files that are not images. outputs: images in output folders of this package, with the reason.
     """
 
     paths: list[Path]
     others: list[Path] = field(default_factory=list)
-    outputs: Counter[str] = field(default_factory=Counter)
+    outputs: dict[Path, str] = field(default_factory=dict)
 
     @property
     def left_out(self) -> Counter[str]:
         """The number of files that were left out, by reason."""
-        return Counter(path.suffix.lower() or "without a suffix" for path in self.others) + self.outputs
+        return Counter(path.suffix.lower() or "without a suffix" for path in self.others) + Counter(
+            self.outputs.values()
+        )
 
 
 @functools.cache
@@ -60,8 +62,8 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
     found = FoundImages([])
     for parent, folders, names in _walk(folder):
         if parent != folder and is_output({*folders, *names}):
-            count = sum(accepts(name) for _, _, below in _walk(parent) for name in below)
-            found.outputs[f"in {parent.relative_to(folder)}, the output of a command"] += count
+            images = [below / name for below, _, inside in _walk(parent) for name in inside if accepts(name)]
+            found.outputs.update(dict.fromkeys(images, describe_output(parent.relative_to(folder))))
             folders.clear()
             continue
         for name in names:
@@ -94,45 +96,60 @@ def find_images(inputs: Sequence[str]) -> FoundImages:
     """List the image files of paths, folders (searched recursively) and globs (also `**`), without duplicates.
 
     The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
-    with one of `image_suffixes` that are not hidden are found, sorted by path. Raises InputError for an input without
-    matches.
+    with one of `image_suffixes` that are not hidden are found, sorted by path, and none in output folders of this
+    package. Raises InputError for an input without matches, and if there are no images.
     """
-    unique: dict[str, Path] = {}
-    found = FoundImages([])
+    found = []
     for pattern in inputs:
         try:
-            matches = _find_matches(pattern)
+            found.append(_find_matches(pattern))
         except OSError as error:
             raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
-        if not matches.paths:
+    for pattern, matches in zip(inputs, found, strict=True):
+        if not matches.paths and not (matches.outputs and any(other.paths for other in found)):
             got = f"has none ({_format(matches.left_out)})" if matches.left_out else "matches nothing"
             raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and {got}")
-        found.others.extend(matches.others)
-        found.outputs.update(matches.outputs)
-        for path in matches.paths:
-            unique.setdefault(str(path.absolute()), path)
-    found.paths.extend(unique.values())
-    return found
+    paths = _unique(path for matches in found for path in matches.paths)
+    others = _unique(path for matches in found for path in matches.others)
+    return FoundImages(paths, others, {path: reason for matches in found for path, reason in matches.outputs.items()})
+
+
+def _unique(paths: Iterable[Path]) -> list[Path]:
+    unique: dict[str, Path] = {}
+    for path in paths:
+        unique.setdefault(str(path.absolute()), path)
+    return list(unique.values())
 
 
 def _find_matches(pattern: str) -> FoundImages:
-    path = Path(pattern)
+    path, found = Path(pattern), FoundImages([])
     if not pattern:
-        return FoundImages([])
-    if path.is_dir():
-        return list_images(path)
-    if path.exists():  # true also for named pipes, which are later reported as unreadable
+        return found
+    if path.exists() and not path.is_dir():  # true also for named pipes, which are later reported as unreadable
         return FoundImages([path])
-    found = FoundImages([])
-    for match in sorted(map(Path, glob.glob(pattern, recursive=True))):  # noqa: PTH207 - Path.glob takes no absolute patterns
-        below = list_images(match) if match.is_dir() else FoundImages([match])
-        if match.is_dir() or is_image_name(match.name):
-            found.paths.extend(below.paths)
-            found.others.extend(below.others)
-            found.outputs.update(below.outputs)
-        elif not match.name.startswith("."):
-            found.others.append(match)
+    is_output_folder = functools.cache(lambda folder: is_output({inside.name for inside in folder.iterdir()}))
+    num_fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
+    matches = [path] if path.is_dir() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute patterns
+    for match in matches:
+        folders = (folder for folder in reversed((match / "*").parents) if len(folder.parts) >= num_fixed)
+        output = next(filter(is_output_folder, filter(Path.is_dir, folders)), None)
+        if match.is_dir():
+            below = list_images(match)
+        elif is_image_name(match.name):
+            below = FoundImages([match])
+        else:
+            below = FoundImages([], [] if match.name.startswith(".") else [match])
+        if output is not None:
+            below = FoundImages([], [], dict.fromkeys(below.paths, describe_output(output)))
+        found.paths.extend(below.paths)
+        found.others.extend(below.others)
+        found.outputs.update(below.outputs)
     return found
+
+
+def describe_output(folder: PurePath) -> str:
+    """Describe why images in an output folder of this package are left out."""
+    return f"in {folder}, the output of a command"
 
 
 def describe_classes(classes: Sequence[str]) -> str:

@@ -43,6 +43,8 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
         values = np.asarray(image)
         tags = getattr(image, "tag_v2", {})
         return invert(values) if tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO else values
+    if max(getattr(image, "tag_v2", {}).get(Base.BitsPerSample, (8,))) > 8:
+        raise ValueError("Pillow keeps only 8 bits of its colors; pass the path of the file instead")
     if not isinstance(image, ImageFile.ImageFile) or image.format != "PNG" or image.fp is None or not image.tile:
         return None  # without tiles, the pixels are loaded
     raw_mode = str(image.tile[0].args)

@@ -1,17 +1,19 @@
 """Labeled images in a tar file with one folder per class."""
 
 import io
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
 from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, first_few, parse_name
-from lambdanets.data.image_search import is_image_name
+from lambdanets.data.image_search import describe_output, is_image_name
 from lambdanets.data.images import read_file, read_image
-from lambdanets.data.shards.tar_samples import files_in_tar
+from lambdanets.data.shards.tar_samples import FileInTar, files_in_tar
 from lambdanets.errors import InputError
+from lambdanets.folders import is_output
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,24 @@ def read_tar_layout(path: Path) -> Layout:
 
     Nested tars count as folders. Raises InputError, also if any of the tars is compressed, damaged or truncated.
     """
-    files = files_in_tar(path)
+    files, left_out = _without_outputs(files_in_tar(path))
     images = [(folder_path, member) for folder_path, member in files if is_image_name(folder_path.name)]
-    if not images:
-        raise InputError(f"'{path}' must have images, got none")
     others = [folder_path for folder_path, _ in files if not is_image_name(folder_path.name)]
-    return find_layout(str(path), images, others, {})
+    return find_layout(str(path), images, others, left_out)
+
+
+def _without_outputs(files: list[FileInTar]) -> tuple[list[FileInTar], Counter[str]]:
+    """Return the files outside output folders of this package, and the number of images in each of these."""
+    names: defaultdict[PurePosixPath, set[str]] = defaultdict(set)
+    for path, _ in files:
+        for child in (path, *path.parents):
+            names[child.parent].add(child.name)
+    outputs = {folder for folder, inside in names.items() if folder.name and is_output(inside)}
+    kept, left_out = [], Counter[str]()
+    for path, member in files:
+        output = next((folder for folder in reversed(path.parents) if folder in outputs), None)
+        if output is None:
+            kept.append((path, member))
+        elif is_image_name(path.name):
+            left_out[describe_output(output)] += 1
+    return kept, left_out

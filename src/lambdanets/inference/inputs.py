@@ -27,7 +27,7 @@ def image_batches(
 
     images: one or several of
       - a path, read by `read_image`;
-      - a Pillow image of any mode, converted as in `read_image`;
+      - a Pillow image of any mode, converted as in `read_image`; of color TIFFs with more than 8 bits, pass the path;
       - a uint8 array (H, W), (H, W, 1) or (H, W, 3); (N, H, W, C) are N images;
       - a tensor (1, H, W) or (3, H, W) of uint8, or of floating point in [0, 1], which is rounded to 8 bits;
         (N, C, H, W) are N images.

@@ -177,6 +177,15 @@ def test_boxes_as_corners_become_boxes_if_the_masks_show_it(tmp_path: Path) -> N
     assert parsed.problems.all_ids() == {"box": [9], "corners": [0, 1, 2]}
 
 
+def test_objects_of_a_larger_image_are_clipped_and_counted(tmp_path: Path) -> None:
+    inside, outside = [[1, 1, 12, 1, 12, 12, 1, 12]], [[18, 12, 42, 12, 42, 36, 18, 36]]
+    rows = [annotation(1, bbox=[1, 1, 11, 11], segmentation=inside)]
+    rows.append(annotation(2, bbox=[18, 12, 24, 24], segmentation=outside))
+    parsed = read(tmp_path, *rows)
+    assert [obj.box for obj in parsed.images[0].objects] == [(1, 1, 12, 12), (18, 12, 30, 20)]
+    assert parsed.problems.all_ids() == {"clipped": [2]}
+
+
 def test_integers_may_be_written_as_floats(tmp_path: Path) -> None:
     rows = {"id": 1.0, "image_id": 1.0, "category_id": 7.0}
     parsed = read(tmp_path, annotation(1, **rows), images=[image(1) | {"height": 20.0, "width": 30.0}])

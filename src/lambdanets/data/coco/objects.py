@@ -11,6 +11,7 @@ from lambdanets.data.coco.segmentations import Segmentation, mask_area, mask_box
 from lambdanets.errors import InputError
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
+_MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, that are not a problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ def read_objects(
             problems["dropped_polygons"].append(entry["id"])
         if has_corners:
             problems["corners"].append(entry["id"])
+        if _distance(box, clipped) > _MAX_DIFFERENCE:
+            problems["clipped"].append(entry["id"])
         area = entry.get("area") or 0
         area = float(area if area > 0 else mask_area(segmentation, height, width))
         category = indices[entry["category_id"]]
@@ -141,9 +144,14 @@ def _have_corners(annotations: Sequence[_Valid]) -> bool:
     return sum(_agree(_read_box(annotation.entry, True), annotation.mask) for annotation in annotations) > num_sizes
 
 
+def _distance(box: Box, other: Box) -> float:
+    """Return the largest distance between a side of a box and the same side of another."""
+    return max(abs(side - other_side) for side, other_side in zip(box, other, strict=True))
+
+
 def _agree(box: Box, mask: Box) -> bool:
     """Whether two boxes differ by at most 2 pixels, or have an IoU of at least a half."""
-    if max(abs(side - other) for side, other in zip(box, mask, strict=True)) <= 2:
+    if _distance(box, mask) <= _MAX_DIFFERENCE:
         return True
     width, height = min(box[2], mask[2]) - max(box[0], mask[0]), min(box[3], mask[3]) - max(box[1], mask[1])
     if width <= 0 or height <= 0:

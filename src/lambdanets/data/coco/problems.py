@@ -18,6 +18,7 @@ _DESCRIPTIONS = {
     "damaged_rle": "annotations dropped: an RLE that is damaged or not of the image's size",
     "dropped_polygons": "segmentations repaired: polygons with fewer than 3 points were dropped",
     "corners": "boxes repaired: they are x1, y1, x2, y2 instead of x, y, width, height",
+    "clipped": "boxes repaired: clipped to the image; if they are many, they may be of images of another size",
     "missing_file": "images dropped: their files are missing",
     "of_missing_file": "annotations dropped: the files of their images are missing",
 }

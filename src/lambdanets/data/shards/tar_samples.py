@@ -15,6 +15,8 @@ from lambdanets.data.image_search import image_suffixes
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, file_sha256, open_regular
 
+# path; name, offset and length in bytes
+FileInTar = tuple[PurePosixPath, tuple[str, int, int]]
 _PADDING = 2**20  # bytes after the end-of-archive block that must be zero; GNU tar writes up to 10,240
 
 
@@ -100,12 +102,11 @@ def parse_class(content: bytes) -> int | None:
     return int(text) if text.isdigit() and len(text) < 10 else None
 
 
-def files_in_tar(path: Path) -> list[tuple[PurePosixPath, tuple[str, int, int]]]:
+def files_in_tar(path: Path) -> list[FileInTar]:
     """Return the files of an uncompressed tar and its nested tars that are not hidden, sorted by path.
 
-    The path of a file in a nested tar begins with the name of this tar without the suffix. The tuple is the name, the
-    offset and the length in bytes. Of members with the same name, the last counts. Raises InputError for an incomplete
-    or invalid tar.
+    The path of a file in a nested tar begins with the name of this tar without the suffix. Of members with the same
+    name, the last counts. Raises InputError for an incomplete or invalid tar.
     """
     try:
         with open_regular(path) as file:
