@@ -420,7 +420,7 @@ def test_resume_rejects_options_that_differ_from_the_run(options, trained, capsy
 
 def test_resume_rejects_recipes_and_folders_that_are_not_runs(trained, capsys):
     assert "remove the recipe" in run_failing(capsys, "train", "digits", "--resume", trained / "run")
-    assert "must be a run folder" in run_failing(capsys, "train", "--resume", trained / "images")
+    assert "must be a run folder" in run_failing(capsys, "train", "--resume", trained / "images", "--epochs", "3")
 
 
 def test_resuming_a_finished_run_prints_its_result(trained, capsys):
