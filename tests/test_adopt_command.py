@@ -49,7 +49,7 @@ def test_adopts_the_ema_in_a_checkpoint_of_the_training_script_of_timm(network, 
     saver = timm.utils.CheckpointSaver(
         torch.compile(trained),
         torch.optim.SGD(trained.parameters(), 0.1, momentum=0.9),
-        args=argparse.Namespace(model="lambda_resnet26t", lr=0.1, mean=None),
+        args=argparse.Namespace(model="lambda_resnet26t", lr=0.1, mean=None, output=tmp_path, scores=np.ones(2)),
         model_ema=timm.utils.ModelEmaV3(network),
         checkpoint_dir=str(tmp_path),
     )
@@ -64,8 +64,9 @@ def test_adopts_the_ema_in_a_checkpoint_of_the_training_script_of_timm(network, 
         torch.testing.assert_close(loaded.model.double()(x), network.double()(x))
 
 
-def test_adopts_a_folder_that_timm_saved(network, tmp_path):
-    timm.models.save_for_hf(network, tmp_path / "saved", model_config={"label_names": ["a", "b", "c"]})
+@pytest.mark.parametrize("label_names", [["a", "b", "c"], {"2": "c", "0": "a", "1": "b"}])
+def test_adopts_a_folder_that_timm_saved(label_names, network, tmp_path):
+    timm.models.save_for_hf(network, tmp_path / "saved", model_config={"label_names": label_names})
     assert adopt(tmp_path / "saved", "--out", tmp_path / "model") == 0
     assert ln.load(tmp_path / "model").classes == ("a", "b", "c")
 

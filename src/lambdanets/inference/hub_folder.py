@@ -53,10 +53,12 @@ def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str,
     classes = config.get("label_names")
     if not classes:
         classes = ImageNetInfo().label_names() if num_classes == 1000 else [f"class {i}" for i in range(num_classes)]
+    if isinstance(classes, dict):  # by index, which JSON may have sorted as text
+        classes = [label for _, label in sorted(classes.items(), key=lambda item: int(item[0]))]
     return {
         "task": "classification",
         "model": name,
-        "classes": list(classes.values() if isinstance(classes, dict) else classes),
+        "classes": list(classes),
         "model_options": {key: value for key, value in options.items() if key not in ("in_chans", "num_classes")},
         "stretch": False,
         "preprocessing": {

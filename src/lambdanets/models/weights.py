@@ -4,10 +4,10 @@ import argparse
 import re
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +28,16 @@ _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wr
 # What checkpoints of timm and others contain beside tensors: their arguments and scores. None of these runs code.
 _SAFE_TYPES: list[Any] = [
     argparse.Namespace,
+    defaultdict,
+    dict,
+    list,
+    (PurePosixPath, "pathlib.PosixPath"),
+    (PurePosixPath, "pathlib._local.PosixPath"),
+    (PureWindowsPath, "pathlib.WindowsPath"),
+    (PureWindowsPath, "pathlib._local.WindowsPath"),
+    np.ndarray,
+    (np.zeros(0).__reduce__()[0], "numpy.core.multiarray._reconstruct"),
+    (np.zeros(0).__reduce__()[0], "numpy._core.multiarray._reconstruct"),
     np.dtype,
     *{type(np.dtype(name)) for name in np.typecodes["All"] if name not in "VO"},
     (np.float64(0).__reduce__()[0], "numpy.core.multiarray.scalar"),

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lambdanets.bounds import Range, check
 from lambdanets.errors import InputError, is_out_of_memory
 from lambdanets.web.examples import example_images
-from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS, read_upload
+from lambdanets.web.uploads import MAX_BYTES, MAX_PIXELS, MAX_SIDE, read_upload
 from lambdanets.web.views import ImagePrediction, Model, attention_maps, predict_image
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -55,7 +55,10 @@ def build_app(models: Mapping[str, Model], host: str = "127.0.0.1") -> Starlette
     """Return the application for models by name. host: address to listen on, which decides about `Host` headers."""
     examples = [example_images(model) for model in models.values()]
     short_names = [Path(name).name for name in models]
-    limits = f"PNG, JPEG, TIFF and other images, at most {MAX_BYTES >> 20} MB and {MAX_PIXELS:,} pixels."
+    limits = (
+        f"PNG, JPEG, TIFF and other images, at most {MAX_BYTES >> 20} MB, {MAX_PIXELS:,} pixels, "
+        f"and {MAX_SIDE:,} pixels on a side."
+    )
     contents = {
         "models": [
             {

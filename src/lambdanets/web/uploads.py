@@ -5,10 +5,11 @@ import time
 
 from PIL import Image, ImageFile
 
-from lambdanets.data.images import read_image
+from lambdanets.data.images import UnreadableImage, read_image
 
 MAX_BYTES = 32 * 2**20
 MAX_PIXELS = 5_000_000
+MAX_SIDE = 20_000  # an image of 1 x 5,000,000 pixels would be thousands of tiles
 MAX_SECONDS = 5.0
 _BLOCK = 4096  # bytes that a decoder gets at once
 
@@ -20,11 +21,14 @@ def read_upload(
 
     max_seconds: time limit for decoding, checked at each block that the decoder reads.
 
-    The format and the number of pixels are checked before the pixels are decoded. Raises UnreadableImage with one
-    sentence about the file.
+    The format and the number of pixels are checked before the pixels are decoded, the sides after. Raises
+    UnreadableImage with one sentence about the file.
     """
     file = _TimedBytes(content, max_seconds)
-    return read_image(file, name, channel=channel, stretch=stretch, max_pixels=MAX_PIXELS)
+    image = read_image(file, name, channel=channel, stretch=stretch, max_pixels=MAX_PIXELS)
+    if max(image.size) > MAX_SIDE:
+        raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels, more than {MAX_SIDE:,} on a side")
+    return image
 
 
 class _TimedBytes(io.BytesIO):
