@@ -1,11 +1,14 @@
+import argparse
 import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from lambdanets.ops.position.fused.device import KernelDevice
 from scripts import ROOT, load_script
 
 ROWS = [
@@ -107,6 +110,62 @@ def test_part_is_killed_at_the_end_of_its_time(tmp_path, monkeypatch):
     script.run_part("check", tmp_path / "gpu.jsonl", 1, False)
     (row,) = script.read_rows(tmp_path / "gpu.jsonl")
     assert row["failure"] == "exceeded 1 s"
+
+
+class Launches:
+    """Takes the place of a kernel, and records the compile-time constants of its launches."""
+
+    def __init__(self, name, launched):
+        self.name, self.launched = name, launched
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: self.launched.add((self.name, frozenset(constants.items())))
+
+
+def test_all_kernels_that_any_part_launches_are_compiled_before(monkeypatch):
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    parts = load_script("experiments/gpu_parts.py")
+    import kernels
+
+    from lambdanets.ops.position import fused
+    from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, launches, scaling, table_kernels
+
+    gpu, launched = KernelDevice("cuda:0", "NVIDIA H200", (9, 0)), set()
+    for module in (fused, launches):
+        monkeypatch.setattr(module, "kernel_device", lambda device: gpu)
+    monkeypatch.setattr(scaling, "_scales", lambda *operands: torch.empty(64, device="meta"))
+    for module in (forward_kernels, gradient_kernels, table_kernels):
+        for name in {*kernels.kernel_names(2), "reduce_grad_table"} & vars(module).keys():
+            monkeypatch.setattr(module, name, Launches(name, launched))
+    part = parts.Part(argparse.Namespace(part="x", out=None, dry_run=True, until=0, commit=None, without=[]))
+    part.dry_run, part.device = False, "meta"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(L2_cache_size=0))
+    sizes = [(shape, dtype) for dtype in parts.DTYPES for shape in (*parts.SHAPES, *parts.MORE_SHAPES)]
+    for (side, v, scope, batch), dtype in sizes[:10] + sizes[10:12] + sizes[20:22]:
+        (tensors, *_), problem = parts.make_inputs(part, (min(side, 8), v, min(scope or 15, 15), batch), dtype)
+        for call in parts.kernel_calls(problem).values():
+            call(*tensors)
+    for case in (*parts.LAYER_CHECKS, *parts.CHECKS, *parts.CASES):
+        for dtype in parts.DTYPES[:1] if case in parts.LAYER_CHECKS else parts.DTYPES:
+            shape = (case.batch, case.heads, 64, 16), (3, 3, 16, 1), (case.batch, 64, case.v, 1)
+            queries, table, values = (torch.empty(size, dtype=dtype, device="meta") for size in shape)
+            content = torch.empty(case.batch, 16, case.v, dtype=dtype, device="meta") if case.content else None
+            problem = parts.make_problem(queries, table, values, (8, 8), False)
+            grad = torch.empty(case.batch, case.heads, 64, case.v, dtype=dtype, device="meta")
+            for call in parts.kernel_calls(problem).values():
+                call(queries, table, values, grad, content)
+    compiled = set()
+    for configuration, content in parts.launched_configurations(90):
+        dtype = getattr(torch, configuration.dtype)
+        constants = launches.kernel_constants(configuration.kernel, configuration.tiles, configuration.heads, dtype)
+        if configuration.kernel != "grad_table_partial":
+            constants["SCALED"] = dtype == torch.float16
+        if configuration.kernel.startswith(("forward", "grad_queries")):
+            constants["CONTENT"] = content
+        compiled.add((configuration.kernel, frozenset(constants.items())))
+    assert len(launched) > 60
+    assert {launch for launch in launched if launch[0] != "reduce_grad_table"} <= compiled
 
 
 def test_smoke_error_is_nan_if_any_result_is_nan(monkeypatch):

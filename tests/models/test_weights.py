@@ -47,6 +47,7 @@ WRAPPERS = {
     "state_dict": lambda state: {"state_dict": state, "best": np.float32(0.5), "args": argparse.Namespace(lr=1)},
     "model in model": lambda state: {"epoch": 3, "model": {"state_dict": state, "optimizer": {}}},
     "EMA": lambda state: {"model": {name: torch.zeros_like(x) for name, x in state.items()}, "model_ema": state},
+    "student and teacher": lambda state: {"teacher": {f"backbone.{name}": x for name, x in state.items()}, "epoch": 1},
     "loss and metric": lambda state: {"state_dict": {**state, "loss.weight": torch.ones(3), "top1.tp": torch.ones(1)}},
     "compiled stage": lambda state: {name.replace("layer1.", "layer1._orig_mod."): x for name, x in state.items()},
 }

@@ -113,7 +113,11 @@ def parse_train_command(
     if options.resume is not None:
         if has_recipe or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-        differing = describe_differences(recipe.fields(), options.recipe.fields())
+        stored_fields, fields = recipe.fields(), options.recipe.fields()
+        for name in recipe.PATHS:  # absolute in the run
+            if fields[name] and Path(fields[name]).resolve() == Path(stored_fields[name] or ""):
+                fields[name] = stored_fields[name]
+        differing = describe_differences(stored_fields, fields)
         if differing and recipe is stored:  # otherwise the folder is rejected later
             raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove these options")
     return TrainCommand(command.split(), arguments, options, name)
