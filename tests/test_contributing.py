@@ -93,9 +93,8 @@ def test_new_recipe_needs_one_file(package):
         "from dataclasses import replace\n\nfrom lambdanets.recipes.digits import recipe as digits\n\n"
         "recipe = replace(digits, batch_size=32)\n"
     )
-    output = run(package, "-m", "lambdanets", "train", "wide_digits", "--help")
-    assert "wide_digits: Scanned digits in larger batches" in output
-    assert "(default: 32)" in output
+    assert "wide_digits: Scanned digits in larger batches" in run(package, "-m", "lambdanets", "train", "--help")
+    assert "(default: 32)" in run(package, "-m", "lambdanets", "train", "wide_digits", "--help")
 
 
 TASK = {

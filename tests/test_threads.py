@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,28 +12,32 @@ from PIL import Image
 from torch import nn
 
 import lambdanets as ln
-from lambdanets.data.transforms import Preprocessing
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector, build_detector
-from lambdanets.inference.model_card import ClassifierCard, DetectorCard, SegmenterCard
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.models.padding_check import simulate_trained_weights
+from lambdanets.recipes.detection.digits import recipe as OBJECTS
+from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.recipes.segmentation.digits import recipe as MASKS
+from lambdanets.training.classification.model import make_model_card as make_classifier_card
+from lambdanets.training.detection.model import make_model_card as make_detector_card
+from lambdanets.training.segmentation.model import make_model_card as make_segmenter_card
 
-BACKBONE = {"scope": 7, "layers": (1, 1, 1, 1), "lambda_blocks": ((), (), (1,), (1,))}
+BACKBONE = {"scope": 7, "layers": [1, 1, 1, 1], "lambda_blocks": [[], [], [1], [1]]}
 BATCHES = [[(20, 48), (48, 20)], [(48, 30), (30, 30), (30, 48)], [(48, 48)], [(33, 48), (48, 47)]]
 
 
 def make_classifier() -> Classifier:
-    card = ClassifierCard(
-        "lambda_resnet20_small", ("a", "b"), BACKBONE, preprocessing=Preprocessing(image_size=32, channels=3)
-    )
+    card = make_classifier_card(replace(DIGITS, image_size=32, channels=3), ("a", "b"))
+    card = replace(card, model_options=BACKBONE)
     return Classifier(ln.create_model(card.model, num_classes=2, **BACKBONE).eval(), card)
 
 
 def make_detector() -> Detector:
     sizes: dict[str, Any] = {"image_size": 48, "levels": (2, 3), "pyramid_channels": 8, "box_layers": (0, 16)}
     sizes |= {"mask_layers": 0, "proposals": 10, "max_detections": 3}
-    card = DetectorCard("lambda_resnet20_small", ("a",), BACKBONE, category_ids=(1,), **sizes)
+    recipe = replace(OBJECTS, model="lambda_resnet20_small", **sizes)
+    card = replace(make_detector_card(recipe, ("a",), (1,)), model_options=BACKBONE)
     model = build_detector(card, box_score_thresh=0.0)
     simulate_trained_weights(model.backbone)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
@@ -40,7 +45,8 @@ def make_detector() -> Detector:
 
 
 def make_segmenter() -> Segmenter:
-    card = SegmenterCard("lambda_unet_small", ("a",), {"widths": (4, 8), "lambda_stages": 1}, category_ids=(1,))
+    options = {"widths": [4, 8], "lambda_stages": 1}
+    card = replace(make_segmenter_card(MASKS, ("a",), (1,)), model="lambda_unet_small", model_options=options)
     return Segmenter(ln.create_model(card.model, num_classes=2, **card.model_options).eval(), card)
 
 

@@ -161,4 +161,4 @@ def test_int8_of_a_packaged_detector_names_the_missing_data(tmp_path, capsys):
         str(tmp_path / "m.onnx"),
     ]
     assert main(command) == 2
-    assert "int8 must be None for a detector of the package" in capsys.readouterr().err
+    assert "int8 must be None for a detector without validation data" in capsys.readouterr().err

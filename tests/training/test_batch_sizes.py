@@ -49,13 +49,13 @@ def test_batch_size_fits_into_memory(classifier, monkeypatch):
     assert batch_size_for(0, classifier, monkeypatch) == 2
 
 
-def test_evaluation_does_not_depend_on_the_batch_size(classifier, batch_sizes, monkeypatch):
-    one_batch = evaluate(classifier)
-    assert batch_sizes[1:] == [4]
+def test_evaluation_does_not_depend_on_the_batch_size(classifier, two_classes, batch_sizes, monkeypatch):
+    one_batch = evaluate(classifier, str(two_classes))
+    assert batch_sizes[1:] == [20]
     batch_sizes.clear()
     monkeypatch.setattr(classification, "free_memory", lambda device: 0)
-    batches_of_2 = evaluate(classifier)
-    assert batch_sizes[1:] == [2, 2]
+    batches_of_2 = evaluate(classifier, str(two_classes))
+    assert batch_sizes[1:] == [2] * 10
     assert one_batch.predicted.tolist() == batches_of_2.predicted.tolist()
     np.testing.assert_allclose(one_batch.confidence, batches_of_2.confidence, rtol=1e-4)
 

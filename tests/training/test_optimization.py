@@ -13,7 +13,6 @@ from torch import nn
 from lambdanets import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import callbacks
 from lambdanets.training.callbacks import EMA
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.detection.model import DetectionProbe
@@ -82,16 +81,6 @@ def test_validation_uses_ema_weights_and_training_does_not():
     torch.testing.assert_close(module.weight.data, torch.tensor([1.0, -2.0, 3.0]).lerp(torch.full((3,), 5.0), 9 / 11))
     ema.on_validation_epoch_end(trainer, module)
     assert module.weight.tolist() == [5.0] * 3
-
-
-def test_statistics_of_the_ema_and_of_the_module_are_broadcast_before_validation(monkeypatch):
-    module, ema = ThreeWeights(), EMA(0.9)
-    ema.setup(make_trainer(), module, "fit")
-    broadcast = []
-    monkeypatch.setattr(callbacks, "broadcast_tensors", broadcast.extend)
-    buffers = [*ema._average_model.buffers(), *module.buffers()]
-    ema.on_validation_epoch_start(SimpleNamespace(), module)
-    assert {id(tensor) for tensor in buffers} == {id(tensor) for tensor in broadcast}
 
 
 def test_staircase_schedule_is_constant_between_decays():
