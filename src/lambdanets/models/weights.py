@@ -22,8 +22,11 @@ Network = TypeVar("Network", bound=nn.Module)
 
 # Entries of checkpoints that have a state dict, in the order in which they are used. EMA first, as in timm.
 _EMA_ENTRIES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "params_ema", "ema")
-_ENTRIES = (*_EMA_ENTRIES, "state_dict", "model_state_dict", "model_state", "model", "module", "network", "net")
-_ENTRIES += ("backbone", "weights", "params", "teacher", "student")
+_ENTRIES = (
+    *_EMA_ENTRIES,
+    *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "backbone"),
+    *("weights", "params", "teacher", "student"),
+)
 # Modules that PyTorch's wrappers put into names, also in the middle of a name.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # What checkpoints of timm and others contain beside tensors: their arguments and scores. None of these runs code.
