@@ -34,7 +34,8 @@ def keep_initialization(network: nn.Module) -> None:
     """Make `init_weights` of a network, and of the modules in it, call `reset_parameters` of projections at the end."""
     for module in network.modules():
         if hasattr(type(module), "init_weights"):
-            module.init_weights = _Method(_init_weights, module)  # type: ignore[assignment]
+            # on the instance, because the class may be shared with networks without lambda layers
+            vars(module)["init_weights"] = _Method(_init_weights, module)
 
 
 def _draw_weight(projection: Any, std: float) -> None:

@@ -116,7 +116,7 @@ class DetectionProbe(MemoryProbe):
         size, stride = self.recipe.image_size, model.backbone.strides[-1]
         side = -(-size // stride) * stride
         shapes = [(size, size if index else max(1, size // 2)) for index in range(batch_size)]
-        # layers index the positions outside the padding
+        # Layers index the positions outside the padding. PyTorch declares no types of this config module.
         assume = meta_device.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
         with assume, padded_batch(shapes, (side, side)):
             maps = list(model.backbone(torch.empty(batch_size, 3, side, side, device="meta")).values())
