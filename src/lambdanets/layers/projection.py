@@ -11,6 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
+from lambdanets.ops.geometry import is_exporting
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, without_autocast
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -211,7 +212,7 @@ class _ProjectRowsForwardMode(_ProjectRows):
 def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows (b, n, c) of x (b, d, n)."""
     # int8 runtimes need 2-d weights
-    if _channels_last(x) or torch.compiler.is_exporting():
+    if _channels_last(x) or is_exporting():
         return F.linear(x.transpose(-2, -1), weight, bias)
     weights = weight.T.expand(x.shape[0], -1, -1)
     rows = x.transpose(-2, -1)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lambdanets.ops.geometry import is_exporting
 from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
 
 CHUNK = 16  # positions
@@ -55,7 +56,7 @@ def _unnormalized(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+    if is_exporting() or torch.jit.is_tracing():
         maxima = _exportable_running_maximum(keys)
     else:
         maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])

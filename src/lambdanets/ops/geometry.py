@@ -17,6 +17,13 @@ from lambdanets.ops.precision import FLOATING
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
+# PyTorch 2.11 replaces torch.compiler.is_exporting() by True in every graph that torch.compile traces.
+@torch.compiler.assume_constant_result
+def is_exporting() -> bool:
+    """Return whether torch.export traces this call, which torch.compile does not."""
+    return torch.compiler.is_exporting()
+
+
 def static_shape(x: Tensor) -> tuple[int, ...]:
     """Return the shape as Python integers, also in torch.jit.trace, where the elements of x.shape are tensors."""
     return tuple(map(int, x.shape)) if torch.jit.is_tracing() else tuple(x.shape)

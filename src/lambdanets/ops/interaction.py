@@ -164,13 +164,10 @@ def expand_mask(mask: Tensor, batch: int, positions: int, context: int) -> Tenso
 
     A mask for one example is for all. Raises ValueError unless the mask is bool and has one of these shapes.
     """
+    # PyTorch 2.11 cannot compile `rows in (1, positions)` with dynamic sizes.
     *examples, rows, columns = mask.shape if mask.ndim in (2, 3) else (0, 0)
-    if (
-        mask.dtype != torch.bool
-        or columns != context
-        or rows not in (1, positions)
-        or examples not in ([], [1], [batch])
-    ):
+    fits = all(size == 1 or size == batch for size in examples) and (rows == 1 or rows == positions)
+    if mask.dtype != torch.bool or columns != context or not fits:
         raise ValueError(
             f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, "
             f"with n or 1 rows; got {mask.dtype} of shape {tuple(mask.shape)}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import static_shape
+from lambdanets.ops.geometry import is_exporting, static_shape
 from lambdanets.ops.position.derivatives import interact
 from lambdanets.ops.position.operators import position_interaction_operator
 from lambdanets.ops.position.plan import Plan, check_algorithm, make_plan
@@ -49,7 +49,7 @@ def position_interaction(
     factors = Factors(queries, table, values, content)
     factors, grid, result_dtype = _prepare(factors, grid, dilation, causal, algorithm)
     with without_autocast(queries.device):
-        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        if is_exporting() or torch.jit.is_tracing():
             output = trace_interaction(factors, grid, dilation, causal)
         elif torch.compiler.is_compiling():
             output = position_interaction_operator(*factors, grid, dilation, causal, algorithm)
