@@ -1,4 +1,4 @@
-"""Follows the steps of CONTRIBUTING.md in a copy of the package."""
+"""Follows the steps to add a task of CONTRIBUTING.md in a copy of the package."""
 
 import os
 import shutil
@@ -38,63 +38,6 @@ def run(package, *arguments):
 
 def read_steps(title):
     return PAGE.partition(f"## To add {title}\n")[2].partition("\n## ")[0]
-
-
-def test_new_algorithm_needs_one_file_and_one_entry(package):
-    steps = read_steps("an algorithm for the position interaction")
-    assert "ops/position/NAME.py" in steps
-    assert "ops/position/plan.py" in steps
-    (package / "ops/position/all_pairs.py").write_text(
-        "from lambdanets.ops.position.lambda_order import LambdaOrder\n\n\n"
-        "class AllPairs(LambdaOrder):\n    name = 'all_pairs'\n"
-    )
-    plan = package / "ops/position/plan.py"
-    add_line(plan, "from lambdanets.ops.position.fourier", "from lambdanets.ops.position.all_pairs import AllPairs\n")
-    add_line(plan, "        Convolution(),\n", "        AllPairs(),\n")
-    script = """
-import torch, lambdanets as ln
-x = torch.randn(2, 3, 12, 4), torch.randn(3, 5, 4), torch.randn(2, 12, 6), (3, 4)
-actual, expected = (ln.position_interaction(*x, algorithm=name) for name in ("all_pairs", "query_order"))
-torch.testing.assert_close(actual, expected)
-print(ln.plan(*x))
-"""
-    assert "all_pairs" in run(package, "-c", script)
-
-
-def test_new_mixer_needs_one_file_and_one_entry(package):
-    steps = read_steps("a mixer")
-    assert "layers/baselines/NAME.py" in steps
-    assert "layers/baselines/__init__.py" in steps
-    (package / "layers/baselines/pointwise.py").write_text(
-        "from torch import nn\n\nfrom lambdanets.layers.baselines.mixer import Mixer\n\n\nclass Pointwise(Mixer):\n"
-        "    def __init__(self, dim, dim_out=None, *, stride=1, device=None, dtype=None):\n"
-        "        super().__init__(dim, dim_out, stride)\n"
-        "        self.convolution = nn.Conv2d(dim, self.dim_out, 1, device=device, dtype=dtype)\n\n"
-        "    def mix(self, x):\n        return self.convolution(x)\n"
-    )
-    registry = package / "layers/baselines/__init__.py"
-    add_line(
-        registry, "from lambdanets.layers.lambda_layer", "from lambdanets.layers.baselines.pointwise import Pointwise\n"
-    )
-    add_line(registry, '    "lambda": LambdaLayer2d,\n', '    "pointwise": Pointwise,\n')
-    script = """
-import torch, lambdanets as ln
-model = ln.create_model("resnet20_mixer_small", mixer="pointwise", num_classes=3)
-print(tuple(model(torch.randn(2, 3, 32, 32)).shape))
-"""
-    assert run(package, "-c", script).strip() == "(2, 3)"
-
-
-def test_new_recipe_needs_one_file(package):
-    steps = read_steps("a recipe")
-    assert "recipes/NAME.py" in steps
-    (package / "recipes/wide_digits.py").write_text(
-        '"""Scanned digits in larger batches.\n\nRun: lambdanets train wide_digits\n"""\n\n'
-        "from dataclasses import replace\n\nfrom lambdanets.recipes.digits import recipe as digits\n\n"
-        "recipe = replace(digits, batch_size=32)\n"
-    )
-    assert "wide_digits: Scanned digits in larger batches" in run(package, "-m", "lambdanets", "train", "--help")
-    assert "(default: 32)" in run(package, "-m", "lambdanets", "train", "wide_digits", "--help")
 
 
 TASK = {
@@ -241,24 +184,3 @@ print(result["epochs"], sorted(path.name for path in folder.iterdir() if path.is
     assert output.startswith("2 ")
     assert "weights.safetensors" in output
     assert "metrics.csv" in output
-
-
-def test_new_table_row_needs_one_entry_and_its_values(package):
-    steps = read_steps("a row of the paper's tables")
-    assert "evidence/paper_models.py" in steps
-    assert "paper.json" in steps
-    add_line(
-        package / "evidence/paper_models.py",
-        '        "conv (He et al. 2016, author run)": ModelSpec("resnet50"),\n',
-        '        "another": ModelSpec("resnet18"),\n',
-    )
-    path = package / "evidence/tables/paper.json"
-    value = '{"table": "3", "row": "another", "column": "params", "value": 11.7, "unit": "M", "precision": 0.1}'
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"figures": [', f'"figures": [{value},', 1), encoding="utf-8")
-    script = """
-from lambdanets.evidence.tables.paper import select_numbers
-from lambdanets.evidence.tables.verdicts import compare
-print(*(line.verdict for line in compare([figure for figure in select_numbers(["3"]) if figure.row == "another"], {})))
-"""
-    assert run(package, "-c", script).strip() == "match"

@@ -57,6 +57,8 @@ def read_metadata(file_format, path):
 )
 def test_exported_network_and_its_metadata_equal_those_of_pytorch(file_format, dynamic, network, tmp_path):
     names = FILES[file_format]
+    if file_format == "aoti":  # with a stride, PyTorch simplifies expressions of the sizes for 40 s
+        network[0].stride = (1, 1)
     exported = ln.export(network, tmp_path / names[-1], to=file_format, image_size=(24, 36), dynamic=dynamic)
     assert file_names(tmp_path) == names
     assert len(exported.errors) == (3 if dynamic else 1)

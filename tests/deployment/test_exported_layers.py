@@ -24,13 +24,12 @@ LAYERS = {
         {"scope": 5, "dilation": 2, "multi_head": True, "position_bias": True},
         MAPS,
     ),
-    "causal maps, L2 keys": (LambdaLayer2d, {"scope": 7, "causal": True, "normalize_keys": "l2"}, MAPS),
     "global scope": (LambdaLayer2d, {"scope": None, "grid": (16, 16)}, MAPS),
     "sequence": (LambdaLayer1d, {"scope": 7}, SEQUENCE),
     "causal sequence": (LambdaLayer1d, {"scope": 7, "causal": True}, SEQUENCE),
     "volume": (LambdaLayer3d, {"scope": 3}, VOLUME),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((9,), 16)}, TOKENS),
-    "causal tokens, raw keys": (LambdaLayer, {"causal": True, "position": False, "normalize_keys": None}, TOKENS),
+    "causal tokens, L2 keys": (LambdaLayer, {"causal": True, "position": False, "normalize_keys": "l2"}, TOKENS),
 }
 
 

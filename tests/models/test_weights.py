@@ -5,10 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 
-from lambdanets import create_model
+from lambdanets import create_model, foreign_state_dict
 from lambdanets.models.weights import load_weights, read_weights
 
 
@@ -149,3 +150,16 @@ def test_rejects_checkpoint_path_with_code_without_suggesting_weights_only(tmp_p
         create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "code.pth"))
     assert "weights_only" not in str(error.value)
     assert not (tmp_path / "ran").exists()
+
+
+def test_adopted_network_takes_weights_from_before_and_after_adoption(tmp_path):
+    torch.manual_seed(0)
+    expected = timm.create_model("lambda_resnet26t", num_classes=3).state_dict()
+    torch.save({"state_dict": expected, "args": argparse.Namespace(lr=1)}, tmp_path / "timm.pth.tar")
+    adopted = create_model("timm/lambda_resnet26t", tmp_path / "timm.pth.tar", num_classes=3)
+    torch.save(adopted.state_dict(), tmp_path / "adopted.pth")
+    again = create_model("timm/lambda_resnet26t", tmp_path / "adopted.pth", num_classes=3)
+    for model in (adopted, again):
+        actual = foreign_state_dict(model)
+        assert actual.keys() == expected.keys()
+        torch.testing.assert_close(actual, expected)

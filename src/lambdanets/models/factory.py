@@ -28,7 +28,7 @@ from lambdanets.models.packaged import (
     packaged_arguments,
     packaged_models,
 )
-from lambdanets.models.weights import load_weights
+from lambdanets.models.weights import load_tensors, match_names, read_weights
 
 # Arguments of timm's feature extraction, which a classifier does not have.
 _FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls", "output_fmt", "flatten_sequential")
@@ -113,16 +113,21 @@ def create_model(
             reason = "checkpoint_path must contain only tensors; the file is corrupt or contains code"
         options = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{options}: {reason}") from error
+    copies_features = isinstance(pretrained, Path) and overrides.get("features_only")
+    weights = read_weights(pretrained)[0] if isinstance(pretrained, Path) and not copies_features else {}
+    skip = model.pretrained_cfg["classifier"] if weights and num_classes != num_trained_classes else ""
     if full_name != name or (":" in name and has_foreign_layers(model)):
+        names = model.state_dict().keys()
+        if names <= match_names(weights, names, str(pretrained)).keys():  # weights of timm's network
+            load_tensors(model, weights, str(pretrained), skip)
+            weights = {}
         adopt(model)
-    if pretrained is not None and not isinstance(pretrained, bool):
-        if overrides.get("features_only"):
-            others = {key: value for key, value in overrides.items() if key not in _FEATURE_ARGUMENTS}
-            trained = create_model(full_name, pretrained=pretrained, num_classes=num_trained_classes, **others)
-            _copy_features(trained, model, name)
-            return model
-        skip = "" if num_classes == num_trained_classes else model.pretrained_cfg["classifier"]
-        load_weights(model, pretrained, skip)
+    if weights:
+        load_tensors(model, weights, str(pretrained), skip)
+    if copies_features:
+        others = {key: value for key, value in overrides.items() if key not in _FEATURE_ARGUMENTS}
+        trained = create_model(full_name, pretrained=pretrained, num_classes=num_trained_classes, **others)
+        _copy_features(trained, model, name)
     return model
 
 

@@ -54,27 +54,24 @@ def load_weights(model: nn.Module, path: str | Path, skip: str = "") -> None:
 
     skip: name of a module whose weights are not loaded, such as "fc"; none by default.
 
-    All other names and shapes must match. Raises ValueError, and leaves the model unchanged, if the file is not a
-    checkpoint, if weights are NaN or inf, or if names or shapes differ; the message then lists them.
+    Raises as `load_tensors` does, and InputError if the file is not a checkpoint.
+    """
+    load_tensors(model, read_weights(path)[0], str(path), skip)
+
+
+def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str, skip: str = "") -> None:
+    """Load a state dict into a model; all names and shapes must match, except for a prefix (see `match_names`).
+
+    source: name of the file or model that the weights come from, for messages. skip: see `load_weights`.
+
+    Raises InputError, and leaves the model unchanged, if names or shapes differ, with a list of them, or if weights are
+    NaN or inf where those of the model are finite; a mask may contain -inf.
     """
     state = model.state_dict()
-    weights = match_names(read_weights(path)[0], state, str(path))
+    weights = match_names(weights, state, source)
     if skip:
         skipped = {name: tensor for name, tensor in state.items() if name.startswith(f"{skip}.")}
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{skip}.")} | skipped
-    load_tensors(model, weights, str(path))
-
-
-def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Load a state dict into a model; all names and shapes must match, except for a prefix (see `match_names`).
-
-    Tensors with NaN or inf raise an error, unless the current tensor of the model is non-finite too, such as a mask
-    with -inf.
-
-    Args:
-        source: name of the file or model that the weights come from, for error messages.
-    """
-    state = model.state_dict()
     weights = _check_shapes(state, weights, source)
     for name, current in state.items():
         loaded = weights[name].to(current.dtype)
