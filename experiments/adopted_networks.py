@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from lambdanets import adopt
 from lambdanets.errors import one_line
-from lambdanets.evidence import plot_style
-from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
-from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
+from lambdanets.timing import summarize, time_interleaved
+from lambdanets_lab import plot_style
+from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores/adopted_networks.json"

@@ -12,10 +12,10 @@ from typing import Any
 
 from pages import markers, replace_section
 
-from lambdanets.evidence import plot_style
-from lambdanets.evidence.benchmark.kinds import KINDS
-from lambdanets.evidence.benchmark.report import read_rows
 from lambdanets.text_tables import markdown_table
+from lambdanets_lab import plot_style
+from lambdanets_lab.benchmark.kinds import KINDS
+from lambdanets_lab.benchmark.report import read_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"

@@ -22,10 +22,10 @@ from comparison import FASHION_MNIST, read_cifar10
 from pages import markers, replace_section
 from photographs import complete_runs
 
-from lambdanets.evidence import plot_style
-from lambdanets.evidence.paired import confidence_interval, format_difference, paired_differences
-from lambdanets.evidence.studies.results import read_comparison
 from lambdanets.text_tables import markdown_table
+from lambdanets_lab import plot_style
+from lambdanets_lab.paired import confidence_interval, format_difference, paired_differences
+from lambdanets_lab.studies.results import read_comparison
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"

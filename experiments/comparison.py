@@ -17,14 +17,14 @@ from frontier import train_step
 
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.evidence.benchmark.peak_memory import peak_bytes
-from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
-from lambdanets.evidence.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
-from lambdanets.evidence.studies.results import read_comparison
-from lambdanets.evidence.studies.summary import describe_setup, draw_all, table
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
+from lambdanets.timing import summarize, time_interleaved
+from lambdanets_lab.benchmark.peak_memory import peak_bytes
+from lambdanets_lab.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
+from lambdanets_lab.studies.results import read_comparison
+from lambdanets_lab.studies.summary import describe_setup, draw_all, table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
@@ -162,7 +162,7 @@ CLOSING = """\
 | `performer_softmax` | Choromanski et al. 2020 | linear attention with random features that approximate softmax |
 | `lambda` | Bello 2021 | `LambdaLayer2d` |
 
-The docstrings in `lambdanets.layers.baselines` have the equations, the costs, and the differences from the original.
+The docstrings in `lambdanets_lab.mixers` have the equations, the costs, and the differences from the original.
 Tests compare each mixer with a reference implementation that loops over positions."""
 
 

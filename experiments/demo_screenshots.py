@@ -14,9 +14,10 @@ import lambdanets as ln
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from lambdanets.web.examples import example_images  # noqa: E402
 from web.browser import open_page  # noqa: E402
 from web.uploads import encode  # noqa: E402
+
+from lambdanets_lab.demo.examples import example_images  # noqa: E402
 
 
 def save(page, name):

@@ -27,7 +27,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lambdanets.device import free_memory
-from lambdanets.evidence.benchmark.measurement import (
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.layers.contiguous_gradient import contiguous_gradient
+from lambdanets.models import create_model
+from lambdanets.models.mask_rcnn import mask_rcnn
+from lambdanets.provenance import commit, hardware, versions
+from lambdanets.text_tables import markdown_table
+from lambdanets.timing import summarize
+from lambdanets_lab.benchmark.measurement import (
     Candidate,
     Case,
     MeasureOptions,
@@ -37,19 +44,12 @@ from lambdanets.evidence.benchmark.measurement import (
     measurement_settings,
     prepare_module,
 )
-from lambdanets.evidence.benchmark.model import capture_inputs, set_batch_norm_statistics
-from lambdanets.evidence.benchmark.peak_memory import peak_bytes
-from lambdanets.evidence.benchmark.peers import Skipped, build_peer
-from lambdanets.evidence.benchmark.reference import Error, Expected, compute_expected, reference_copy
-from lambdanets.evidence.benchmark.report import baseline_versions
-from lambdanets.evidence.benchmark.timing import summarize
-from lambdanets.layers import LambdaLayer2d
-from lambdanets.layers.baselines import GlobalAttention
-from lambdanets.layers.contiguous_gradient import contiguous_gradient
-from lambdanets.models import create_model
-from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.provenance import commit, hardware, versions
-from lambdanets.text_tables import markdown_table
+from lambdanets_lab.benchmark.model import capture_inputs, set_batch_norm_statistics
+from lambdanets_lab.benchmark.peak_memory import peak_bytes
+from lambdanets_lab.benchmark.peers import Skipped, build_peer
+from lambdanets_lab.benchmark.reference import Error, Expected, compute_expected, reference_copy
+from lambdanets_lab.benchmark.report import baseline_versions
+from lambdanets_lab.mixers import GlobalAttention
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/detection_backbone.json"

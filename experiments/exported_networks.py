@@ -21,13 +21,13 @@ import torch
 from pages import markers, replace_section
 
 from lambdanets import create_model, export
-from lambdanets.deployment.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
-from lambdanets.deployment.runtimes import RUNTIMES
-from lambdanets.evidence.benchmark.model import set_batch_norm_statistics
-from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
+from lambdanets.timing import summarize, time_interleaved
+from lambdanets_lab.benchmark.model import set_batch_norm_statistics
+from lambdanets_lab.export.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
+from lambdanets_lab.export.runtimes import RUNTIMES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/exported_networks.json"

@@ -24,11 +24,11 @@ import lambdanets as ln
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import read_image
-from lambdanets.deployment.runtimes import RUNTIMES
-from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
+from lambdanets.timing import summarize, time_interleaved
+from lambdanets_lab.export.runtimes import RUNTIMES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/exported_runs.json"

@@ -33,15 +33,15 @@ from torch import Tensor, nn
 
 from lambdanets import export
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.deployment.runtimes import RUNTIMES
-from lambdanets.evidence import plot_style
-from lambdanets.evidence.benchmark.peak_memory import peak_bytes
-from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
-from lambdanets.evidence.paper_models import PAPER_MODELS
-from lambdanets.evidence.tables.paper import select_numbers
 from lambdanets.files import atomic_write
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
+from lambdanets.timing import summarize, time_interleaved
+from lambdanets_lab import plot_style
+from lambdanets_lab.benchmark.peak_memory import peak_bytes
+from lambdanets_lab.export.runtimes import RUNTIMES
+from lambdanets_lab.paper_models import PAPER_MODELS
+from lambdanets_lab.tables.paper import select_numbers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = [ROOT / f"experiments/results/{machine}-2-cores/frontier.json" for machine in ("epyc", "xeon")]

@@ -2,7 +2,7 @@
 
 First command. PyTorch with CUDA and Triton must be installed; the other packages' layers are optional:
 
-    export PYTHONPATH=src PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=runs/triton LAMBDANETS_CACHE=runs/lambdanets
+    export PYTHONPATH=src:lab PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=runs/triton LAMBDANETS_CACHE=runs/lambdanets
     python experiments/gpu.py --out runs/gpu --commit HASH
 
 | minutes | part | what it gives |

@@ -541,7 +541,7 @@ def self_test(part: Part) -> None:
 
 def layers(part: Part) -> None:
     """Time inference and training steps of 3x3 convolutions, lambda layers, and layers of other packages."""
-    from lambdanets.evidence.benchmark.peers import PEERS, Skipped, build_peer
+    from lambdanets_lab.benchmark.peers import PEERS, Skipped, build_peer
 
     def convolution(layer: LambdaLayer2d) -> nn.Module:
         return nn.Conv2d(layer.dim, layer.dim, 3, padding=1, bias=False)

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data.datasets import open_splits
-from lambdanets.evidence.paired import format_difference
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import markdown_table
+from lambdanets_lab.paired import format_difference
 
 ROOT = Path(__file__).parents[1]
 LABELED = 2_000

@@ -16,8 +16,8 @@ from typing import Any
 from pages import markers, replace_section
 from seeded_runs import SeededRunsParser, processors, store, train
 
-from lambdanets.evidence.paired import format_difference, paired_differences
 from lambdanets.text_tables import format_mean, markdown_table
+from lambdanets_lab.paired import format_difference, paired_differences
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei.json"

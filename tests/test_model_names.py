@@ -12,7 +12,7 @@ import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.models.packaged import FOLDER
 from lambdanets.training import run
-from lambdanets.web.examples import draw_nuclei
+from lambdanets_lab.demo.examples import draw_nuclei
 from training.detection.tiny_detection import tiny_recipe
 from training.runs import quick_recipe
 

@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     from lambdanets import layers, models, ops
     from lambdanets.adoption import adopt, foreign_state_dict
     from lambdanets.calibration import calibrate
-    from lambdanets.deployment.export import export
     from lambdanets.inference.classifier import Classifier
     from lambdanets.inference.detector import Detector
     from lambdanets.inference.evaluation import evaluate
     from lambdanets.inference.hub import push_to_hub, save_pretrained
     from lambdanets.inference.loading import load
     from lambdanets.inference.segmenter import Segmenter
-    from lambdanets.interpretability.explanation import attention_map, explain
     from lambdanets.layers import (
         LambdaLayer,
         LambdaLayer1d,
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     from lambdanets.models import create_model, list_models, replace_convolutions
     from lambdanets.models.mask_rcnn import mask_rcnn
     from lambdanets.ops import lambda_interaction, plan, position_interaction
+    from lambdanets_lab.explain.explanation import attention_map, explain
+    from lambdanets_lab.export.export import export
 
 __version__ = "0.1.0"
 
@@ -73,19 +73,19 @@ __all__ = [
 _PACKAGES = ("layers", "models", "ops")
 # Modules of the public names. Names that are not listed are in `lambdanets.layers`.
 _MODULES = {
-    "Classifier": "inference.classifier",
-    "Detector": "inference.detector",
-    "Segmenter": "inference.segmenter",
-    "calibrate": "calibration",
-    "evaluate": "inference.evaluation",
-    "export": "deployment.export",
-    "load": "inference.loading",
-    "mask_rcnn": "models.mask_rcnn",
-    **dict.fromkeys(("push_to_hub", "save_pretrained"), "inference.hub"),
-    **dict.fromkeys(("attention_map", "explain"), "interpretability.explanation"),
-    **dict.fromkeys(("adopt", "foreign_state_dict"), "adoption"),
-    **dict.fromkeys(("create_model", "list_models", "replace_convolutions"), "models"),
-    **dict.fromkeys(("lambda_interaction", "plan", "position_interaction"), "ops"),
+    "Classifier": ".inference.classifier",
+    "Detector": ".inference.detector",
+    "Segmenter": ".inference.segmenter",
+    "calibrate": ".calibration",
+    "evaluate": ".inference.evaluation",
+    "export": "lambdanets_lab.export.export",
+    "load": ".inference.loading",
+    "mask_rcnn": ".models.mask_rcnn",
+    **dict.fromkeys(("push_to_hub", "save_pretrained"), ".inference.hub"),
+    **dict.fromkeys(("attention_map", "explain"), "lambdanets_lab.explain.explanation"),
+    **dict.fromkeys(("adopt", "foreign_state_dict"), ".adoption"),
+    **dict.fromkeys(("create_model", "list_models", "replace_convolutions"), ".models"),
+    **dict.fromkeys(("lambda_interaction", "plan", "position_interaction"), ".ops"),
 }
 
 
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'lambdanets' has no attribute {name!r}")
     if name in _PACKAGES:
         return importlib.import_module(f"lambdanets.{name}")
-    return getattr(importlib.import_module(f"lambdanets.{_MODULES.get(name, 'layers')}"), name)
+    return getattr(importlib.import_module(_MODULES.get(name, ".layers"), __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,7 @@ from lambdanets.inference.segmenter import Segmentation, Segmenter
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.detection import model as detection
 from lambdanets.training.segmentation import model as segmentation
-from lambdanets.web.uploads import read_upload
+from lambdanets_lab.demo.uploads import read_upload
 from training.detection.tiny_detection import tiny_recipe
 from training.segmentation.tiny_segmentation import tiny_segmentation
 from training.teachers import write_teacher

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lambdanets.evidence.benchmark import peers
+from lambdanets_lab.benchmark import peers
 from scripts import ROOT, call_main, load_script
 
 SCRIPT = ROOT / "experiments/detection_backbone.py"

@@ -9,7 +9,7 @@ import torch
 
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
-from lambdanets.layers.baselines import GlobalAttention
+from lambdanets_lab.mixers import GlobalAttention
 
 
 class Subclass(LambdaLayer2d):

@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
-from lambdanets.layers.baselines import MIXERS
+from lambdanets_lab.mixers import MIXERS
 
 # PyTorch warns at every call that tracing and scripting are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")

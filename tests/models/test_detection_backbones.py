@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lambdanets.evidence.paper_models import PAPER_MODELS
 from lambdanets.models.mask_rcnn import mask_rcnn
+from lambdanets_lab.paper_models import PAPER_MODELS
 
 RESNETS = {row: build for row, build in PAPER_MODELS["13"].items() if row.startswith("ResNet")}
 

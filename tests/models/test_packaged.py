@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 import lambdanets as ln
 from lambdanets.errors import InputError
 from lambdanets.models.packaged import FOLDER, packaged_models, packaged_weights
-from lambdanets.web.examples import draw_nuclei
-from lambdanets.web.uploads import read_upload
-from lambdanets.web.views import predict_image
+from lambdanets_lab.demo.examples import draw_nuclei
+from lambdanets_lab.demo.uploads import read_upload
+from lambdanets_lab.demo.views import predict_image
 
 NAMES = packaged_models()
 

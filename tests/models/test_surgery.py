@@ -12,7 +12,7 @@ from torch import nn
 
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, create_model, replace_convolutions
 from lambdanets.errors import InputError
-from lambdanets.layers.baselines import LocalAttention
+from lambdanets_lab.mixers import LocalAttention
 
 
 def lambda_layer(conv):

@@ -44,6 +44,8 @@ COMMANDS = {
     "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | memory | scaling.",
     "calibrate": "Calibrate the automatic choice of algorithms on this machine: lambdanets calibrate [--device cuda].",
 }
+# Commands in `lambdanets_lab.cli`; the others are in this package.
+_LAB_COMMANDS = {"explain", "demo", "export", "compare", "tables", "benchmark"}
 # Command -> the extra with all optional dependencies of the command.
 _EXTRAS = {"detect": "detection", "segment": "detection", "benchmark": "bench", "demo": "demo"}
 
@@ -108,7 +110,8 @@ def _dispatch(arguments: list[str]) -> int:
     for argument in arguments:
         if "\0" in argument:  # as passed by a program, not by a shell
             raise InputError(f"an argument must not contain a null byte, got {argument!r}")
-    return importlib.import_module(f"lambdanets.cli.{command.replace('-', '_')}").main(arguments[1:])
+    package = "lambdanets_lab" if command in _LAB_COMMANDS else "lambdanets"
+    return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
 
 
 def _usage() -> list[str]:

@@ -121,7 +121,7 @@ def _time(networks: "Adopted", options: Adopt) -> None:
     """Print the time of a forward pass before and after, measured alternately."""
     import torch
 
-    from lambdanets.evidence.benchmark.timing import summarize, time_interleaved
+    from lambdanets.timing import summarize, time_interleaved
 
     preprocessing = networks.adopted.card.preprocessing
     device = next(networks.adopted.model.parameters()).device

@@ -1,6 +1,7 @@
 """`lambdanets detect`."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -211,10 +212,9 @@ def _report(arguments: list[str]) -> int:
         prog="lambdanets detect report",
         description="Print box and mask AP of finished runs in percent, with gains over the first run.",
     )
-    from lambdanets.evidence.detection_report import report
-
     if not options.runs:
         raise InputError("RUNS must be at least one folder of a finished run, got none")
+    report = importlib.import_module("lambdanets_lab.detection_report").report
     echo(*report(options.runs, options.format).split("\n"))
     return 0
 

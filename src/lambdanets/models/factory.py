@@ -1,5 +1,6 @@
 """Create models by name."""
 
+import importlib
 import inspect
 import os
 import re
@@ -18,7 +19,7 @@ from torch import nn
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, did_you_mean, nearest_hint, one_line
 from lambdanets.layers.module import SYNONYMS
-from lambdanets.models import lambda_resnet, mixer_resnet, mobilenetv2_lambda, plain_resnetrs, unet
+from lambdanets.models import lambda_resnet, mobilenetv2_lambda, unet
 from lambdanets.models.packaged import (
     CONFIG,
     FOLDER,
@@ -44,16 +45,21 @@ _LOADING_ARGUMENTS = {
 ADOPTED_PREFIX = "timm/"  # of the names of timm models whose lambda layers are adopted
 
 
+# Models of lambda layers, and U-Nets. Importing the others registers them with timm too.
+LAMBDA_MODELS = frozenset(
+    (
+        *lambda_resnet.LAMBDA_RESNET_ARGUMENTS,
+        lambda_resnet.resnet50_lambda.__name__,
+        mobilenetv2_lambda.mobilenetv2_lambda.__name__,
+        *(function.__name__ for function in unet.MODELS),
+    )
+)
+_OTHER_MODELS = tuple(function.__name__ for function in importlib.import_module("lambdanets_lab.models").MODELS)
+
+
 def list_models() -> list[str]:
     """Return the sorted names of the models of this package. timm.list_models() includes them too."""
-    functions = (
-        lambda_resnet.resnet50_lambda,
-        mobilenetv2_lambda.mobilenetv2_lambda,
-        *mixer_resnet.MODELS,
-        *plain_resnetrs.MODELS,
-        *unet.MODELS,
-    )
-    return sorted([*lambda_resnet.LAMBDA_RESNET_ARGUMENTS, *(function.__name__ for function in functions)])
+    return sorted((*LAMBDA_MODELS, *_OTHER_MODELS))
 
 
 def create_model(

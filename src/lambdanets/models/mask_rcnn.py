@@ -24,8 +24,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.ops.poolers import initLevelMapper
 
 from lambdanets.errors import InputError
-from lambdanets.layers.baselines.mixer import Mixer
-from lambdanets.models.factory import create_model, list_models
+from lambdanets.models.factory import LAMBDA_MODELS, create_model
 from lambdanets.models.padding import add_padding_hooks, current_padding, padded_batch
 from lambdanets.models.padding_check import check_accepts_padded_batches, check_padding
 
@@ -268,9 +267,8 @@ def mask_rcnn(
         raise InputError(f"num_classes must be at least 1, got {num_classes}")
     network = _make_network(backbone, tuple(levels), backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
-    has_mixers = any(isinstance(module, Mixer) for module in network.modules())
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
-    if (has_mixers or backbone not in list_models()) and not is_meta:
+    if backbone not in LAMBDA_MODELS and not is_meta:
         (check_padding if hide_padding else check_accepts_padded_batches)(
             pyramid_backbone, pyramid_backbone.strides[-1], backbone
         )

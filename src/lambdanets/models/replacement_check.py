@@ -9,7 +9,6 @@ from torch.func import functional_call
 
 from lambdanets.errors import InputError
 from lambdanets.layers import LambdaBase, LambdaLayer2d
-from lambdanets.layers.baselines.mixer import Mixer
 
 _TEST_SIDE = 64  # side of the map for the test call, large enough to compute the stride despite padding
 _TEST_BATCH = 2
@@ -28,7 +27,7 @@ def check_replacement(name: str, convolution: nn.Conv2d, layer: Any) -> None:
         raise InputError(f"make_layer must return a layer on maps (b, channels, height, width), got {layer_type}")
     expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
     actual: tuple[int, int, tuple[int, ...]]
-    if isinstance(layer, LambdaLayer2d | Mixer):
+    if isinstance(layer, LambdaLayer2d):
         actual = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
     elif isinstance(layer, nn.Conv2d):
         actual = (layer.in_channels, layer.out_channels, layer.stride)

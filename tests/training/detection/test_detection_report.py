@@ -3,7 +3,7 @@ import json
 import pytest
 
 from lambdanets.errors import InputError
-from lambdanets.evidence.detection_report import report
+from lambdanets_lab.detection_report import report
 
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.evidence.detection_report import report
 from lambdanets.training import run
 from lambdanets.training.detection import task
 from lambdanets.training.detection.module import LOSSES
 from lambdanets.training.tasks import read_recipe
+from lambdanets_lab.detection_report import report
 from training.detection.constructed_detector import assert_nontrivial_metrics
 from training.detection.tiny_detection import NUM_TRAINING_IMAGES, edit_annotations, remove_annotations, tiny_recipe
 from training.runs import assert_same_result, interrupted_run, load_weights

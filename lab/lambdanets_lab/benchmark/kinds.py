@@ -1,0 +1,63 @@
+"""The kinds of benchmark: what each measures, aggregates and draws."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from lambdanets_lab.benchmark import layer, model, plots, scaling, tables
+from lambdanets_lab.benchmark.aggregates import (
+    Quantity,
+    fit_exponents,
+    mean_ratios,
+    median_seconds,
+    peak_bytes,
+    relative_throughput,
+)
+from lambdanets_lab.benchmark.measurement import Case, Row
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of benchmark.
+
+    make_cases: makes the cases from options, device and the rows measured so far. candidates: names that
+    --candidates accepts. aggregate, draw: summarize and plot all rows; draw returns None if there is nothing to plot.
+    """
+
+    make_cases: Callable[[Any, torch.device, Sequence[Row]], list[Case]]
+    candidates: Sequence[str]
+    aggregate: Callable[[Sequence[Row]], list[dict[str, Any]]]
+    draw: Callable[[Sequence[Row]], Figure | None]
+    time: bool = True
+    memory: bool = False
+    images_per_second: bool = False
+
+    @property
+    def quantity(self) -> Quantity:
+        """The quantity that candidates are compared by."""
+        return median_seconds if self.time else peak_bytes
+
+
+KINDS = {
+    "layer": Kind(
+        layer.make_cases, layer.NAMES, functools.partial(mean_ratios, quantity=median_seconds), plots.draw_layer_times
+    ),
+    "model": Kind(model.make_cases, model.NAMES, relative_throughput, plots.draw_throughput, images_per_second=True),
+    "memory": Kind(
+        layer.make_cases,
+        layer.NAMES,
+        functools.partial(mean_ratios, quantity=peak_bytes),
+        plots.draw_layer_memory,
+        time=False,
+        memory=True,
+    ),
+    "scaling": Kind(scaling.make_cases, scaling.NAMES, fit_exponents, plots.draw_scaling, memory=True),
+    # `lambdanets tables --measured` shows the results and draws their figures
+    "tables": Kind(
+        tables.make_cases, tables.NAMES, lambda rows: [], lambda rows: None, memory=True, images_per_second=True
+    ),
+}

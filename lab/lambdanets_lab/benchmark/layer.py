@@ -1,0 +1,115 @@
+"""Benchmark of single layers: our lambda layer, other packages' lambda layers, attention and the 3x3 convolution."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.device import free_memory
+from lambdanets.layers import LambdaLayer2d
+from lambdanets_lab.benchmark import attention
+from lambdanets_lab.benchmark.measurement import Candidate, Case, Prepared, prepare_module
+from lambdanets_lab.benchmark.options import LayerOptions, parse_shape
+from lambdanets_lab.benchmark.peers import PEERS, Skipped, build_peer
+from lambdanets_lab.benchmark.reference import Expected, compute_expected, reference_copy
+
+OURS, CONVOLUTION = "lambdanets", "convolution"
+NAMES = [OURS, *PEERS, *attention.NAMES, CONVOLUTION]
+
+
+def make_cases(options: LayerOptions, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+    """Make one case per shape, scope and pass."""
+    return [
+        _case(options, device, shape, scope, phase)
+        for shape in options.shapes
+        for scope in options.scopes
+        for phase in options.passes
+    ]
+
+
+def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, phase: str) -> Case:
+    height, width, dim = parse_shape(shape)
+    dtype = getattr(torch, options.dtype)
+    training = phase == "training"
+    factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+
+    @functools.cache
+    def layer() -> LambdaLayer2d:
+        torch.manual_seed(options.seed)
+        ours = LambdaLayer2d(
+            dim, query_depth=options.query_depth, heads=options.heads, scope=scope, algorithm=options.algorithm
+        )
+        return ours.to(device, dtype).train(training)
+
+    @functools.cache
+    def inputs() -> tuple[Tensor, Tensor | None]:
+        torch.manual_seed(options.seed + 1)
+        x, grad_output = torch.randn(2, options.batch_size, dim, height, width).to(**factory_kwargs)
+        return x, grad_output if training else None
+
+    @functools.cache
+    def expected() -> Expected:
+        return compute_expected(
+            reference_copy(layer()), *inputs(), lambda module: {"table gradient": _gradient(module, "table")}
+        )
+
+    def prepare_ours() -> Prepared:
+        return prepare_module(
+            layer(), *inputs(), expected, lambda: {"table gradient": _gradient(layer(), "embedding.table")}
+        )
+
+    def prepare_peer(package: str) -> Prepared:
+        theirs = build_peer(package, layer())
+        return prepare_module(
+            theirs, *inputs(), expected, lambda: {"table gradient": PEERS[package].grad_table(theirs, options.heads)}
+        )
+
+    def prepare_attention(baseline: str) -> Prepared:
+        needed_bytes = attention.estimate_bytes(
+            options.batch_size, options.heads, height * width, dtype.itemsize, training=training
+        )
+        if baseline == "sdpa":
+            check_memory_limit(needed_bytes, free_memory(device) / 2)
+        torch.manual_seed(options.seed)
+        module = attention.build_attention(baseline, dim, options.heads, scope, (height, width))
+        module = module.to(device, dtype).train(training)
+        return prepare_module(module, *inputs(), lambda: _expected_attention(module, *inputs()))
+
+    def prepare_convolution() -> Prepared:
+        torch.manual_seed(options.seed)
+        module = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(device, dtype).train(training)
+        return prepare_module(module, *inputs(), lambda: compute_expected(reference_copy(module), *inputs()))
+
+    builders: dict[str, Callable[[], Prepared]] = {OURS: prepare_ours}
+    builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
+    builders |= {name: functools.partial(prepare_attention, name) for name in attention.NAMES}
+    builders[CONVOLUTION] = prepare_convolution
+    sizes = {"shape": shape, "scope": scope, "pass": phase}
+    return Case(sizes, select_candidates(builders, options.candidates), OURS)
+
+
+def select_candidates(builders: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:
+    """Select candidates by name, all if None, in the order of `builders`."""
+    return [Candidate(name, prepare) for name, prepare in builders.items() if not names or name in names]
+
+
+def check_memory_limit(needed_bytes: float, limit: float) -> None:
+    """Raise Skipped if a candidate needs more bytes than the limit."""
+    if needed_bytes > limit:
+        raise Skipped(f"would need about {needed_bytes / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
+
+
+def _expected_attention(module: attention.AttentionLayer, x: Tensor, grad_output: Tensor | None) -> Expected:
+    class Reference(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return module.reference(x)
+
+    return compute_expected(Reference(), x, grad_output)
+
+
+def _gradient(module: nn.Module, name: str) -> Tensor:
+    gradient = module.get_parameter(name).grad
+    assert gradient is not None
+    return gradient

@@ -1,0 +1,170 @@
+"""Draw figures of benchmark results; None if nothing was measured."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullLocator
+
+from lambdanets.timing import summarize
+from lambdanets_lab import plot_style
+from lambdanets_lab.benchmark.aggregates import (
+    Quantity,
+    fit_exponents,
+    median_seconds,
+    peak_bytes,
+    ratios,
+    relative_throughput,
+)
+from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
+from lambdanets_lab.benchmark.measurement import Row
+from lambdanets_lab.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
+
+_LABELS = {CONVOLUTION: "3x3 convolution"}
+
+
+def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
+    """Draw the time with quartiles, relative to the 3x3 convolution; one panel per scope and pass."""
+    return _draw_layers(rows, median_seconds, "time", "fast")
+
+
+def draw_layer_memory(rows: Sequence[Row]) -> Figure | None:
+    """Draw the peak memory, relative to the 3x3 convolution; one panel per scope and pass."""
+    return _draw_layers(rows, peak_bytes, "peak memory", "much")
+
+
+def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str) -> Figure | None:
+    measured = [row for row in rows if quantity(row)]
+    names = _names(measured)
+    if not measured:
+        return None
+    base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
+    plotted = [name for name in names if name != base] or names
+    all_pairs = ratios(measured, quantity, base)
+    limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
+    panels = _groups(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
+    figure, axes = plot_style.subplots(len(panels), height=3.4)
+    for axis, ((scope, phase), pairs) in zip(axes, panels.items(), strict=True):
+        shapes = list(dict.fromkeys(row.sizes["shape"] for row, _ in pairs))
+        axis.axhline(1, color=REFERENCE)
+        for row, ratio in pairs:
+            if row.candidate not in plotted:
+                continue
+            offset = (plotted.index(row.candidate) - (len(plotted) - 1) / 2) * 0.7 / len(plotted)
+            x = shapes.index(row.sizes["shape"]) + offset
+            spread = None
+            if quantity is median_seconds:
+                median, lower, upper = summarize(row.seconds)
+                spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
+            color, marker = _color_and_marker(row.candidate, names)
+            axis.errorbar(x, ratio, spread, fmt=marker, color=color, capsize=3)
+            if row.candidate == OURS:
+                text = f"{ratio:.2g}"
+                axis.annotate(text, (x, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
+        axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
+        axis.set(yscale="log", ylim=limits, xlim=(-0.75, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
+        axis.set(xlabel="map (height x width x channels)", ylabel=f"{name} / {_LABELS.get(base, base)}")
+        axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.grid(axis="y", **GRID)
+    _legend(figure, plotted, names, f"1 = as {adverb} as the {_LABELS.get(base, base)}")
+    return figure
+
+
+def draw_throughput(rows: Sequence[Row]) -> Figure | None:
+    """Draw throughput relative to plain ResNet-50; one panel per pass."""
+    measured = [entry for entry in relative_throughput(rows) if not entry["noisy"]]
+    if not measured:
+        return None
+    passes = list(dict.fromkeys(entry["pass"] for entry in measured))
+    names = list(dict.fromkeys(entry["candidate"] for entry in measured))
+    figure, axes = plot_style.subplots(len(passes), height=1.2 + 0.35 * len(names))
+    for axis, phase in zip(axes, passes, strict=True):
+        entries = [entry for entry in measured if entry["pass"] == phase]
+        ours = [entry["candidate"].split()[0] == OURS for entry in entries]
+        bars = axis.barh(
+            [entry["candidate"] for entry in entries],
+            [entry["throughput_relative_to_resnet50"] for entry in entries],
+            color=[plot_style.OURS if is_ours else NEUTRAL for is_ours in ours],
+        )
+        axis.bar_label(bars, fmt="%.2f", padding=3)
+        axis.invert_yaxis()
+        axis.set(title=phase, xlabel="throughput / ResNet-50 (1 = as fast)")
+        axis.axvline(1, color=REFERENCE)
+        axis.margins(x=0.12)
+    return figure
+
+
+def draw_scaling(rows: Sequence[Row]) -> Figure | None:
+    """Draw time and peak memory against n, log-log, with fitted exponents; one row of panels per setting and pass."""
+    panels = _groups([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
+    if not panels:
+        return None
+    exponents = {
+        (entry["candidate"], entry["setting"], entry["pass"]): entry["exponent_of_time"]
+        for entry in fit_exponents(rows)
+    }
+    names = _names(rows)
+    figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
+    for i, ((setting, phase), panel) in enumerate(panels.items()):
+        time_axes, memory_axes = axes[2 * i : 2 * i + 2]
+        for name, points in _groups(panel, lambda row: row.candidate).items():
+            sizes = [row.sizes["n"] for row in points]
+            exponent = exponents.get((name, setting, phase))
+            label = name if exponent is None else f"{name}: n^{exponent:.2f}"
+            color, marker = _color_and_marker(name, names)
+            style: dict[str, Any] = {"color": color, "marker": marker}
+            time_axes.plot(sizes, [summarize(row.seconds).median * 1e3 for row in points], label=label, **style)
+            memory_axes.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], **style)
+        ticks = sorted({row.sizes["n"] for row in panel})
+        for ax, ylabel in ((time_axes, "time (ms)"), (memory_axes, "peak memory (MiB)")):
+            ax.set(xscale="log", yscale="log", title=f"{setting}, {phase}")
+            ax.set(xlabel="positions n", ylabel=ylabel)
+            ax.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=10)
+            ax.set_xticks([], minor=True)
+            _format_log_ticks(ax.yaxis)
+            ax.grid(**GRID)
+        time_axes.legend(fontsize=9)
+    return figure
+
+
+def _groups(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.candidate for row in rows))
+
+
+def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
+    if name == OURS:
+        return plot_style.OURS, "o"
+    baselines = [other for other in names if other != OURS]
+    return BASELINES[baselines.index(name) % len(BASELINES)]
+
+
+class _PlainNumbers(LogFormatter):
+    """Labels such as 20 instead of 2 x 10^1, also between powers of ten if the axis has few of them."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        return f"{value:g}" if super().__call__(value, position) else ""
+
+
+def _format_log_ticks(axis: Axis) -> None:
+    axis.set_major_formatter(_PlainNumbers())
+    axis.set_minor_formatter(_PlainNumbers(minor_thresholds=(2, 0.5)))
+
+
+def _legend(figure: Figure, plotted: Sequence[str], names: Sequence[str], title: str) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linestyle="", markersize=7, label=_LABELS.get(name, name)) for name in plotted]
+    for handle, name in zip(handles, plotted, strict=True):
+        color, marker = _color_and_marker(name, names)
+        handle.set(color=color, marker=marker)
+    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=min(4, len(plotted)))

@@ -1,0 +1,144 @@
+"""Run one kind of benchmark and write its results."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambdanets.device import best_device, check_bfloat16, free_memory
+from lambdanets.errors import InputError
+from lambdanets.folders import WorkFolder
+from lambdanets.ops.position.plan import check_algorithm
+from lambdanets.progress import Progress
+from lambdanets.provenance import hardware
+from lambdanets.signals import deferred, interruptible
+from lambdanets.terminal import echo
+from lambdanets_lab import plot_style
+from lambdanets_lab.benchmark.kinds import KINDS, Kind
+from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
+from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, LayerOptions, check_candidates, parse_shape
+from lambdanets_lab.benchmark.peers import KNOWN_INCORRECT, installed_version
+from lambdanets_lab.benchmark.report import (
+    RESULTS,
+    Report,
+    aggregates_table,
+    case_table,
+    noise_warning,
+)
+
+
+def run(kind: str, options: CommonOptions) -> Path:
+    """Check the options, measure all cases, and return the folder with results.json and plots.
+
+    An interrupted benchmark writes its results so far and raises KeyboardInterrupt; another call with the same options
+    and folder resumes after the last finished case. Raises InputError for invalid options before creating the folder.
+    """
+    assert isinstance(options, OPTIONS[kind])
+    device = _check(options, KINDS[kind].candidates)
+    if not KINDS[kind].make_cases(options, device, ()):
+        raise InputError(f"--candidates must be rows of the tables, got {', '.join(options.candidates or ())}")
+    folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
+    work_folder = WorkFolder(folder, read_identity=lambda folder: {} if (folder / RESULTS).is_file() else None)
+    report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
+    with work_folder.open(), measurement_settings(options.threads):
+        if work_folder.is_started():
+            report.resume(folder)
+            echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
+        echo(*_heading(device, options))
+        try:
+            with interruptible():
+                _measure_all(KINDS[kind].make_cases(options, device, report.rows), report, device, folder)
+            report.finished = True
+        finally:
+            with deferred():  # otherwise a finished benchmark could lack its plots
+                _write_results(report, folder)
+    if all(row.skip_reason for row in report.rows):
+        raise InputError(f"nothing was measured: {report.rows[0].skip_reason}; {folder / RESULTS} has the reasons")
+    return folder
+
+
+def _write_results(report: Report, folder: Path) -> None:
+    """Write results and plots, and print the summary."""
+    kind = KINDS[report.kind]
+    report.write(folder)
+    if (figure := kind.draw(report.rows)) is not None:
+        plot_style.save(figure, folder / f"{report.kind}.png")
+    echo(*aggregates_table(kind.aggregate(report.rows)).split("\n"))
+    if warning := noise_warning(report.rows):
+        echo("", warning)
+    if report.finished:
+        echo("", f"written to {folder}")
+    else:
+        echo("", f"interrupted; results so far are in {folder}; resume with the same command and --out {folder}")
+
+
+def _measure_all(cases: list[Case], report: Report, device: torch.device, folder: Path) -> None:
+    kind = KINDS[report.kind]
+    done = [row.sizes for row in report.rows]
+    cases = [case for case in cases if case.sizes not in done]
+    with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
+        while cases:
+            case = cases.pop(0)  # releases the inputs of each case after measuring it
+            progress.set_note("", label=str(case))
+            rows = measure_case(case, report.rows, _measure_options(kind, report.options, device, progress.set_note))
+            progress.update()
+            echo(*case_table(kind, rows, case.baseline, report.options.batch_size).split("\n"))
+            report.write(folder)
+
+
+def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
+    """Return the device to measure on. Raises InputError for invalid options."""
+    check_candidates(options, names)
+    algorithm = getattr(options, "algorithm", "auto")
+    try:
+        check_algorithm(algorithm)
+    except ValueError as error:
+        raise InputError(f"--{error}") from error
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device must be cpu without a GPU that PyTorch can use, got cuda")
+    device = best_device() if options.device is None else torch.device(options.device)
+    _check_memory(options, device)
+    if device.type == "cpu" and options.dtype == "bfloat16":
+        check_bfloat16("--dtype bfloat16", "--dtype float32")
+    return device
+
+
+def _check_memory(options: CommonOptions, device: torch.device) -> None:
+    """Raise InputError if not even the input and output of a layer fit into memory."""
+    if not isinstance(options, LayerOptions):
+        return
+    free = free_memory(device)
+    for shape in options.shapes:
+        height, width, channels = parse_shape(shape)
+        needed = 2 * options.batch_size * height * width * channels * getattr(torch, options.dtype).itemsize
+        if needed > free:
+            raise InputError(
+                f"--shapes must fit into memory, got {shape}: input and output of a batch of {options.batch_size} take "
+                f"{needed / 2**30:,.0f} GiB, and {free / 2**30:.1f} GiB are free"
+            )
+
+
+def _measure_options(
+    kind: Kind, options: CommonOptions, device: torch.device, on_progress: Callable[[str], Any]
+) -> MeasureOptions:
+    return MeasureOptions(
+        device,
+        time=kind.time,
+        memory=kind.memory,
+        repeats=getattr(options, "repeats", 1),
+        seconds=getattr(options, "seconds", 0.0),
+        seed=options.seed,
+        on_progress=on_progress,
+    )
+
+
+def _heading(device: torch.device, options: CommonOptions) -> list[str]:
+    machine = hardware()
+    threads = options.threads or machine["threads"]
+    cpu = f"{machine['processor']}, {threads} of {machine['cores']} cores"
+    lines = [f"{options.dtype} on {machine['gpu'] if device.type == 'cuda' else cpu}, PyTorch {torch.__version__}"]
+    lines += [f"skipped: {name} ({reason})" for name, reason in KNOWN_INCORRECT.items() if installed_version(name)]
+    return lines

@@ -1,0 +1,1 @@
+"""Commands for evidence, explanation and deployment; `lambdanets.cli` finds them by name."""

@@ -1,0 +1,146 @@
+"""`lambdanets compare`."""
+
+import dataclasses
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+from lambdanets.cli.arguments import parse, program
+from lambdanets.cli.training import parse_with_recipe, report_errors
+from lambdanets.errors import InputError
+from lambdanets.terminal import echo
+from lambdanets.training.classification.recipe import ClassificationRecipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """Options of compare."""
+
+    recipe: ClassificationRecipe
+    variants: tuple[str, ...] = ()
+    """Names of the variants to train, each quoted, such as "local attention"; all variants above by default."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Random seeds; one run per variant and seed."""
+    out: Path | None = None
+    """New or empty folder for the runs and results. By default comparisons/STUDIES-DATE-TIME."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeOrReport:
+    """Options of compare without studies."""
+
+    resume: Path | None = None
+    """Folder of a comparison to resume; several processes may train in it."""
+    report: tuple[Path, ...] = ()
+    """Files results.json of comparisons to merge, such as of other seeds, and to print as tables."""
+
+    def __post_init__(self) -> None:
+        if (self.resume is None) == (not self.report):
+            got = "neither" if self.resume is None else "both"
+            raise InputError(f"lambdanets compare must have one of --resume and --report, got {got}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run `lambdanets compare` and return its exit code."""
+    from lambdanets.recipes import find_recipe
+    from lambdanets_lab.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, variant_labels
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {name:<18}{study.question}" for name, study in STUDIES.items()]
+        usage = [
+            "usage: lambdanets compare STUDIES [RECIPE] ...   train; STUDIES: such as mixers, or mixers,scope, or all",
+            "       lambdanets compare --resume DIR           resume; several processes may train in DIR",
+            "       lambdanets compare --report RESULTS.json  print the tables; merges several files",
+        ]
+        echo(*usage, "", *lines, "", "lambdanets compare STUDIES --help lists the options.")
+        return 0
+    if arguments[0].startswith("-"):
+        description = "Resume a comparison, or print its tables."
+        return _resume_or_report(parse(ResumeOrReport, arguments, prog="lambdanets compare", description=description))
+    names, *remaining = arguments
+    has_recipe = bool(remaining) and not remaining[0].startswith("-")
+    recipe = dataclasses.replace(find_recipe(remaining[0] if has_recipe else "digits"), model=MODEL, model_options={})
+    studies = tuple(STUDIES) if names == "all" else tuple(names.split(","))
+    variants = "\n".join(f"  {name}" for name in variant_labels(studies))
+    options = parse_with_recipe(
+        Compare,
+        recipe,
+        remaining[1:] if has_recipe else remaining,
+        prog=f"lambdanets compare {names}{'' if has_recipe else ' [RECIPE]'}",
+        description=f"Train variants of a network with the same recipe and seeds.\n\nvariants:\n{variants}",
+    )
+    if options.recipe.seed != recipe.seed:
+        raise InputError(
+            f"--seed must not be given, got {options.recipe.seed}; use --seeds, such as --seeds {options.recipe.seed}"
+        )
+    _reject_torchrun()
+    from lambdanets_lab.studies import execution
+
+    defaults = MODEL_OPTIONS if options.recipe.model == MODEL else {}
+    recipe = dataclasses.replace(options.recipe, model_options=defaults | options.recipe.model_options)
+    plan = execution.make_plan(studies, options.variants, options.seeds, recipe)
+    folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with report_errors(_resume_command(folder), folder / execution.PLAN):
+        execution.begin(plan, folder)
+        _train(folder)
+    return 0
+
+
+def _resume_or_report(options: ResumeOrReport) -> int:
+    from lambdanets_lab.studies import execution, summary
+    from lambdanets_lab.studies.results import read_comparison
+
+    if options.report:
+        echo(*summary.markdown(read_comparison(*options.report)).rstrip("\n").split("\n"))
+    elif options.resume is not None:
+        _reject_torchrun()
+        with report_errors(_resume_command(options.resume), options.resume / execution.PLAN):
+            _train(options.resume)
+    return 0
+
+
+def _resume_command(folder: Path) -> str:
+    return f"{program()} compare --resume {shlex.quote(str(folder))}"
+
+
+def _reject_torchrun() -> None:
+    from lambdanets.training.distributed import get_world
+
+    if get_world().world_size > 1:
+        raise InputError("lambdanets compare must not run under torchrun; start it once per GPU, with --resume")
+
+
+def _train(folder: Path) -> None:
+    """Train the unfinished runs of a folder's plan, update the results after each, and print them at the end."""
+    from lambdanets_lab.studies.execution import read_plan, read_results, train_all
+    from lambdanets_lab.studies.results import collect
+    from lambdanets_lab.studies.summary import RESULTS, TABLE, is_written, markdown, write_summary
+
+    plan = read_plan(folder)
+    num_runs, num_resumed = len(plan.runs()), len(read_results(plan, folder))
+    echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {num_runs} runs, {num_resumed} done")
+    started = time.monotonic()
+
+    def on_result(result: dict[str, Any]) -> None:
+        results = read_results(plan, folder)
+        write_summary(collect(plan, results), folder)
+        num_done = len(results)
+        seconds_per_run = (time.monotonic() - started) / max(1, num_done - num_resumed)
+        minutes_left = seconds_per_run * (num_runs - num_done) / 60
+        echo(
+            f"[{num_done}/{num_runs}] {result['variant']}, seed {result['seed']}: top-1 {result['top1']:.4f}, "
+            f"{result['seconds']:.0f} s{f'; about {minutes_left:.0f} min left' if num_done < num_runs else ''}"
+        )
+
+    train_all(plan, folder, on_result)
+    results = read_results(plan, folder)
+    if len(results) < num_runs:
+        echo(f"{num_runs - len(results)} runs are in progress in other processes; the last process writes the results")
+        return
+    summary = collect(plan, results)
+    if not is_written(summary, folder):  # the process that trained the last run was killed
+        write_summary(summary, folder)
+    echo("", *markdown(summary).split("\n"))
+    if num_resumed < num_runs:
+        echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")

@@ -1,0 +1,59 @@
+"""`lambdanets demo`."""
+
+import dataclasses
+from typing import Annotated
+
+import tyro
+
+from lambdanets.bounds import Range, check
+from lambdanets.cli.arguments import parse
+from lambdanets.errors import explain_missing_extras
+from lambdanets.terminal import echo
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """Options of demo."""
+
+    models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[MODELS...]")] = ()
+    """Run folders, weight files, or names of models that come with the package; by default all of these names."""
+    host: str = "127.0.0.1"
+    """Address to listen on, or its name; with the default, only this machine can open the page."""
+    port: int = 7860
+    """Port; 0 for any free one."""
+    device: str | None = None
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+    open: bool = False
+    """Open the page in the browser."""
+
+    def __post_init__(self) -> None:
+        check("port", self.port, int, Range(0, 65535))
+
+
+def main(arguments: list[str]) -> int:
+    """Run `lambdanets demo` until a signal, and return its exit code."""
+    options = parse(
+        Demo,
+        arguments,
+        prog="lambdanets demo",
+        description="Serve a page on this machine that shows what trained models find in an image, and what their "
+        "lambda layers look at. No data leaves the machine.",
+    )
+    with explain_missing_extras("demo"):
+        from lambdanets_lab.demo.app import LOOPBACK
+        from lambdanets_lab.demo.server import serve
+    from lambdanets.inference.loading import load
+    from lambdanets.models.packaged import packaged_models
+
+    names = options.models or packaged_models()
+    models = {name: load(name, device=options.device) for name in names}
+    with serve(models, options.host, options.port) as server:
+        echo(f"{server.url} shows {', '.join(models)}; press Ctrl-C to stop")
+        if options.host not in LOOPBACK:
+            echo("everyone who can reach this address can use the page")
+        if options.open:
+            import webbrowser
+
+            webbrowser.open(server.url)
+        server.wait()
+    return 0

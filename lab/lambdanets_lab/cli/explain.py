@@ -1,0 +1,67 @@
+"""`lambdanets explain`."""
+
+import dataclasses
+from pathlib import Path
+
+import tyro
+
+from lambdanets.cli.arguments import parse
+from lambdanets.folders import WorkFolder
+from lambdanets.terminal import echo
+
+
+@dataclasses.dataclass(frozen=True)
+class Explain:
+    """Options of explain."""
+
+    checkpoint: tyro.conf.Positional[str]
+    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
+    image: tyro.conf.Positional[Path]
+    """Image file."""
+    out: Path
+    """New folder for figures (PNG) and numbers (explanation.npz)."""
+    at: tuple[int, int] | None = None
+    """Row and column of a pixel, for its attention map and receptive field; by default the center of the image."""
+    channel: int | None = None
+    """Channel or plane of the image, from 0; needed for files with several, except color images."""
+    layer: str | None = None
+    """Name of a lambda layer; by default the last one. The command lists them."""
+    device: str | None = None
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run `lambdanets explain` and return its exit code."""
+    options = parse(
+        Explain,
+        arguments,
+        prog="lambdanets explain",
+        description="Show what lambda layers look at in an image: exact attention maps by content and by position, "
+        "the share of each, the keys, and the receptive field.",
+    )
+    folder = WorkFolder(options.out)
+    folder.is_started()  # before PyTorch is imported, which takes seconds
+    from lambdanets.data.images import read_image
+    from lambdanets.inference.loading import load_one_of
+    from lambdanets.inference.model_card import ClassifierCard, DetectorCard
+    from lambdanets.signals import deferred
+    from lambdanets.text_tables import text_table
+    from lambdanets_lab.explain.explanation import explain
+    from lambdanets_lab.explain.report import make_report
+
+    source = load_one_of((ClassifierCard, DetectorCard), options.checkpoint, options.device)
+    image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
+    explanation = explain(source, image)
+    at = (image.height // 2, image.width // 2) if options.at is None else options.at
+    layer = explanation.layers[-1] if options.layer is None else options.layer
+    report = make_report(explanation, layer, at)
+    with folder.open(), deferred():  # an incomplete folder could not be used again
+        report.write(image, options.out)
+    rows = [("layer", "map", "heads", "position share")]
+    for name, share in report.shares.items():
+        height, width = share.shape
+        rows.append((name, f"{height} x {width}", str(report.heads[name]), f"{share.mean():.2f}"))
+    echo(*text_table(rows).splitlines())
+    echo(f"{layer}, pixel {at[0]}, {at[1]}: {report.receptive_field.area():.1%} of the input has 90% of the gradient")
+    echo(f"written to {options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
+    return 0

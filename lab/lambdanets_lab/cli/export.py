@@ -1,0 +1,154 @@
+"""`lambdanets export`."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import tyro
+
+from lambdanets.bounds import Range, check
+from lambdanets.cli.arguments import parse
+from lambdanets.errors import InputError
+from lambdanets.folders import check_new_file
+from lambdanets.terminal import echo
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lambdanets.timing import Summary
+    from lambdanets_lab.export.export import Exported
+    from lambdanets_lab.export.quantization import Quantization
+
+MIN_IMAGES = 200  # one of 200 images is 0.5 percentage points of accuracy, the maximum loss by quantization
+WEIGHTS = (".safetensors", ".ckpt")
+DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2", "aoti": "model.aoti.pt2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Options of export."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {"shape": ("image_size", "batch_size", "dynamic")}
+
+    source: tyro.conf.Positional[str]
+    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or trained model of the package, such as digits; or the
+    name of an architecture, which gets random weights."""
+    to: Literal["onnx", "openvino", "pt2", "aoti"] = "onnx"
+    """onnx for ONNX Runtime; openvino, an .xml and a .bin file; pt2 for torch.export; aoti compiled for this CPU."""
+    out: Path | None = None
+    """New file; by default model.onnx, model.xml, model.pt2 or model.aoti.pt2."""
+    image_size: tuple[int, ...] = ()
+    """Side, or height and width, of the images; those of the model by default."""
+    batch_size: int = 1
+    """Images per batch; with --dynamic any number is possible."""
+    dynamic: bool = False
+    """Export a graph for any batch size and image size. It is slower than one for a fixed size."""
+    int8: str | None = None
+    """Quantize to int8 (onnx, openvino) with labeled data as for train --data; for a detector, a folder of images."""
+    seconds: float = 5.0
+    """Time limit of the timing, for each of the runtime and PyTorch; 0 skips it."""
+
+    def __post_init__(self) -> None:
+        check("batch_size", self.batch_size, int, Range(1))
+        check("seconds", self.seconds, float, Range(0))
+        if len(self.image_size) > 2:
+            raise InputError(f"image_size must be one or two sides, got {len(self.image_size)}")
+        suffix = Path(DEFAULT_FILES[self.to]).suffix
+        if self.out is not None and self.out.suffix != suffix:
+            raise InputError(f"--out must end in {suffix} for --to {self.to}, got {self.out}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run `lambdanets export` and return its exit code."""
+    options = parse(
+        Export,
+        arguments,
+        prog="lambdanets export",
+        description="Export a model to a file for another runtime, run the file, and compare outputs and speed.",
+    )
+    out = options.out or Path(DEFAULT_FILES[options.to])
+    check_new_file(out)  # before PyTorch is imported, which takes seconds
+    from lambdanets_lab.export.export import export
+    from lambdanets_lab.export.runtimes import RUNTIMES
+
+    size = options.image_size
+    exported = export(
+        options.source if _is_path(options.source) else _make_random_model(options.source),
+        out,
+        to=options.to,
+        image_size=None if not size else (size[0], size[-1]),
+        batch_size=options.batch_size,
+        dynamic=options.dynamic,
+        int8=options.int8,
+    )
+    precision = "" if exported.quantization is None else "float32, "
+    for shape, error in exported.errors.items():
+        echo(f"{precision}images {' x '.join(map(str, shape))}: {exported.graph.error_name}: {error:.2g}")
+    if exported.quantization is not None:
+        _report_int8(exported.quantization)
+    if options.seconds > 0:
+        _time(exported, RUNTIMES[options.to].title, options.seconds)
+    for file in exported.files:
+        echo(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
+    return 0
+
+
+def _is_path(source: str) -> bool:
+    """Whether the source is a file, a folder or on the hub, and not the name of an architecture."""
+    from lambdanets.models.packaged import packaged_models, weights_in
+
+    path = Path(source)
+    if path.is_file() or path.suffix in WEIGHTS or ":" in source or weights_in(path):
+        return True
+    return source in packaged_models() or (os.sep in source and not source.startswith("timm/"))
+
+
+def _make_random_model(name: str) -> "nn.Module":
+    """Create a model with random weights and no zero-initialized norm, so that all layers are compared."""
+    from torch import nn
+
+    from lambdanets.models import create_model
+    from lambdanets_lab.export.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
+
+    model = create_model(name)
+    for weight in zero_norm_weights(model):
+        nn.init.constant_(weight, INITIAL_NORM_WEIGHT)
+    return model
+
+
+def _report_int8(result: "Quantization") -> None:
+    """Print accuracy and size of int8 and float32."""
+    echo(
+        f"int8: {result.metric} {100 * result.accuracy:.2f}%, float32 {100 * result.float_accuracy:.2f}%, "
+        f"on {result.images} validation images; float32 file {result.float_bytes / 2**20:.1f} MiB"
+    )
+    if result.images < MIN_IMAGES:
+        points = 100 / result.images
+        echo(f"{result.images} validation images are few: one image is {points:.1f} percentage points of accuracy")
+    for name in result.float_layers:
+        echo(f"left in float32, to keep accuracy: {name}")
+
+
+def _time(exported: "Exported", title: str, seconds: float) -> None:
+    """Print the times of the runtime and of PyTorch, measured alternately."""
+    import torch
+
+    from lambdanets.timing import summarize, time_interleaved
+
+    shape = next(iter(exported.errors))
+    images = exported.graph.make_images(shape, torch.Generator().manual_seed(0))
+    runs = {"PyTorch": lambda: exported.graph.run_pytorch(images), title: lambda: exported.run(images)}
+    if "boxes" in exported.graph.outputs:
+        echo(f"{len(exported.graph.run_pytorch(images)[0])} objects in the timed image")
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    time_interleaved(runs, samples, repeats=50, seconds=seconds)
+    pytorch, runtime = (summarize(samples[name]) for name in runs)
+    echo(
+        f"{shape[0]} images, {torch.get_num_threads()} threads, median (quartiles): "
+        f"{title} {_milliseconds(runtime)}, PyTorch {_milliseconds(pytorch)}"
+    )
+
+
+def _milliseconds(summary: "Summary") -> str:
+    return f"{1e3 * summary.median:.1f} ({1e3 * summary.lower_quartile:.1f} to {1e3 * summary.upper_quartile:.1f}) ms"

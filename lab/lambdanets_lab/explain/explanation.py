@@ -1,0 +1,308 @@
+"""What the lambda layers of a network look at in one image."""
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.errors import InputError, nearest_hint
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.detector import Detector
+from lambdanets.inference.inputs import ImageInput, image_batches
+from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.model_card import ClassifierCard, DetectorCard
+from lambdanets.layers.base import Interaction, LambdaBase
+from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
+from lambdanets_lab.explain.view import View, view_of_classifier, view_of_detector
+
+
+class _Stop(Exception):  # noqa: N818 - not an error: ends a forward pass early
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """The first call of a lambda layer in the forward pass: its arguments and its output."""
+
+    layer: LambdaBase
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
+
+    @functools.cached_property
+    @torch.no_grad()
+    def inputs(self) -> Interaction:
+        with _eval_mode(self.layer):
+            return self.layer.prepare(*self.args, **self.kwargs)
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        return tuple(self.output.shape[1:2] if self.layer.is_token_layer else self.output.shape[2:])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReceptiveField:
+    """The effective receptive field of one position of a module's output.
+
+    gradient: (S_1..S_D), the absolute gradient of the sum over the channels at this position with respect to the pixels
+        of the network's input, summed over their channels.
+    box: (start, stop) of each axis of the smallest box with all nonzero gradients, the theoretical receptive field; the
+        whole input as soon as one layer before is global, such as squeeze-and-excitation or the content term.
+    view: the part of the image that the gradient covers; None if the input is not an image.
+    """
+
+    module: str
+    at: tuple[int, ...]
+    gradient: Tensor
+    view: View | None
+
+    @property
+    def box(self) -> tuple[tuple[int, int], ...]:
+        nonzero = self.gradient.nonzero()
+        if not len(nonzero):
+            return ((0, 0),) * self.gradient.ndim
+        return tuple((int(low), int(high) + 1) for low, high in zip(nonzero.amin(0), nonzero.amax(0), strict=True))
+
+    def area(self, fraction: float = 0.9) -> float:
+        """Return the fraction of the input's pixels that have this fraction of the gradient, the largest first."""
+        descending = self.gradient.flatten().double().sort(descending=True).values.cumsum(0)
+        if not descending[-1]:
+            return 0.0
+        return int((descending < fraction * descending[-1]).sum() + 1) / self.gradient.numel()
+
+    def __repr__(self) -> str:
+        return f"ReceptiveField({self.module!r}, at={self.at}, box={self.box}, 90% in {self.area():.1%})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """What the lambda layers of a network look at in one image; returned by `explain`.
+
+    model: the network. inputs: arguments of its forward pass. output: its output.
+    view: the part of the image that the network sees; None if `at` is a position of the output.
+
+    `layer` arguments are names in `layers`; the last one by default. `at` is a position (row, column) in pixels of the
+    image, the center by default; the position of the layer's map that contains it is used. For layers on tokens, and if
+    the input has other dimensions than the map, `at` is a position of the layer's output instead.
+    """
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    output: Any
+    view: View | None
+    calls: dict[str, _Call] = field(repr=False)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the lambda layers, in the order of the forward pass."""
+        return tuple(self.calls)
+
+    def attention_map(self, layer: str | None = None, at: tuple[int, ...] | int | None = None) -> AttentionMap:
+        """Return the exact weights, by content and by position, of all context positions for one output position.
+
+        Cost: m (k + v) h multiply-adds. A strided layer multiplies this by the number of pooled positions, by default
+        (2 s - 1)^2 for stride s.
+        """
+        name, call = self._call(layer)
+        return compute_attention_map(call.layer, call.inputs, self._position(at, call.sides), name)
+
+    @torch.no_grad()
+    def position_share(self, layer: str | None = None) -> Tensor:
+        """Return the share of the position term in the output, in [0, 1], at each output position (S'_1..S'_D).
+
+        |y_p| / (|y_c| + |y_p|), with norms over all channels; 0 where both are 0, as at padding.
+        Cost: that of the projections and the content term.
+        """
+        _, call = self._call(layer)
+        lambda_layer, inputs = call.layer, call.inputs
+        content = torch.zeros_like(call.output[:1])
+        if inputs.keys is not None:
+            term = lambda_layer.interact_pairs(inputs._replace(embeddings=None))
+            content = lambda_layer.finish(term, inputs)[:1]
+        has_position = inputs.embeddings is not None or inputs.table is not None
+        position = call.output[:1] - content if has_position else torch.zeros_like(content)
+        axis = 2 if lambda_layer.is_token_layer else 1
+        norms = [term.float().norm(dim=axis)[0] for term in (content, position)]
+        return norms[1] / (norms[0] + norms[1]).clamp(min=torch.finfo(torch.float32).tiny)
+
+    def keys(self, layer: str | None = None) -> Tensor:
+        """Return the k normalized keys as maps, ([h,] S_1..S_D, k[, u]): what the content lambda summarizes.
+
+        A causal layer and a mask of pairs normalize keys over the context of each query; here it is all of the context.
+        """
+        name, call = self._call(layer)
+        if call.inputs.keys is None:
+            raise InputError(f"layer must have a content term, got {name}, which has content=False")
+        return shared_keys(call.layer, call.inputs)
+
+    def receptive_field(self, module: str | None = None, at: tuple[int, ...] | int | None = None) -> ReceptiveField:
+        """Return the effective receptive field of one position in the output of any module, such as "layer3".
+
+        Cost: a forward pass up to the module, and its gradient.
+        """
+        module = self._call(None)[0] if module is None else module
+        modules = {name or type(part).__name__: part for name, part in self.model.named_modules()}
+        if module not in modules:
+            raise InputError(f"module must be the name of a module, got {module!r}{nearest_hint(module, modules)}")
+        is_detector = isinstance(self.inputs[0], list)
+        network_input = (self.inputs[0][0] if is_detector else self.inputs[0]).detach().clone().requires_grad_()
+        inputs = ([network_input],) if is_detector else (network_input, *self.inputs[1:])
+        output = _run_until(self.model, inputs, modules[module], module)
+        has_token_layers = any(call.layer.is_token_layer for call in self.calls.values())
+        is_tokens = getattr(modules[module], "is_token_layer", has_token_layers and output.ndim == 3)
+        output = output.movedim(-1, 1) if is_tokens else output
+        position = self._position(at, tuple(output.shape[2:]))
+        total = output[0].movedim(0, -1)[position].sum()
+        (gradient,) = torch.autograd.grad(total, network_input)
+        gradient = gradient.abs() if is_detector else gradient[0].abs()
+        gradient = gradient.sum(-1 if is_tokens and gradient.ndim == 2 else 0)
+        view = self.view
+        if is_detector:  # resizes and pads its input itself
+            sides = tuple(gradient.shape)
+            view = View(sides, (0.0, 0.0), tuple(map(float, sides)))
+        return ReceptiveField(module, position, gradient, view)
+
+    def _call(self, layer: str | None) -> tuple[str, _Call]:
+        name = self.layers[-1] if layer is None else layer
+        if name not in self.calls:
+            known = ", ".join(self.layers)
+            raise InputError(f"layer must be one of {known}, got {name!r}{nearest_hint(str(name), self.layers)}")
+        return name, self.calls[name]
+
+    def _position(self, at: tuple[int, ...] | int | None, sides: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the position of a map with these sides that contains `at`."""
+        at = (at,) if isinstance(at, int) else at
+        if self.view is not None and len(self.view.image_size) == len(sides):
+            return self.view.position(at, sides)
+        if at is None:
+            return tuple(side // 2 for side in sides)
+        if len(at) != len(sides) or not all(0 <= x < side for x, side in zip(at, sides, strict=True)):
+            raise InputError(f"at must be a position of the layer's output of size {sides}, got {tuple(at)}")
+        return tuple(at)
+
+    def __repr__(self) -> str:
+        return f"Explanation({len(self.layers)} lambda layers)"
+
+
+def explain(
+    model: str | os.PathLike[str] | Classifier | Detector | nn.Module, image: ImageInput | Tensor | tuple[Any, ...]
+) -> Explanation:
+    """Run a model on one image and return what its lambda layers look at.
+
+    model: a run folder or weight file, a `Classifier` or `Detector`, or a network. It runs in evaluation mode.
+    image: an image as in `Classifier.predict`. For a network, its preprocessed input: a tensor with a batch axis, of
+        which the first example is explained, or a tuple of the arguments of its forward pass.
+
+    Raises InputError for an invalid argument, and for a network without lambda layers.
+    """
+    loaded = load_one_of((ClassifierCard, DetectorCard), model) if isinstance(model, str | os.PathLike) else model
+    if isinstance(loaded, nn.Module):
+        inputs = image if isinstance(image, tuple) else (image,)
+        if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 3:
+            raise InputError("image must be a tensor with a batch axis, or a tuple of tensors, for a network")
+        network = loaded
+        shape = tuple(inputs[0].shape[2:])
+        view = View(shape, (0.0,) * len(shape), tuple(map(float, shape))) if shape and inputs[0].ndim > 3 else None
+    elif isinstance(loaded, Classifier | Detector):
+        batches = list(image_batches(image, 1, stretch=loaded.card.stretch))
+        if len(batches) != 1:
+            raise InputError(f"image must be one image, got {len(batches)}")
+        (pil_image,), network = batches[0], loaded.model
+        device = next(network.parameters()).device
+        if isinstance(loaded, Classifier):
+            preprocessing = loaded.card.preprocessing
+            inputs = (preprocessing.transform()(pil_image.convert(preprocessing.mode))[None].to(device),)
+            view = view_of_classifier(preprocessing, pil_image.size)
+        else:
+            inputs = ([image_to_tensor(pil_image).to(device)],)
+            view = view_of_detector(loaded.model, inputs[0][0])
+    else:
+        raise InputError(f"model must be a path, a Classifier, a Detector or a network, got {type(loaded).__name__}")
+    output, calls = _run(network, inputs)
+    if not calls:
+        raise InputError(f"model must have lambda layers, got {type(network).__name__} without one")
+    return Explanation(network, inputs, output, view, calls)
+
+
+def attention_map(
+    model: str | os.PathLike[str] | Classifier | Detector | nn.Module,
+    image: ImageInput | Tensor | tuple[Any, ...],
+    *,
+    layer: str | None = None,
+    at: tuple[int, ...] | int | None = None,
+) -> AttentionMap:
+    """Return the exact attention map of one position of a lambda layer: `explain(model, image).attention_map(..)`.
+
+    layer: its name; the last lambda layer by default. at: (row, column) in pixels of the image; its center by default.
+    See `Explanation` and `AttentionMap`.
+    """
+    return explain(model, image).attention_map(layer, at)
+
+
+def _run(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, _Call]]:
+    """Return the output of a network in evaluation mode, and the first call of each lambda layer by name."""
+    calls: dict[str, _Call] = {}
+    thread = threading.get_ident()  # other threads may use the network
+
+    def record(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        assert isinstance(layer, LambdaBase)
+        if name not in calls and threading.get_ident() == thread:  # cloned, because in-place activations overwrite them
+            calls[name] = _Call(layer, *tree_map_only(Tensor, Tensor.clone, (args, kwargs, output)))
+
+    handles = [
+        module.register_forward_hook(functools.partial(record, name or type(module).__name__), with_kwargs=True)
+        for name, module in network.named_modules()
+        if isinstance(module, LambdaBase)
+    ]
+    try:
+        with torch.no_grad(), _eval_mode(network):
+            output = network(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return output, calls
+
+
+def _run_until(network: nn.Module, inputs: tuple[Any, ...], module: nn.Module, name: str) -> Tensor:
+    """Run a network in evaluation mode, with autograd, up to a module, and return the output of the module."""
+    outputs: list[Tensor] = []
+
+    thread = threading.get_ident()  # other threads may use the network
+
+    def stop(_: nn.Module, __: Any, output: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        if not isinstance(output, Tensor) or output.ndim < 3:
+            raise InputError(f"module must return maps (b, c, S_1..S_D) or tokens (b, n, c), got {name!r}")
+        outputs.append(output)
+        raise _Stop
+
+    handle = module.register_forward_hook(stop)
+    try:
+        with torch.enable_grad(), contextlib.suppress(_Stop), _eval_mode(network):
+            network(*inputs)
+    finally:
+        handle.remove()
+    if not outputs:
+        raise InputError(f"module must be used in the forward pass, got {name!r}")
+    return outputs[0]
+
+
+@contextlib.contextmanager
+def _eval_mode(network: nn.Module) -> Iterator[None]:
+    """Set evaluation mode within the block; afterwards restore the mode of each module."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,254 @@
+"""Models as graphs for export: input, outputs, and how their outputs are compared with PyTorch's."""
+
+import copy
+import json
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import box_iou
+
+from lambdanets.bounds import Range, check
+from lambdanets.errors import InputError, one_line
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.detector import Detector
+from lambdanets_lab.export.detector import OUTPUTS, DetectionGraph
+
+Shape = tuple[int, ...]
+Outputs = Sequence[Tensor]
+
+_MAX_ERROR = 1e-4  # relative norm: deep networks in float32 differ by up to 1e-5, layers by less than 1e-6
+_MAX_MISSING = 0.02  # fraction of objects: the order of two equal scores may decide which box suppresses the other
+# replaces the zeros of `zero_norm_weights` in random networks; with 1, they amplify rounding errors up to 200 times
+INITIAL_NORM_WEIGHT = 0.2
+_MIN_IOU, _MAX_SCORE_ERROR = 0.99, 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A model to export, in evaluation mode, in float32 and on the CPU.
+
+    network: maps images to a tuple of tensors; traced by torch.export.
+    shape: shape of the images, (b, c, H, W).
+    outputs: names of the output tensors.
+    dynamic_axes: axes of the images that may have any size in a dynamic graph.
+    reference: computes the expected outputs with the model in PyTorch.
+    make_images: makes random images of a shape.
+    error: computes the error of outputs relative to expected outputs. error_name: its name in messages.
+    max_error: largest error that is accepted.
+    """
+
+    network: nn.Module
+    shape: Shape
+    outputs: tuple[str, ...]
+    dynamic_axes: tuple[int, ...]
+    reference: Callable[[Tensor], Outputs]
+    make_images: Callable[[Shape, torch.Generator], Tensor]
+    error: Callable[[Outputs, Outputs], float]
+    error_name: str
+    max_error: float
+
+    @torch.inference_mode()
+    def run_pytorch(self, images: Tensor) -> list[Tensor]:
+        """Return the outputs of the model in PyTorch, on the CPU and in float32."""
+        return list(self.reference(images))
+
+
+def make_graph(
+    model: Classifier | Detector | nn.Module, image_size: int | tuple[int, int] | None, batch_size: int
+) -> Graph:
+    """Return the graph of a model.
+
+    Raises InputError for a model of another type, an invalid shape of the images, and a network that fails on images of
+    this shape, or whose outputs cannot be compared.
+    """
+    check("batch_size", batch_size, int, Range(1))
+    if isinstance(model, Detector):
+        return _detector_graph(model, image_size, batch_size)
+    network = model.model if isinstance(model, Classifier) else model
+    if not isinstance(network, nn.Module):
+        raise InputError(f"model must be a classifier, a detector or a network, got {type(model).__name__}")
+    shape = (batch_size, _channels(network), *_sides(model, image_size))
+    copied, names = _copy_for_export(network, shape)
+    if isinstance(model, Classifier):
+        names = ("logits",)
+    error_name = "relative difference from PyTorch"
+    return Graph(copied, shape, names, (0, 2, 3), copied, _make_noise, relative_error, error_name, _MAX_ERROR)
+
+
+def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
+    """Return the metadata of the file: the model card, and the shape of the images and names of the outputs."""
+    card = json.loads(model.card.to_public_json({})) if isinstance(model, Classifier | Detector) else {}
+    return card | {"images": list(graph.shape), "dynamic": dynamic, "outputs": list(graph.outputs)}
+
+
+class _TupleOutput(nn.Module):
+    """Calls a network and returns its outputs, a tensor or a sequence or mapping of tensors, as a tuple."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.network(images)
+        if isinstance(outputs, Tensor):
+            return (outputs,)
+        return tuple(outputs.values() if isinstance(outputs, Mapping) else outputs)
+
+
+def zero_norm_weights(network: nn.Module) -> list[Tensor]:
+    """Return the weights of norms that are zero-initialized, as in residual branches (zero_init_last).
+
+    The layers before such a norm have no effect on the outputs, so a comparison of outputs does not test them.
+    """
+    weights = [getattr(m, "weight", None) for m in network.modules() if "Norm" in type(m).__name__]
+    return [weight for weight in weights if isinstance(weight, Tensor) and not weight.any()]
+
+
+@torch.no_grad()
+def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[_TupleOutput, tuple[str, ...]]:
+    """Return a float32 copy in evaluation mode and the names of its outputs, after running it twice.
+
+    Raises InputError if its outputs cannot be compared.
+    """
+    images = _make_noise(shape, torch.Generator().manual_seed(0))
+    try:
+        copied = copy.deepcopy(network).cpu().float().eval()
+        outputs, repeated = copied(images), copied(images)
+    except Exception as error:  # models raise many types
+        raise InputError(
+            f"model must run on float32 images of shape {shape} in PyTorch, got {one_line(error)[:300]}"
+        ) from error
+    if isinstance(outputs, Mapping):
+        names = tuple(map(str, outputs))
+        outputs, repeated = list(outputs.values()), list(repeated.values())
+    elif isinstance(outputs, Tensor):
+        names, outputs, repeated = ("output",), [outputs], [repeated]
+    elif isinstance(outputs, Sequence):
+        names = tuple(f"output_{i}" for i in range(len(outputs)))
+    else:
+        names, outputs = (), [outputs]
+    wrong_types = [type(x).__name__ for x in outputs if not isinstance(x, Tensor)]
+    if wrong_types or not outputs:
+        got = wrong_types[0] if wrong_types else "none"
+        raise InputError(f"outputs of the model must be a tensor or a sequence or mapping of tensors, got {got}")
+    if len({"images", *names}) <= len(names):
+        raise InputError(f"names of the outputs must differ from each other and from images, got {', '.join(names)}")
+    if not all(x.isfinite().all() for x in outputs):
+        raise InputError(f"outputs of the model must be finite in PyTorch, got NaN or infinity for images of {shape}")
+    if not relative_error(repeated, outputs) <= _MAX_ERROR:
+        raise InputError("model must be deterministic, got other outputs for the same images in a second run")
+    return _TupleOutput(copied), names
+
+
+def _channels(network: nn.Module) -> int:
+    """Return the number of input channels, from the first convolution."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            return module.in_channels
+    raise InputError(f"model must be a network with images as input, got {type(network).__name__} without convolutions")
+
+
+def _sides(model: Any, image_size: int | tuple[int, int] | None) -> tuple[int, int]:
+    """Return height and width of the images."""
+    if image_size is None:
+        if isinstance(model, Classifier):
+            image_size = model.card.preprocessing.image_size
+        elif isinstance(model, Detector):
+            image_size = model.card.image_size
+        else:
+            size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+            if size is None:
+                raise InputError(f"image_size must be given for a {type(model).__name__}, got None")
+            image_size = int(size[-2]), int(size[-1])
+    sides = (image_size,) * 2 if not isinstance(image_size, Sequence) else tuple(image_size)
+    if len(sides) != 2 or not all(isinstance(side, numbers.Integral) for side in sides):
+        raise InputError(f"image_size must be a side or (height, width), got {image_size}")
+    height, width = map(int, sides)
+    for side in (height, width):
+        check("image_size", side, int, Range(1))
+    return height, width
+
+
+def _make_noise(shape: Shape, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def relative_error(actual: Outputs, expected: Outputs) -> float:
+    """Return the maximum over the outputs of the norm of the difference, relative to the norm of the expected output.
+
+    For integer and boolean outputs, it is the fraction of elements that differ. NaN is returned if any output has NaN.
+    """
+    errors = []
+    for x, reference in zip(actual, expected, strict=True):
+        if reference.is_floating_point():
+            errors.append((x - reference).norm() / reference.norm().clamp(min=1e-30))
+        else:
+            errors.append((x != reference).float().mean())
+    return float(torch.stack(errors).max())
+
+
+def _detector_graph(detector: Detector, image_size: int | tuple[int, int] | None, batch_size: int) -> Graph:
+    if batch_size != 1:
+        raise InputError(f"batch_size must be 1 for a detector, got {batch_size}")
+    model = copy.deepcopy(detector.model).cpu().float().eval()
+    model.rpn.anchor_generator.set_cell_anchors(torch.float32, torch.device("cpu"))  # a list, which .cpu() ignores
+    transform = model.transform
+
+    def reference(images: Tensor) -> Outputs:
+        transform.min_size, transform.max_size = (min(images.shape[-2:]),), max(images.shape[-2:])  # no resizing
+        detections = model([images[0]])[0]
+        return [detections[name] for name in ("boxes", "labels", "scores")] + [detections["masks"][:, 0]]
+
+    heads = model.roi_heads
+    error = partial(missing_objects, min_score=heads.score_thresh, max_objects=heads.detections_per_img)
+    shape = (1, 3, *_sides(detector, image_size))
+    return Graph(
+        DetectionGraph(model), shape, OUTPUTS, (2, 3), reference, _make_rectangles, error,
+        "fraction of objects that differ from PyTorch", _MAX_MISSING,
+    )  # fmt: skip
+
+
+def _make_rectangles(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return images with noise and 40 rectangles, in random colors."""
+    images = 0.1 * torch.rand(shape, generator=generator)
+    sizes = torch.tensor(shape[2:])
+    for _ in range(40):
+        color = torch.rand((shape[1], 1, 1), generator=generator)
+        corner, sides = torch.rand((2, 2), generator=generator)
+        top, left = (corner * sizes).int().tolist()
+        height, width = (sides * sizes / 4).int().clamp(min=2).tolist()
+        images[..., top : top + height, left : left + width] = color
+    return images
+
+
+def missing_objects(actual: Outputs, expected: Outputs, *, min_score: float = 0.0, max_objects: int = 100) -> float:
+    """Return the larger fraction of objects of `actual` and `expected` (boxes, labels, scores, masks) without a match.
+
+    Two objects match if their labels are equal, their scores differ by at most 1e-3, and the IoU of both boxes
+    and masks is above 0.99. Objects are ignored if their score is within 1e-3 of min_score, or of the lowest of
+    max_objects objects: rounding decides whether they are detected. NaN is returned if any score is NaN.
+    """
+    if any(not scores.isfinite().all() for _, _, scores, _ in (actual, expected)):
+        return torch.nan
+    same = _matches(actual, expected)
+    fractions = []
+    for (_, _, scores, _), found in ((actual, same.any(1)), (expected, same.any(0))):
+        lowest = max(min_score, float(scores.min()) if len(scores) >= max_objects else 0.0) + _MAX_SCORE_ERROR
+        fractions.append(float((~found & (scores > lowest)).sum()) / max(1, len(scores)))
+    return max(fractions)
+
+
+def _matches(actual: Outputs, expected: Outputs) -> Tensor:
+    """Return whether each pair of objects matches, (n, m)."""
+    boxes, labels, scores, masks = zip(actual, expected, strict=True)
+    same = (labels[0][:, None] == labels[1]) & ((scores[0][:, None] - scores[1]).abs() <= _MAX_SCORE_ERROR)
+    same &= box_iou(*boxes) > _MIN_IOU
+    for i, j in same.nonzero().tolist():
+        first, second = masks[0][i], masks[1][j]
+        same[i, j] = bool((first & second).sum() >= _MIN_IOU * (first | second).sum())
+    return same

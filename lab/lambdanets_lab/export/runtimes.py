@@ -1,0 +1,239 @@
+"""Runtimes of exported models: how each writes a model file and runs it."""
+
+import ast
+import contextlib
+import errno
+import io
+import logging
+import shutil
+import tempfile
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from lambdanets.errors import InputError, explain_missing_extras, one_line
+from lambdanets_lab.export.quantization import OUTSIDE_MODULES, Run, Validation, quantize
+from lambdanets_lab.export.signal_stack import restore_signal_stack
+
+METADATA = "lambdanets"  # key of the JSON that describes the model
+
+
+@contextlib.contextmanager
+def without_tracing_warnings() -> Iterator[None]:
+    """Hide warnings about torchvision's operators, weights on other devices and a missing GPU."""
+    for name in ("onnx_ir", "torch.utils.cpp_extension"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "No complete tensor found in the group", UserWarning)
+        yield
+
+
+class Runtime(ABC):
+    """A file format with the runtime that executes it.
+
+    suffix: suffix of the model file. title: name in messages.
+    """
+
+    suffix: ClassVar[str]
+    title: ClassVar[str]
+
+    @abstractmethod
+    def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
+        """Write a model with the input "images" and named outputs; return its files, the one at `path` last."""
+
+    @abstractmethod
+    def open(self, path: Path) -> Run:
+        """Return a function that runs the model on images (b, c, H, W), float32 on the CPU, with torch's threads."""
+
+
+class Int8Runtime(Runtime):
+    """A runtime for which models can be quantized."""
+
+    @abstractmethod
+    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
+        """Replace a model file with one in int8; return the operations left in float32."""
+
+
+class Onnx(Int8Runtime):
+    suffix, title = ".onnx", "ONNX Runtime"
+
+    def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
+        with explain_missing_extras():
+            import onnxscript  # noqa: F401 - the exporter imports it, with a longer error
+        try:
+            with without_tracing_warnings():
+                exported = torch.onnx.export(
+                    program,
+                    input_names=["images"],
+                    output_names=list(outputs),
+                    custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
+                    dynamo=True,
+                    verbose=False,
+                )
+        except torch.onnx.errors.OnnxExporterError as error:
+            reason = one_line(error.__cause__ or error)
+            raise InputError(f"model cannot be converted to ONNX: {reason[:300]}; pt2 may support it") from error
+        assert exported is not None
+        for node in exported.model.graph:
+            scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+            if node.name and len(scopes) > 1:
+                node.name = f"{scopes[-2] or OUTSIDE_MODULES}/{node.name.removeprefix('node_')}"
+        exported.model.metadata_props[METADATA] = metadata
+        exported.save(path, external_data=False)
+        return [path]
+
+    def open(self, path: Path) -> Run:
+        return self._open(path)
+
+    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
+        import onnx
+
+        model, float_layers = quantize(
+            onnx.load(path),
+            lambda model: self._open(model.SerializeToString()),
+            lambda images: {"images": images.numpy()},
+            validation,
+        )
+        onnx.save(model, path)
+        return float_layers
+
+    def _open(self, model: Path | bytes) -> Run:
+        with explain_missing_extras():
+            import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3  # errors
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return lambda images: [torch.from_numpy(x) for x in session.run(None, {"images": images.numpy()})]
+
+
+def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """ONNX translation of stable torch.sort, which torch.onnx does not support. ONNX's TopK is stable."""
+    from onnxscript import opset18 as op
+
+    count = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
+    return op.TopK(x, count, axis=dim, largest=int(descending))
+
+
+class OpenVino(Int8Runtime):
+    """OpenVINO's format: an .xml file, with the weights in a .bin file next to it. Converted from ONNX."""
+
+    suffix, title = ".xml", "OpenVINO"
+
+    def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
+        with explain_missing_extras():
+            import openvino
+        onnx_path = path.with_suffix(".onnx")
+        Onnx().write(program, onnx_path, outputs, metadata)
+        model = openvino.Core().read_model(onnx_path)
+        onnx_path.unlink()
+        for operation in model.get_ops():
+            # ONNX's TopK is always stable; OpenVINO's stable one is slow, so only sorts get it
+            if operation.get_type_name() == "TopK" and "/sort" in operation.get_friendly_name():
+                operation.set_attribute("stable", True)
+        model.set_rt_info(metadata, [METADATA])
+        self._save(model, path)
+        return [path.with_suffix(".bin"), path]
+
+    def open(self, path: Path) -> Run:
+        with explain_missing_extras():
+            import openvino
+        options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        with restore_signal_stack():
+            return self._run(openvino.Core().compile_model(path, "CPU", options))
+
+    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
+        import openvino
+
+        model = openvino.Core().read_model(path.read_bytes(), path.with_suffix(".bin").read_bytes())
+        metadata = model.get_rt_info([METADATA]).astype(str)
+        with restore_signal_stack() as restore:
+
+            def open_candidate(compiled: Any) -> Run:
+                restore()  # so that Ctrl-C works while layers are reverted to float32
+                return self._run(compiled)
+
+            model, float_layers = quantize(model, open_candidate, lambda images: images.numpy(), validation)
+        model.set_rt_info(metadata, [METADATA])
+        self._save(model, path)
+        return float_layers
+
+    def _save(self, model: Any, path: Path) -> None:
+        import openvino
+
+        try:
+            openvino.save_model(model, path, compress_to_fp16=False)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, f"OpenVINO cannot write it: {one_line(error)[:200]}", str(path)) from error
+
+    def _run(self, compiled: Any) -> Run:
+        request = compiled.create_infer_request()
+
+        def run(images: Tensor) -> list[Tensor]:
+            results: Any = request.infer([images.numpy()])
+            return [torch.from_numpy(np.array(results[i])) for i in range(len(results))]
+
+        return run
+
+
+def _run_module(module: Callable[[Tensor], Iterable[Tensor]]) -> Run:
+    def run(images: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return list(module(images))
+
+    return run
+
+
+class Pt2(Runtime):
+    """A file of torch.export, which PyTorch runs without the model's source code."""
+
+    suffix, title = ".pt2", "torch.export"
+
+    def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
+        content = io.BytesIO()  # for a full disk, torch's own writing raises RuntimeError with a stack of C++ frames
+        with without_tracing_warnings():
+            torch.export.save(program, content, extra_files={f"{METADATA}.json": metadata})
+        path.write_bytes(content.getbuffer())
+        return [path]
+
+    def open(self, path: Path) -> Run:
+        return _run_module(torch.export.load(path).module())
+
+
+class Aoti(Runtime):
+    """A file with code for this machine's kind of processor, compiled by AOTInductor, and weights."""
+
+    suffix, title = ".pt2", "AOTInductor"
+
+    def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
+        from torch._inductor import aoti_compile_and_package  # imports Triton
+
+        options = {"aot_inductor.metadata": {METADATA: metadata}, "aot_inductor.use_runtime_constant_folding": True}
+        # not beside the new file: on a full disk, AOTInductor aborts the process
+        with tempfile.TemporaryDirectory() as folder:
+            compiled = Path(folder) / path.name
+            try:
+                with without_tracing_warnings():
+                    aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=options)
+            except Exception as error:  # many types: the compiler may be missing or fail
+                raise InputError(
+                    f"model cannot be compiled by AOTInductor with a C++ compiler: {one_line(error)[:300]}"
+                ) from error
+            shutil.copyfile(compiled, path)
+        return [path]
+
+    def open(self, path: Path) -> Run:
+        from torch._inductor import aoti_load_package
+
+        return _run_module(aoti_load_package(str(path)))
+
+
+RUNTIMES: dict[str, Runtime] = {"onnx": Onnx(), "openvino": OpenVino(), "pt2": Pt2(), "aoti": Aoti()}

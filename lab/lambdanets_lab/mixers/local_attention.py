@@ -1,0 +1,134 @@
+"""Local self-attention, computed in tiles of queries with their halos."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdanets.ops.geometry import windows
+from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1
+from lambdanets_lab.mixers.neighborhoods import check_scope
+from lambdanets_lab.mixers.relative_attention import (
+    attend,
+    extend_keys,
+    extend_queries,
+    relative_to_absolute,
+)
+
+TILE = 8  # side of a tile; larger tiles compute more masked pairs, smaller tiles copy more overlapping halos
+
+
+class LocalAttention(Mixer):
+    """Stand-alone self-attention (Ramachandran et al. 2019, Secs. 3.1 and 3.2) over a scope r x r.
+
+    y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + [R_row[h, m_y - n_y], R_column[h, m_x - n_x]]) / sqrt(c)) v[m,h] over
+    the positions m at most r // 2 rows and columns away, with c = dim_out / h. R_row and R_column have c / 2 channels
+    each.
+
+    The implementation calls SDPA once. Each tile of 8x8 queries attends to the tile and a halo of r // 2 positions
+    around it, with a mask. The position term is part of the dot product (see `relative_attention`), so there is no bias
+    tensor of all pairs.
+
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
+
+    Args:
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        heads: h, must divide dim_out, with an even c; default 8.
+        scope: r, the odd side of the neighborhood, in positions; default 7.
+
+    Parameters: 3 dim dim_out + r dim_out. Cost per image: 3 n dim dim_out + 2 h n (7 + r)^2 (c + 2 (7 + r))
+    multiply-adds; memory n (1 + (r - 1) / 8)^2 h (c + 2 (7 + r)) for the tiles with halos.
+    Unlike in the original, logits are divided by sqrt(c).
+    Raises ValueError naming the invalid argument.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        stride: int = 1,
+        heads: int = 8,
+        scope: int = 7,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, dim_out, stride)
+        check_divides("heads", heads, self.dim_out)
+        check_scope(scope)
+        depth = self.dim_out // heads
+        if depth % 2:
+            raise ValueError(f"heads must have an even number of channels, got {self.dim_out} / {heads} = {depth}")
+        self.heads, self.scope = heads, scope
+        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
+        self.row_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
+        self.column_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
+        for table in (self.row_table, self.column_table):
+            nn.init.normal_(table, std=depth**-0.5)
+
+    def mix(self, x: Tensor) -> Tensor:
+        batch, (height, width), halo = x.shape[0], x.shape[2:], self.scope // 2
+        tile = min(TILE, height), min(TILE, width)
+        num_tiles = -(-height // tile[0]), -(-width // tile[1])
+        below, right = num_tiles[0] * tile[0] - height, num_tiles[1] * tile[1] - width
+        queries, keys, values = self.projection(x).unflatten(1, (3, self.heads, -1)).unbind(1)
+
+        queries = F.pad(queries, (0, right, 0, below)).flatten(0, 1)  # (b h, c, ..)
+        queries = queries.unflatten(3, (num_tiles[1], tile[1])).unflatten(2, (num_tiles[0], tile[0]))
+        queries = queries.permute(0, 2, 4, 3, 5, 1).flatten(1, 2)  # (b h, tiles, y, x, c)
+        row_queries, column_queries = queries.unflatten(0, (batch, self.heads)).chunk(2, dim=-1)
+        row_table, column_table = _expand_table(self.row_table, tile[0]), _expand_table(self.column_table, tile[1])
+        row_logits = torch.einsum("bhtyxc,hycj->bhtyxj", row_queries, row_table).flatten(0, 1)
+        column_logits = torch.einsum("bhtyxc,hxcj->bhtyxj", column_queries, column_table).flatten(0, 1)
+        window = tile[0] + 2 * halo, tile[1] + 2 * halo
+
+        def extract_windows(maps: Tensor) -> Tensor:
+            maps = F.pad(maps, (halo, halo + right, halo, halo + below)).flatten(0, 1)
+            maps = windows(windows(maps, 2, num_tiles[0], window[0], tile[0]), 3, num_tiles[1], window[1], tile[1])
+            return maps.permute(0, 2, 3, 4, 5, 1).flatten(3, 4).flatten(1, 2)  # (b h, tiles, m, c)
+
+        output = attend(
+            extend_queries(queries, row_logits, column_logits).flatten(2, 3),
+            extend_keys(extract_windows(keys), window),
+            extract_windows(values),
+            queries.shape[-1] ** -0.5,
+            self._mask((height, width), tile, num_tiles, x.device),
+        )
+        output = output.unflatten(2, tile).unflatten(1, num_tiles).permute(0, 5, 1, 3, 2, 4)
+        output = output.flatten(4, 5).flatten(2, 3)[..., :height, :width]
+        return output.unflatten(0, (batch, self.heads)).flatten(1, 2)
+
+    def _mask(
+        self, grid: tuple[int, int], tile: tuple[int, int], num_tiles: tuple[int, int], device: torch.device
+    ) -> Tensor:
+        """Return a bool mask (1, tiles, n, m), True if the key is within the scope of the query and on the map.
+
+        It has four dimensions because SDPA on CPU otherwise does not use its fused kernel.
+        """
+        halo, axis_masks = self.scope // 2, []
+        for side, length, count in zip(grid, tile, num_tiles, strict=True):
+            first = torch.arange(count, device=device)[:, None, None] * length
+            query = first + torch.arange(length, device=device)[:, None]
+            key = first + torch.arange(length + 2 * halo, device=device) - halo
+            on_map = (key >= 0) & (key < side)
+            # queries beyond the map are cropped later, but need a key: otherwise their softmax is 0 / 0
+            axis_masks.append(((key - query).abs() <= halo) & (on_map | (query >= side)))
+        rows, columns = axis_masks
+        return (
+            (rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :])
+            .flatten(4)
+            .flatten(2, 3)
+            .flatten(0, 1)
+            .unsqueeze(0)
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, heads={self.heads}, scope={self.scope}"
+
+
+def _expand_table(table: Tensor, tile: int) -> Tensor:
+    """Expand a table (h, r, c) to (h, n, c, m), for n in a tile and m in the tile with its halo; 0 beyond the scope."""
+    return torch.stack(
+        [relative_to_absolute(F.pad(head_table, (0, 0, tile - 1, tile - 1)), tile) for head_table in table]
+    )

@@ -1,0 +1,142 @@
+"""ResNets with a mixer of `lambdanets_lab.mixers` in place of 3x3 convolutions (Tables 3 and 4 of the paper)."""
+
+import inspect
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.resnet import ResNet
+from torch import nn
+
+from lambdanets.errors import InputError, did_you_mean, nearest_hint
+from lambdanets.layers.module import SYNONYMS
+from lambdanets.models.lambda_resnet import LAMBDA_RESNET_ARGUMENTS, LambdaResNet
+from lambdanets.models.resnet import (
+    RESNET_50,
+    SMALL_BLOCKS,
+    SMALL_CFG,
+    SMALL_RESNET_20,
+    Blocks,
+    ResNetBase,
+    default_cfg,
+    parse_pattern,
+)
+from lambdanets_lab.mixers import MIXERS, option_names
+from lambdanets_lab.mixers.channel_attention import squeeze_excitation
+
+
+class MixerResNet(ResNetBase):
+    """timm's ResNet with a mixer in some blocks.
+
+    Args:
+        mixer: a name in `lambdanets_lab.mixers.MIXERS`. "convolution" does not change the network.
+            "channel_attention" keeps the 3x3 convolution and adds squeeze-and-excitation before the residual sum, like
+            timm's seresnet50.
+        mixer_blocks: for each of c2 to c5, the blocks with a mixer, counted from 1. In a block with a stride, the mixer
+            runs at the input resolution and is followed by average pooling.
+        mixer_options: options of the mixer, by name; default none.
+        small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
+        resnet: arguments of timm's ResNet.
+
+    Raises TypeError for an unknown option, and ValueError for an invalid value.
+    """
+
+    def __init__(
+        self,
+        *,
+        mixer: str,
+        mixer_blocks: Blocks,
+        mixer_options: dict[str, Any] | None = None,
+        small_images: bool = False,
+        **resnet: Any,
+    ) -> None:
+        options = dict(mixer_options or {})
+        unknown = sorted(options.keys() - set(option_names(mixer)))
+        unknown += sorted(resnet.keys() - inspect.signature(ResNet).parameters.keys())
+        if unknown:
+            known = option_names(mixer)
+            hint = did_you_mean(unknown[0], known, SYNONYMS) or f"; its options are: {', '.join(known) or 'none'}"
+            raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}{hint}")
+        super().__init__(small_images=small_images, **resnet)
+        if mixer == "channel_attention":
+            for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):
+                for block in (stage[number - 1] for number in numbers):
+                    weight = block.conv3.weight
+                    factory_kwargs: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
+                    block.se = squeeze_excitation(block.conv3.out_channels, **options, **factory_kwargs)
+        elif mixer != "convolution":
+
+            def make_layer(conv: nn.Conv2d) -> nn.Module:
+                # timm replaces stride by dilation for output_stride; mixers do not need the dilation
+                factory_kwargs = {"device": conv.weight.device, "dtype": conv.weight.dtype}
+                return MIXERS[mixer](
+                    conv.in_channels, conv.out_channels, stride=conv.stride[0], **options, **factory_kwargs
+                )
+
+            self.replace(mixer_blocks, make_layer)
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "resnet50_mixer.untrained": default_cfg(first_conv="conv1"),
+        "resnet20_mixer_small.untrained": default_cfg(**SMALL_CFG),
+    }
+)
+
+
+DEFAULT_MIXER = "lambda"
+
+
+@register_model
+def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
+    """ResNet-50 with a mixer in all blocks of some stages (Tables 3 and 4 of the paper).
+
+    Args:
+        mixer: a name in `lambdanets_lab.mixers.MIXERS`; default "lambda", which builds `resnet50_lambda`.
+        pattern: one letter for each of the stages c2 to c5: L for the mixer, C for convolutions; default "LLLL".
+        mixer_options: dict of options of the mixer; default none. They may also be passed as keyword arguments, as in
+            create_model("resnet50_mixer", mixer="local_attention", scope=5).
+        overrides: arguments of timm's ResNet.
+
+    Raises TypeError for an unknown argument, and ValueError for an invalid value.
+    """
+    pattern = overrides.pop("pattern", "LLLL")
+    return _build("resnet50_mixer", pretrained, parse_pattern(pattern, RESNET_50["layers"]), RESNET_50, overrides)
+
+
+@register_model
+def resnet20_mixer_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
+    """`lambda_resnet20_small` with another mixer in place of its lambda layers.
+
+    The arguments are those of `resnet50_mixer`, except that the default pattern is None, for the blocks of
+    `lambda_resnet20_small` that have a lambda layer. mixer="lambda", the default, builds `lambda_resnet20_small`.
+    """
+    pattern = overrides.pop("pattern", None)
+    blocks = SMALL_BLOCKS if pattern is None else parse_pattern(pattern, SMALL_RESNET_20["layers"])
+    arguments = SMALL_RESNET_20
+    if overrides.get("mixer", DEFAULT_MIXER) == "lambda":
+        arguments = LAMBDA_RESNET_ARGUMENTS["lambda_resnet20_small"]
+    return _build("resnet20_mixer_small", pretrained, blocks, arguments, overrides)
+
+
+MODELS = (resnet50_mixer, resnet20_mixer_small)
+
+
+def _build(
+    name: str, pretrained: bool, blocks: Blocks, arguments: dict[str, Any], overrides: dict[str, Any]
+) -> nn.Module:
+    mixer = overrides.pop("mixer", DEFAULT_MIXER)
+    if mixer not in MIXERS:
+        similar = nearest_hint(mixer, MIXERS) if isinstance(mixer, str) else ""
+        raise InputError(f"mixer must be one of {', '.join(MIXERS)}; got {mixer!r}{similar}")
+    options = overrides.pop("mixer_options", None) or {}
+    if not isinstance(options, dict):
+        raise InputError(f"mixer_options must be a dict, got {options!r}")
+    duplicates = sorted(options.keys() & overrides.keys())
+    if duplicates:
+        raise InputError(f"mixer_options must not repeat keyword arguments, got {', '.join(duplicates)} in both")
+    if mixer == "lambda":
+        arguments = arguments | {"lambda_blocks": blocks} | options | overrides
+        return build_model_with_cfg(LambdaResNet, name, pretrained, **arguments)
+    options = options | {option: overrides.pop(option) for option in option_names(mixer) if option in overrides}
+    arguments = arguments | {"mixer": mixer, "mixer_blocks": blocks, "mixer_options": options} | overrides
+    return build_model_with_cfg(MixerResNet, name, pretrained, **arguments)

@@ -1,0 +1,173 @@
+"""Train every variant with every seed, and resume after an interruption."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lambdanets.bounds import check
+from lambdanets.errors import InputError, nearest_hint
+from lambdanets.folders import WorkFolder
+from lambdanets.locks import InUseError
+from lambdanets.records import read_json, write_json
+from lambdanets.training import run
+from lambdanets.training.classification.model import ClassificationProbe
+from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.training.classification.task import ClassificationTask
+from lambdanets.training.memory import largest_micro_batch
+from lambdanets.training.metrics_log import METRICS
+from lambdanets.training.report import RESULT, read_result
+from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Studies, labels of the variants to train (all if empty), seeds, and the shared recipe.
+
+    A label selects a variant in all studies, also where it has another label.
+    """
+
+    studies: tuple[str, ...]
+    variants: tuple[str, ...]
+    seeds: tuple[int, ...]
+    recipe: ClassificationRecipe
+
+    def study_variants(self, study: str) -> dict[str, Variant]:
+        """The selected variants of a study by label."""
+        variants = STUDIES[study].variants
+        if not self.variants:
+            return variants
+        available = {label: variant.name for name in self.studies for label, variant in STUDIES[name].variants.items()}
+        selected = {available[label] for label in self.variants}
+        return {label: variant for label, variant in variants.items() if variant.name in selected}
+
+    def runs(self) -> list["Run"]:
+        """All runs without duplicates, ordered by seed: after an interruption, the earlier seeds are complete."""
+        by_name = {v.name: v for study in self.studies for v in self.study_variants(study).values()}
+        return [
+            Run(name, seed, replace(self.recipe, seed=seed, model_options=self.recipe.model_options | variant.options))
+            for seed in self.seeds
+            for name, variant in by_name.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The training of one variant with one seed."""
+
+    variant: str
+    seed: int
+    recipe: ClassificationRecipe
+
+    def folder(self, comparison: Path) -> Path:
+        """The run folder."""
+        return comparison / "runs" / f"{self.variant.replace(' ', '-')}-seed{self.seed}"
+
+    def result(self, comparison: Path) -> dict[str, Any] | None:
+        """The result of the run, or None if it is not finished."""
+        folder = self.folder(comparison)
+        if not (folder / RESULT).is_file():
+            return None
+        result = read_result(folder, ClassificationTask.RESULT)
+        return {"variant": self.variant, "seed": self.seed, "top1_by_epoch": read_top1(folder)} | result
+
+
+def read_top1(folder: Path) -> list[float]:
+    """Read the top-1 after each epoch from metrics.csv; empty without this file. Raises InputError if it is damaged."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [float(row["top1"]) for row in csv.DictReader(file) if row["split"] == "val"]
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise InputError(
+            f"{path} must have the columns split and top1; remove it to continue without curves"
+        ) from error
+
+
+def make_plan(
+    studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: ClassificationRecipe
+) -> Plan:
+    """Make a plan. Raises InputError for invalid values."""
+    known = variant_labels(studies)
+    for label in variants:
+        if label not in known:
+            raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest_hint(label, known)}")
+    for name, values in (("studies", studies), ("variants", variants), ("seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise InputError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
+    for name, values in (("studies", studies), ("seeds", seeds)):
+        if not values:
+            raise InputError(f"{name} must have at least one value, got none")
+    for seed in seeds:
+        check("seeds", seed, int, ClassificationRecipe.RANGES["seed"])
+    plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
+    for study in studies:
+        if not plan.study_variants(study):
+            names = ", ".join(STUDIES[study].variants)
+            raise InputError(f"variants must have at least one of {study} ({names}), got {', '.join(variants)}")
+    varying = {name for study in studies for variant in plan.study_variants(study).values() for name in variant.options}
+    if conflicts := sorted(varying & recipe.model_options.keys()):
+        raise InputError(f"model_options must not have {', '.join(conflicts)}, which the variants set")
+    return plan
+
+
+def begin(plan: Plan, folder: Path) -> None:
+    """Check that every run can be trained, and write plan.json into a new or empty folder.
+
+    Raises InputError for a folder that is not empty, and for runs that cannot be trained.
+    """
+    work_folder = WorkFolder(folder, read_identity=_refuse_existing)
+    work_folder.is_started()
+    runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
+    task = run.check(runs[0].recipe)
+    for planned in runs[1:]:
+        probe = ClassificationProbe(planned.recipe, len(task.classes))
+        largest_micro_batch(probe, min(planned.recipe.batch_size, task.training_images))
+    recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
+    with work_folder.open():
+        write_json(folder / PLAN, asdict(replace(plan, recipe=recipe)), 2)
+
+
+def _refuse_existing(folder: Path) -> None:
+    if (folder / PLAN).is_file():
+        raise InputError(f"{folder} has a comparison; resume it with --resume, or name another folder")
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read the plan that `begin` wrote. Raises InputError for a folder without a plan."""
+    path = folder / PLAN
+    if not path.is_file():
+        raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
+    plan = read_json(path, Plan, "start the comparison again in another folder")
+    fields = read_json(path, dict[str, Any])["recipe"]
+    recipe = ClassificationRecipe.from_fields(fields, str(path))  # rejects unknown fields
+    return make_plan(plan.studies, plan.variants, plan.seeds, recipe)
+
+
+def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], None]) -> None:
+    """Train all unfinished runs; call on_result with the result of each.
+
+    Several processes may share a folder, each on its own device: runs locked by another process are skipped.
+    """
+    (folder / "runs").mkdir(exist_ok=True)
+    for planned in plan.runs():
+        run_folder = planned.folder(folder)
+        if (run_folder / RESULT).is_file():
+            continue
+        try:
+            existing = (run_folder / run.RECIPE).is_file()
+            result = run.resume(run_folder) if existing else run.start(planned.recipe, run_folder)
+        except InUseError:
+            continue
+        on_result({"variant": planned.variant, "seed": planned.seed} | result)
+
+
+def read_results(plan: Plan, folder: Path) -> list[dict[str, Any]]:
+    """Read the results of the finished runs, in the order of the plan."""
+    results = (planned.result(folder) for planned in plan.runs())
+    return [result for result in results if result is not None]

@@ -1,0 +1,163 @@
+"""Format comparisons with the paper as text tables, Markdown, CSV or JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lambdanets.text_tables import csv_table, markdown_table, text_table
+from lambdanets_lab.tables.descriptions import PARAGRAPHS, TITLES
+from lambdanets_lab.tables.measured import Measured
+from lambdanets_lab.tables.verdicts import (
+    DIFFERS,
+    MATCH,
+    MEASURED,
+    NOT_MEASURED,
+    NOT_REPRODUCED,
+    NOT_REPRODUCIBLE,
+    OTHER_NETWORK,
+    Comparison,
+    summary,
+)
+
+NO_MEASUREMENTS = Measured()
+FIELDS = ("table", "row", "column", "unit", "paper", "ours", "verdict", "note", "model")
+
+
+def to_record(comparison: Comparison) -> dict[str, Any]:
+    """Convert a comparison to a flat dictionary."""
+    paper = comparison.paper
+    values = (paper.table, paper.row, paper.column, paper.unit, paper.value, comparison.ours, comparison.verdict)
+    return dict(zip(FIELDS, (*values, comparison.note, comparison.model), strict=True))
+
+
+def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format the summary, the machine, one object per number, and the additional measured tables as JSON."""
+    content = {
+        "summary": summary(comparisons),
+        "measured_on": measured.machine or None,
+        "numbers": [to_record(c) for c in comparisons],
+        "additional_tables": {
+            name: [asdict(table) for table in tables] for name, tables in measured.additional.items()
+        },
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def to_csv(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format as CSV, with one row per number in the paper's tables."""
+    records = (to_record(comparison) for comparison in comparisons)
+    return csv_table([FIELDS, *([record[field] for field in FIELDS] for record in records)])
+
+
+def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format tables for the terminal."""
+    parts = []
+    for name, table_comparisons in _by_table(comparisons).items():
+        header, rows, notes = _cells(table_comparisons)
+        parts += [_heading(name), "", text_table([header, *rows]), "", *(f"  {note}" for note in notes), ""]
+        for table in measured.additional.get(name, []):
+            text = text_table([table.header, *table.rows])
+            parts += [table.title, "", text, "", *(f"  {note}" for note in table.notes), ""]
+    return "\n".join([*parts, *_summary_lines(comparisons, measured)]) + "\n"
+
+
+def to_markdown(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+    """Format a page with one section per table and a paragraph that explains it."""
+    parts = ["# The paper's tables", "", _OPENING, "", *_summary_lines(comparisons, measured), ""]
+    for name, table_comparisons in _by_table(comparisons).items():
+        header, rows, notes = _cells(table_comparisons)
+        parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
+        parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
+        if name in measured.figures:
+            parts += [f"![{TITLES[name]}]({measured.figures[name]})", ""]
+        for table in measured.additional.get(name, []):
+            text = markdown_table(table.header, *table.rows)
+            parts += [table.title, "", text, "", *(f"- {note}" for note in table.notes), ""]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+FORMATTERS = {"text": to_text, "markdown": to_markdown, "csv": to_csv, "json": to_json}
+
+# Marks in the headers of columns that have no number of ours.
+_MARKS = {
+    NOT_REPRODUCED: ("†", "the paper's, not reproduced"),
+    NOT_MEASURED: ("‡", "the paper's, on TPUs; not measured here (see `lambdanets benchmark tables`)"),
+}
+_OPENING = """\
+    lambdanets tables                                   # all tables
+    lambdanets tables 12                                # one table
+    lambdanets tables --check                           # a summary; exit code 1 if a number differs
+    lambdanets tables --format markdown --out tables.md # formats: text, markdown, csv, json
+    lambdanets benchmark tables --tables 12 --out speed # measure speed and peak memory; all tables take hours on a CPU
+    lambdanets tables 12 --measured speed/results.json  # show these next to the paper's, with ratios to a baseline
+    lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)
+
+The tables of the paper (Bello, ICLR 2021), with our numbers next to the paper's. Parameters and FLOPs are counted on
+the models, memory is computed by the paper's formulas, and complexities are fitted. Accuracies are the paper's; they
+were not reproduced. Numbers in brackets refer to the notes below a table. This command generates the page:
+
+    lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\
+        --format markdown --out docs/tables.md"""
+
+
+def _heading(name: str) -> str:
+    return f"Table {name}. {TITLES[name]}" if name.isdigit() else TITLES[name]
+
+
+def _summary_lines(comparisons: Sequence[Comparison], measured: Measured) -> list[str]:
+    return [f"{summary(comparisons)}.", *([f"Speeds measured on {measured.machine}."] if measured.machine else [])]
+
+
+def _by_table(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+    tables: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        tables.setdefault(comparison.paper.table, []).append(comparison)
+    return tables
+
+
+def _cells(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return header, rows and notes of one table: each column of the paper, then ours and the verdict, if any."""
+    names = list(dict.fromkeys(c.paper.column for c in comparisons))
+    columns = {name: [c for c in comparisons if c.paper.column == name] for name in names}
+    compared = [name for name in names if any(c.ours is not None for c in columns[name])]
+    units = {name: {c.paper.unit for c in columns[name]} - {""} for name in names}
+    header = [""]
+    for name in names:
+        unit = f" ({min(units[name])})" if len(units[name]) == 1 else ""
+        marks = [mark for mark in _MARKS if any(c.verdict == mark for c in columns[name])]
+        header.append(" ".join([f"{name}{unit}", *(_MARKS[mark][0] for mark in marks)]))
+        header += ["ours", "verdict"] if name in compared else []
+    notes: list[str] = []
+    rows = []
+    for row in dict.fromkeys(c.paper.row for c in comparisons):
+        cells = [row]
+        for name in names:
+            comparison = next((c for c in columns[name] if c.paper.row == row), None)
+            unit = f" {comparison.paper.unit}" if comparison is not None and len(units[name]) > 1 else ""
+            cells.append("" if comparison is None else f"{comparison.paper.text()}{unit}")
+            if name in compared:
+                cells += ["", ""] if comparison is None else _our_cells(comparison, unit, notes)
+        rows.append(cells)
+    notes += [
+        f"{sign} {meaning}"
+        for verdict, (sign, meaning) in _MARKS.items()
+        if any(verdict == c.verdict for c in comparisons)
+    ]
+    return header, rows, notes
+
+
+def _our_cells(comparison: Comparison, unit: str, notes: list[str]) -> list[str]:
+    """Return the cells of our number and the verdict; append a new note to notes."""
+    ours, verdict = comparison.ours, comparison.verdict
+    number = "" if ours is None else ours if isinstance(ours, str) else f"{ours:#.5g}{unit}"
+    if not comparison.note:
+        return [number, verdict if verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE, MEASURED, OTHER_NETWORK) else ""]
+    if verdict == MEASURED:
+        return [number, comparison.note]
+    reason = f"{verdict}: {comparison.note}"
+    index = next((i for i, note in enumerate(notes, 1) if note.partition(" ")[2] == reason), None)
+    if index is None:
+        index = len(notes) + 1
+        notes.append(f"[{index}] {reason}")
+    return [number, f"{'no' if verdict in (NOT_REPRODUCIBLE, DIFFERS) else verdict} [{index}]"]

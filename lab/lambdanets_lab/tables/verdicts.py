@@ -1,0 +1,131 @@
+"""Compare each number of the paper with ours."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
+from lambdanets_lab.paper_models import OTHER_NETWORKS, ModelSpec, find_model, structure
+from lambdanets_lab.tables import complexity
+from lambdanets_lab.tables.memory import paper_memory
+from lambdanets_lab.tables.paper import COUNTABLE, PaperNumber
+
+MATCH, DIFFERS, NOT_REPRODUCIBLE = "match", "differs", "not reproducible"
+MEASURED, NOT_REPRODUCED, NOT_FITTED, OTHER_NETWORK, SETTING, NOT_MEASURED = (
+    "measured here",
+    "not reproduced",
+    "not fitted",
+    "different network",
+    "setting",
+    "not measured",
+)
+SPEEDS = ("throughput", "train throughput", "inference throughput", "train step latency")
+_MILLION, _BILLION = 1e6, 1e9
+_UNITS = {("params", "M"): _MILLION, ("FLOPs", "M"): _MILLION, ("FLOPs", "B"): _BILLION, ("FLOPs", "G"): _BILLION}
+# Tables whose FLOPs match if content and position lambdas are summed and applied once; in others, each is applied.
+_SINGLE_APPLICATION = ("17",)
+_STRUCTURE = ("blocks", "lambda layers in c4")
+_SETTINGS = ("image size", "RandAugment magnitude", "dropout", "stochastic depth rate", "space complexity")
+
+# (measured value in the column's unit, note), keyed by (table, row, column)
+CellValues = Mapping[tuple[str, str, str], tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of one number of the paper with ours, in the same unit or as text."""
+
+    paper: PaperNumber
+    ours: float | str | None
+    verdict: str
+    note: str = ""
+    model: str = ""
+
+    @property
+    def countable(self) -> bool:
+        """Whether the number is countable and was compared."""
+        return self.paper.column in COUNTABLE and self.verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE)
+
+
+def compare(numbers: Iterable[PaperNumber], measured: CellValues | None = None) -> list[Comparison]:
+    """Compare each number of the paper with ours; for speeds, ours are the measured ones, if any."""
+    return [_compare_number(number, measured or {}) for number in numbers]
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """Summarize the numbers of matches and mismatches in one sentence."""
+    countable = [c for c in comparisons if c.countable]
+    num_unreproducible = sum(c.verdict == NOT_REPRODUCIBLE for c in countable)
+    num_matches = sum(c.verdict == MATCH for c in countable)
+    text = (
+        f"{num_matches} of {len(countable)} countable numbers match; {num_unreproducible} not reproducible (see notes)"
+    )
+    num_different = sum(c.verdict == DIFFERS for c in comparisons)
+    uncounted = [c for c in comparisons if c.verdict == MATCH and not c.countable]
+    num_fitted = sum(c.paper.column == "time" for c in uncounted)
+    parts = [f"{len(uncounted) - num_fitted} entries of Table 19"] if len(uncounted) > num_fitted else []
+    parts += [f"{num_fitted} fitted complexities"] if num_fitted else []
+    if parts:
+        text += f"; {' and '.join(parts)} match"
+    return f"{text}; {num_different} {'differs' if num_different == 1 else 'differ'}" if num_different else text
+
+
+def _compare_number(number: PaperNumber, measured: CellValues) -> Comparison:
+    spec = find_model(number.table, number.row)
+    model = "" if spec is None else str(spec)
+    key = (number.table, number.row, number.column)
+    if key in measured:
+        value, note = measured[key]
+        return Comparison(number, value, MEASURED, note, model)
+    if number.column in COUNTABLE:
+        return _compare_counted(number, spec, model)
+    if number.column in _STRUCTURE and spec is not None:
+        ours = structure(spec, number.column)
+        return Comparison(number, ours, MATCH if ours == number.value else DIFFERS, model=model)
+    if number.column == "time":
+        return _compare_fitted(number)
+    if number.column == "space":
+        return Comparison(number, None, NOT_FITTED)
+    if number.column in SPEEDS or "slowdown" in number.column:
+        return Comparison(number, None, NOT_MEASURED, model=model)
+    if number.column in _SETTINGS:
+        return Comparison(number, None, SETTING, model=model)
+    return Comparison(number, None, NOT_REPRODUCED, model=model)
+
+
+def _compare_counted(number: PaperNumber, spec: ModelSpec | None, model: str) -> Comparison:
+    ours = paper_memory(number.table, number.row) if number.unit in ("GB", "MB") else None
+    if ours is None and spec is not None and number.column in ("params", "FLOPs"):
+        single_application = number.table in _SINGLE_APPLICATION
+        ours = _count(number.column, spec, single_application) / _UNITS[number.column, number.unit]
+    if ours is None:
+        raise ValueError(f"number must have a model or a formula, got {number.row!r} of table {number.table}")
+    if (number.table, number.row) in OTHER_NETWORKS:
+        return Comparison(number, ours, OTHER_NETWORK, OTHER_NETWORKS[number.table, number.row], model)
+    if number.matches(ours):
+        return Comparison(number, ours, MATCH, model=model)
+    if number.unreproducible:
+        return Comparison(number, ours, NOT_REPRODUCIBLE, number.unreproducible, model)
+    if number.column == "params" and spec is not None:
+        in_use = count_parameters_in_use(spec.create(), spec.image_size) / _UNITS["params", number.unit]
+        if number.matches(in_use):
+            note = f"without table entries that no {spec.image_size}-pixel image uses; with them {{:.3f}}"
+            return Comparison(number, in_use, MATCH, note.format(ours), model)
+    return Comparison(number, ours, DIFFERS, f"expected {number.text()}", model)
+
+
+@cache
+def _count(column: str, spec: ModelSpec, single_application: bool) -> int:
+    model = spec.create()
+    if column == "params":
+        return count_parameters(model)
+    return count_flops(model, spec.image_size, single_application=single_application)
+
+
+def _compare_fitted(number: PaperNumber) -> Comparison:
+    term = str(number.value)
+    fitted = complexity.exponents(number.table, number.row, term)
+    if fitted is None:
+        return Comparison(number, None, NOT_FITTED)
+    ours = " ".join(f"{name}^{exponent + 0.0:.2f}".replace("-0.00", "0.00") for name, exponent in fitted.items())
+    return Comparison(number, ours, MATCH if complexity.matches_term(term, fitted) else DIFFERS)

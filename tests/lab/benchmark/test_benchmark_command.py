@@ -1,0 +1,179 @@
+"""`lambdanets benchmark` end to end, on tiny shapes."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from lambdanets.cli import main
+from lambdanets_lab.benchmark import layer, model, peers, scaling
+from lambdanets_lab.benchmark import run as benchmark
+from lambdanets_lab.benchmark.measurement import NOT_REACHED
+from lambdanets_lab.benchmark.report import RESULTS
+
+QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
+# without FlexAttention, whose compilation takes longer than all other candidates together
+NAMES = [name for name in layer.NAMES if name != "flex-attention"]
+OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
+COMMANDS = {
+    "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK, "--candidates", *NAMES],
+    "memory": ["--shapes", "4x5x8", "--scopes", "3", "--device", "cpu", "--candidates", *NAMES],
+    "model": ["--image-size", "64", "--batch-size", "2", "--patterns", "CCCL", "--scope", "3", *QUICK],
+    # a large --seconds, since on a busy machine even tiny sizes may exceed a small one and be skipped
+    "scaling": ["--sides", "3", "4", "--lengths", "8", "12", "--repeats", "3", "--seconds", "600", "--device", "cpu"],
+}
+NUM_ROWS = {
+    "layer": 2 * len(NAMES),
+    "memory": len(NAMES),
+    "model": 2 * len(model.NAMES),
+    "scaling": 8 * len(scaling.NAMES),
+}
+
+
+def error_line(capsys, *arguments):
+    """The last line that a rejected command prints to stderr."""
+    assert main(["benchmark", *arguments]) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.figures
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys):
+    out = tmp_path / "new/folder"
+    assert main(["benchmark", kind, *COMMANDS[kind], "--out", str(out)]) == 0
+    results = json.loads((out / RESULTS).read_text())
+    assert results["finished"]
+    assert len(results["rows"]) == NUM_ROWS[kind]
+    ran = [row for row in results["rows"] if row["skip_reason"] is None]
+    assert {"lambdanets", "timm", "convolution", "lambdanets CCCL", "resnet50", "lambda_order"} & {
+        row["candidate"] for row in ran
+    }
+    reasons = [row["skip_reason"] for row in results["rows"] if row not in ran]
+    assert all("not installed" in reason or "on CUDA devices" in reason for reason in reasons)
+    assert all(row["errors"] for row in ran)
+    # noisy candidates run again
+    assert all(row["peak_bytes"] if kind == "memory" else len(row["seconds"]) in (3, 6, 9) for row in ran)
+    numbers = [value for entry in results["figures"] for value in entry.values() if isinstance(value, float)]
+    # on a busy machine all times may be noisy, and are then not drawn
+    assert (out / f"{kind}.png").is_file() or (results["figures"] and not numbers)
+    printed = capsys.readouterr().out
+    assert all(row["candidate"] in printed for row in results["rows"])
+    assert f"written to {out}" in printed
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, tmp_path, capsys, monkeypatch):
+    measure_case, out = benchmark.measure_case, tmp_path / "out"
+
+    def with_signal(case, rows, options):
+        if rows:
+            os.kill(os.getpid(), signal_number)
+        return measure_case(case, rows, options)
+
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(benchmark, "measure_case", with_signal)
+        assert main(arguments) == 130
+    results = json.loads((out / RESULTS).read_text())
+    assert not results["finished"]
+    assert {row["sizes"]["pass"] for row in results["rows"]} == {"inference"}
+    assert f"interrupted; results so far are in {out}; resume with" in capsys.readouterr().out
+    assert "was started with options (seed 0, not 7); remove it" in error_line(capsys, *arguments[1:], "--seed", "7")
+    assert main(arguments) == 0
+    resumed = json.loads((out / RESULTS).read_text())
+    assert resumed["finished"]
+    assert resumed["rows"][:2] == results["rows"]
+    assert [row["sizes"]["pass"] for row in resumed["rows"]] == ["inference"] * 2 + ["training"] * 2
+    assert not list(out.glob(".*"))
+    assert "is finished; choose another path" in error_line(capsys, *arguments[1:])
+
+
+def test_benchmark_interrupted_at_its_end_has_its_figures(tmp_path, capsys, monkeypatch):
+    save, out = benchmark.plot_style.save, tmp_path / "out"
+
+    def with_signal(figure, path):
+        os.kill(os.getpid(), signal.SIGTERM)
+        save(figure, path)
+
+    monkeypatch.setattr(benchmark.plot_style, "save", with_signal)
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
+    assert main(arguments) == 130
+    assert sorted(path.name for path in out.iterdir()) == ["layer.png", RESULTS]
+    assert f"written to {out}" in capsys.readouterr().out
+    assert json.loads((out / RESULTS).read_text())["finished"]
+
+
+def test_interrupted_case_is_measured_again(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
+    with monkeypatch.context() as patch:
+        module = "lambdanets_lab.benchmark.measurement"
+        patch.setattr(f"{module}.time_interleaved", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        assert main(arguments) == 130
+    assert {row["skip_reason"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {NOT_REACHED}
+    assert main(arguments) == 0
+    assert {row["skip_reason"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {None}
+
+
+def test_missing_peers_are_skipped_and_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(peers, "installed_version", lambda package: None)
+    assert main(["benchmark", "layer", *COMMANDS["layer"], "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"not installed; pip install {peer.package}" in printed for peer in peers.PEERS.values())
+
+
+def test_rejects_a_folder_with_other_files(tmp_path, capsys):
+    (tmp_path / "mine").touch()
+    assert "is not empty, it has mine; choose another folder" in error_line(capsys, "layer", "--out", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layers"], "action must be one of layer, model, memory, scaling, tables, got 'layers'; the nearest is layer"),
+        (["layer", "--repeat", "3"], "has no option --repeat; the nearest is --repeats"),
+        (["layer", "--candidates", "tim"], "got 'tim'; the nearest is timm"),
+        (["layer", "--shapes", "28x28"], "--shapes must be HEIGHTxWIDTHxCHANNELS such as 28x28x128, got '28x28'"),
+        (["layer", "--shapes", "8x8x6"], "divisible by 4 heads, got 8x8x6"),
+        (["layer", "--scopes", "8"], "scope must be odd, got 8"),
+        (["layer", "--algorithm", "fastest"], "--algorithm must be one of auto"),
+        (["layer", "--dtype", "float8"], "--dtype must be one of float32, bfloat16, float16, got 'float8'"),
+        (["layer", "--candidates"], "--candidates must have at least one value"),
+        (["layer", "--shapes", "100000x100000x64"], "--shapes must fit into memory, got 100000x100000x64"),
+        (["memory", "--repeats", "3"], "has no option --repeats"),
+        (["model", "--patterns", "CCL"], "--patterns must be four letters"),
+        (["tables", "--tables", "8"], "--tables must be among 4, 5, 10, 12, 13, 18, got 8"),
+        (["tables", "--tables", "18", "--passes", "inference"], "--passes must include training for these tables"),
+        (["scaling", "--heads", "17"], "--heads must be at most --query-depth"),
+        (["scaling", "--seconds", "0"], "--seconds must be positive and finite, got 0.0"),
+        (["layer", "--seconds", "inf"], "--seconds must be positive and finite, got inf"),
+    ],
+)
+def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in error_line(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_rejects_cuda_without_a_gpu(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
+    assert "--device must be cpu without a GPU" in error_line(
+        capsys, "layer", "--device", "cuda", "--out", str(tmp_path)
+    )
+
+
+def test_help_lists_the_kinds(capsys):
+    assert main(["benchmark"]) == 0
+    printed = capsys.readouterr().out
+    assert all(kind in printed for kind in (*COMMANDS, "tables"))
+
+
+def test_benchmark_that_measures_nothing_fails(tmp_path, capsys, monkeypatch):
+    def broken(package, layer):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(layer, "build_peer", broken)
+    arguments = ["layer", *COMMANDS["layer"][: -len(NAMES)], "timm", "--out", str(tmp_path / "out")]
+    assert "nothing was measured: RuntimeError: no kernel; " in error_line(capsys, *arguments)
+    assert json.loads((tmp_path / "out" / RESULTS).read_text())["finished"]

@@ -1,0 +1,116 @@
+"""Aggregates, tables and results.json of synthetic rows."""
+
+import json
+
+import pytest
+
+from lambdanets_lab.benchmark import report
+from lambdanets_lab.benchmark.kinds import KINDS
+from lambdanets_lab.benchmark.measurement import Row
+from lambdanets_lab.benchmark.options import Layer
+
+
+def rows_with_times(times, **sizes):
+    return [Row(sizes, name, seconds=[seconds] * 3, errors={"output": 1e-7}) for name, seconds in times.items()]
+
+
+LAYERS = [
+    *rows_with_times({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
+    *rows_with_times({"lambdanets": 1.0, "convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
+    Row({"shape": "b", "scope": 7, "pass": "inference"}, "timm", skip_reason="not installed; pip install timm"),
+]
+
+
+def test_layers_are_compared_by_geometric_mean_over_shapes():
+    (entry,) = KINDS["layer"].aggregate(LAYERS)
+    assert entry["candidate"] == "convolution"
+    assert entry["shapes"] == 2
+    assert entry["geometric_mean_over_ours"] == pytest.approx(2.0)
+
+
+def test_memory_is_compared_by_peak_bytes():
+    rows = [Row({"shape": "a", "scope": 7, "pass": "x"}, n, peak_bytes=b) for n, b in (("lambdanets", 2), ("timm", 6))]
+    (entry,) = KINDS["memory"].aggregate(rows)
+    assert entry["geometric_mean_over_ours"] == pytest.approx(3.0)
+
+
+def test_models_are_compared_by_throughput_relative_to_resnet50():
+    rows = rows_with_times({"resnet50": 1.0, "lambdanets CCCL": 4.0}, image_size=32, **{"pass": "training"})
+    throughputs = {
+        entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in KINDS["model"].aggregate(rows)
+    }
+    assert throughputs == {"resnet50": 1.0, "lambdanets CCCL": 0.25}
+
+
+def test_exponent_is_fitted_to_the_larger_half_of_sizes():
+    rows = []
+    for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):
+        rows += rows_with_times({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
+    (entry,) = KINDS["scaling"].aggregate(rows)
+    assert (entry["from_n"], entry["to_n"]) == (256, 1024)
+    assert entry["exponent_of_time"] == pytest.approx(1.0)
+
+
+def test_case_table_has_times_or_the_reason_of_each_candidate():
+    table = report.case_table(KINDS["layer"], LAYERS[2:], "lambdanets", batch_size=8).splitlines()
+    assert table[1] == "shape b, scope 7, pass inference"
+    assert [line.split()[0] for line in table[2:]] == ["candidate", "lambdanets", "convolution", "timm"]
+    assert "8000.00" in table[4]
+    assert table[5].endswith("skipped: not installed; pip install timm")
+
+
+def test_case_table_without_measurements_lists_reasons():
+    table = report.case_table(KINDS["memory"], LAYERS[-1:], "lambdanets", batch_size=8)
+    assert "skipped: not installed" in table
+
+
+def test_results_file_has_every_sample(tmp_path):
+    rows = [*LAYERS, Row({"shape": "c"}, "wrong", skip_reason="wrong", errors={"output": float("inf")})]
+    report.Report("layer", Layer(), "cpu", "2026-01-01", rows).write(tmp_path)
+    read = json.loads((tmp_path / report.RESULTS).read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert [row["seconds"] for row in read["rows"]] == [row.seconds for row in rows]
+    assert read["rows"][0]["median_seconds"] == 2.0
+    assert read["rows"][-1]["errors"] == {"output": "inf"}
+    assert {"torch", "timm", "lambdanets", "lambda-networks"} <= read["versions"].keys()
+    assert {"processor", "cores", "threads", "gpu"} <= read["hardware"].keys()
+    assert "commit" in read
+    assert read["finished"] is False
+    assert [row.candidate for row in report.read_rows(read)] == [row.candidate for row in rows]
+
+
+NOISY = [
+    *rows_with_times({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
+    Row({"shape": "b", "scope": 7, "pass": "inference"}, "lambdanets", seconds=[1.0, 1.0, 4.0, 4.0]),
+    *rows_with_times({"convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
+]
+
+
+def test_aggregates_exclude_noisy_times():
+    (entry,) = KINDS["layer"].aggregate(NOISY)
+    assert (entry["shapes"], entry["noisy"]) == (1, 1)
+    assert entry["geometric_mean_over_ours"] == pytest.approx(0.5)
+    (entry,) = KINDS["layer"].aggregate(NOISY[2:])
+    assert entry["geometric_mean_over_ours"] is None
+    assert "noisy" in report.aggregates_table([entry]).splitlines()[-1]
+
+
+def test_case_table_and_results_file_mark_noisy_times(tmp_path):
+    table = report.case_table(KINDS["layer"], NOISY[2:], "lambdanets", batch_size=8).splitlines()
+    assert "(noisy)" in table[3]
+    assert "(noisy)" not in table[4]
+    assert table[4].split()[-2] == "noisy"  # its ratio to ours
+    report.Report("layer", Layer(), "cpu", "2026-01-01", NOISY).write(tmp_path)
+    rows = json.loads((tmp_path / report.RESULTS).read_text())["rows"]
+    assert [row["noisy"] for row in rows] == [False, False, True, False]
+    assert report.noise_warning(NOISY).startswith("noisy: 1 of 4 measurements")
+    assert report.noise_warning(LAYERS) == ""
+
+
+def test_models_and_exponents_exclude_noisy_times():
+    rows = rows_with_times({"resnet50": 1.0}, image_size=32, **{"pass": "training"})
+    rows += [Row(rows[0].sizes, "lambdanets CCCL", seconds=[1.0, 1.0, 4.0, 4.0])]
+    entries = {entry["candidate"]: entry for entry in KINDS["model"].aggregate(rows)}
+    assert entries["resnet50"]["throughput_relative_to_resnet50"] == 1.0
+    assert entries["lambdanets CCCL"]["throughput_relative_to_resnet50"] is None
+    points = [Row({"setting": "map", "pass": "x", "n": n}, "a", seconds=[1.0, 1.0, 4.0]) for n in (16, 64)]
+    assert KINDS["scaling"].aggregate(points) == []

@@ -1,0 +1,110 @@
+"""Incorrect candidates are not measured, and a failing candidate does not affect the others."""
+
+import pytest
+import torch
+
+from lambdanets_lab.benchmark.measurement import (
+    NOT_REACHED,
+    Candidate,
+    Case,
+    MeasureOptions,
+    Prepared,
+    measure_case,
+    measurement_settings,
+    prepare_module,
+)
+from lambdanets_lab.benchmark.peers import Skipped
+from lambdanets_lab.benchmark.reference import Error, compute_expected, reference_copy
+
+TIMING = MeasureOptions(torch.device("cpu"), time=True, repeats=3, seconds=600.0)
+
+
+def candidate(name, error=0.0, ran_names=None, run=None):
+    """A candidate with this error. ran_names: list to which each run appends the name."""
+
+    def prepare():
+        return Prepared(
+            run or (lambda: None if ran_names is None else ran_names.append(name)),
+            lambda: {"output": Error(error, 1e-4)},
+            lambda: None,
+        )
+
+    return Candidate(name, prepare)
+
+
+def failing_candidate(name, error):
+    """A candidate whose builder raises."""
+
+    def prepare():
+        raise error
+
+    return Candidate(name, prepare)
+
+
+def test_incorrect_candidate_is_not_timed():
+    ran_names = []
+    rows = measure_case(Case({}, [candidate("right", 1e-6), candidate("wrong", 0.2, ran_names)]), [], TIMING)
+    assert ran_names == ["wrong"]
+    assert len(rows[0].seconds) >= 3
+    assert rows[1].seconds == []
+    assert rows[1].skip_reason.startswith("wrong: output has a relative error of 2.0e-01")
+
+
+def test_candidate_with_nan_output_is_incorrect():
+    (row,) = measure_case(Case({}, [candidate("nan", float("nan"))]), [], TIMING)
+    assert row.skip_reason.startswith("wrong")
+
+
+def test_failing_candidates_are_skipped_and_the_others_timed():
+    case = Case(
+        {},
+        [
+            failing_candidate("a", Skipped("not installed")),
+            failing_candidate("b", RuntimeError("no\nkernel")),
+            candidate("c"),
+        ],
+    )
+    rows = measure_case(case, [], TIMING)
+    assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", None]
+    assert [len(row.seconds) >= 3 for row in rows] == [False, False, True]
+
+
+def test_interrupted_case_is_marked_as_not_reached():
+    calls = iter(range(5))  # one check, two warm-up runs, two timed runs
+
+    def run():
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+
+    rows = []
+    with pytest.raises(KeyboardInterrupt):
+        measure_case(Case({}, [candidate("a", run=run)]), rows, TIMING)
+    assert (len(rows[0].seconds), rows[0].skip_reason) == (2, NOT_REACHED)
+    with pytest.raises(KeyboardInterrupt):
+        measure_case(Case({}, [candidate("a"), candidate("b", run=run)]), rows, TIMING)
+    assert [row.skip_reason for row in rows] == [NOT_REACHED] * 3
+
+
+def test_peak_memory_excludes_gradients_of_earlier_runs():
+    torch.manual_seed(0)
+    module, x = torch.nn.Conv2d(4, 4, 1, bias=False), torch.randn(1, 4, 16, 16)
+    gradient = torch.randn_like(x)
+    prepared = prepare_module(module, x, gradient, lambda: compute_expected(reference_copy(module), x, gradient))
+    options = MeasureOptions(torch.device("cpu"), memory=True)
+    rows = measure_case(Case({}, [Candidate("a", lambda: prepared), Candidate("b", lambda: prepared)]), [], options)
+    assert rows[0].peak_bytes == rows[1].peak_bytes >= 2 * x.nbytes  # output and input gradient
+    assert rows[0].errors.keys() == {"output", "input gradient"}
+
+
+def test_threads_and_precision_are_restored():
+    before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    with measurement_settings(threads=before[0] + 1):
+        assert torch.get_num_threads() == before[0] + 1
+        assert not torch.backends.cudnn.allow_tf32
+    assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_allocator_errors_are_reported_as_out_of_memory():
+    message = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried ..."
+    (row,) = measure_case(Case({}, [failing_candidate("a", RuntimeError(message))]), [], TIMING)
+    assert row.skip_reason == "out of memory"

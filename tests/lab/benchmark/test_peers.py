@@ -1,0 +1,44 @@
+"""Other packages' layers with our weights give the same outputs as ours; missing packages are skipped."""
+
+import pytest
+import torch
+
+from lambdanets import LambdaLayer2d
+from lambdanets_lab.benchmark import peers
+from lambdanets_lab.benchmark.reference import relative_error
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+@pytest.mark.parametrize(("training", "stride"), [(True, 1), (False, 1), (True, 2)])
+def test_peer_with_our_weights_equals_ours(name, training, stride):
+    if peers.installed_version(peers.PEERS[name].package) is None:
+        pytest.skip(f"{name} is not installed")
+    torch.manual_seed(0)
+    layer = LambdaLayer2d(16, query_depth=4, heads=2, scope=5, stride=stride, dtype=torch.float64).train(training)
+    layer.query_norm.running_var.mul_(2)
+    theirs = peers.build_peer(name, layer)
+    x = torch.randn(2, 16, 6, 7, dtype=torch.float64)
+    expected, actual = layer(x), theirs(x)
+    assert relative_error(actual, expected) < 1e-12
+    if stride == 1:
+        gradient = torch.randn_like(expected)
+        expected.backward(gradient)
+        actual.backward(gradient)
+        assert relative_error(peers.PEERS[name].grad_table(theirs, heads=2), layer.embedding.table.grad) < 1e-12
+
+
+def test_missing_peer_is_skipped_with_the_pip_command(monkeypatch):
+    monkeypatch.setattr(peers, "installed_version", lambda package: None)
+    with pytest.raises(peers.Skipped, match="not installed; pip install lambda-networks"):
+        peers.build_peer("lambda-networks", LambdaLayer2d(16))
+
+
+def test_peer_that_fails_to_import_is_skipped_with_the_reason(monkeypatch):
+    monkeypatch.setattr(peers, "installed_version", lambda package: "1.0")
+
+    def fail_to_import(name):
+        raise ImportError("libnothing.so")
+
+    monkeypatch.setattr(peers.importlib, "import_module", fail_to_import)
+    with pytest.raises(peers.Skipped, match=r"cannot be imported: libnothing\.so"):
+        peers.build_peer("pylocron", LambdaLayer2d(16))

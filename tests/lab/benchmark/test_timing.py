@@ -1,0 +1,123 @@
+"""Interleaved timing of candidates, and its statistics."""
+
+import itertools
+
+import pytest
+
+from lambdanets.timing import (
+    MAX_EXTRA_PASSES,
+    MIN_REPEATS,
+    fit_exponent,
+    is_noisy,
+    summarize,
+    time_interleaved,
+)
+
+
+class Clock:
+    """A fake clock that only the runs advance."""
+
+    def __init__(self):
+        self.now, self.order = 0.0, []
+
+    def run(self, name, seconds):
+        def work():
+            self.order.append(name)
+            self.now += seconds
+
+        return work
+
+
+def time_runs(durations, repeats=6, seconds=100.0):
+    clock = Clock()
+    runs = {name: clock.run(name, duration) for name, duration in durations.items()}
+    samples = {name: [] for name in durations}
+    time_interleaved(runs, samples, repeats=repeats, seconds=seconds, clock=lambda: clock.now)
+    return clock.order[2 * len(durations) :], samples  # without the warm-up runs
+
+
+def test_every_candidate_runs_once_per_round():
+    order, samples = time_runs({"a": 1.0, "b": 2.0, "c": 3.0})
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert [sorted(names) for names in rounds] == [["a", "b", "c"]] * 6
+    assert samples == {"a": [1.0] * 6, "b": [2.0] * 6, "c": [3.0] * 6}
+
+
+def test_order_differs_between_rounds():
+    order, _ = time_runs({"a": 1.0, "b": 1.0, "c": 1.0})
+    assert len({tuple(order[i : i + 3]) for i in range(0, len(order), 3)}) > 1
+
+
+def test_slow_candidate_gets_fewer_evenly_spread_runs():
+    order, samples = time_runs({"fast": 1.0, "slow": 50.0}, repeats=30, seconds=250.0)
+    assert len(samples["slow"]) == 5
+    assert len(samples["fast"]) == 30
+    gaps = "".join("s" if name == "slow" else "f" for name in order).strip("f").split("s")
+    assert max(len(gap) for gap in gaps) <= 8
+
+
+def test_slowest_candidate_gets_the_minimum_of_runs():
+    _, samples = time_runs({"slow": 50.0}, seconds=1.0)
+    assert len(samples["slow"]) == MIN_REPEATS
+
+
+def test_interruption_keeps_the_samples():
+    clock = Clock()
+    samples = {"a": []}
+    runs = iter([1.0] * 5)
+
+    def work():
+        try:
+            clock.now += next(runs)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    with pytest.raises(KeyboardInterrupt):
+        time_interleaved({"a": work}, samples, repeats=10, seconds=100.0, clock=lambda: clock.now)
+    assert samples["a"] == [1.0] * 3
+
+
+def test_summary_has_median_and_quartiles():
+    assert summarize([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 2.0, 4.0)
+    assert summarize([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_fits_the_exponent_of_a_power_law():
+    sizes = [64, 256, 1024]
+    assert fit_exponent(sizes, [3e-6 * n**1.5 for n in sizes]) == pytest.approx(1.5)
+    assert fit_exponent([64], [1.0]) is None
+
+
+def test_noisy_candidates_are_timed_again():
+    clock = Clock()
+    durations = iter([1.0, 1.0, *[1.0, 9.0] * 2, *[1.0] * 100])  # warm-up, four noisy runs, then stable ones
+
+    def work():
+        clock.now += next(durations)
+
+    samples = {"a": [], "b": []}
+    time_interleaved({"a": work, "b": clock.run("b", 1.0)}, samples, repeats=4, seconds=100.0, clock=lambda: clock.now)
+    assert len(samples["a"]) == 12
+    assert not is_noisy(samples["a"])
+    assert len(samples["b"]) == 4
+
+
+def test_extra_passes_are_bounded():
+    clock = Clock()
+    durations = itertools.cycle([1.0, 2.0])
+
+    def work():
+        clock.now += next(durations)
+
+    samples = {"a": []}
+    time_interleaved({"a": work}, samples, repeats=6, seconds=100.0, clock=lambda: clock.now)
+    assert len(samples["a"]) == 6 * (1 + MAX_EXTRA_PASSES)
+    assert is_noisy(samples["a"])
+
+
+@pytest.mark.parametrize(
+    ("samples", "noisy"),
+    [([1.0, 1.2, 1.4], False), ([1.0, 2.0, 3.0], True), ([1.0, 9.0], False), ([1.0] * 9 + [50.0], False)],
+)
+def test_samples_with_a_large_interquartile_range_are_noisy(samples, noisy):
+    assert is_noisy(samples) == noisy

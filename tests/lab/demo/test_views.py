@@ -1,0 +1,104 @@
+"""What the page shows equals what the commands and Python functions return."""
+
+import base64
+import csv
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import lambdanets as ln
+from lambdanets.errors import InputError
+from lambdanets.inference.detection_figures import MIN_SCORE
+from lambdanets.inference.label_images import COLUMNS
+from lambdanets_lab.demo.examples import example_images
+from lambdanets_lab.demo.views import attention_maps, predict_image
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return ln.load("digits")
+
+
+@pytest.fixture(scope="module")
+def prediction(digits):
+    image, caption = example_images(digits)[0]
+    return predict_image(digits, image, caption)
+
+
+@pytest.fixture(scope="module")
+def detector(trained_detector):
+    return ln.load(trained_detector / "run")
+
+
+def decode(url):
+    return base64.b64decode(url.partition(",")[2])
+
+
+def test_examples_of_digits_are_classified_as_by_predict(digits):
+    for image, caption in example_images(digits):
+        summary = predict_image(digits, image, caption).summary
+        assert [(bar["name"], bar["value"]) for bar in summary["bars"]] == digits.predict(image)[0].top(5)
+        assert summary["headline"].startswith(f"Class {caption.removeprefix('digit ')}, with probability ")
+
+
+def test_counted_objects_are_those_of_the_table_and_the_label_image(detector):
+    image, caption = example_images(detector)[0]
+    summary = predict_image(detector, image, caption).summary
+    expected = detector.predict(image)[0].above(MIN_SCORE)
+    labels = np.asarray(Image.open(io.BytesIO(decode(summary["files"]["labels.png"]))))
+    header, *table = csv.reader(io.StringIO(decode(summary["files"]["objects.csv"]).decode()))
+    assert tuple(header) == COLUMNS
+    assert {float(row[3]) for row in table} <= {round(score, 4) for score in expected.scores.tolist()}
+    assert 0 < labels.max() == len(table) == len(summary["rows"]) <= len(expected)
+    assert summary["headline"].startswith(f"{len(table)} object")
+
+
+def test_segmented_pixels_are_those_of_predict(trained_segmenter):
+    segmenter = ln.load(trained_segmenter / "run")
+    image, caption = example_images(segmenter)[0]
+    summary = predict_image(segmenter, image, caption).summary
+    expected = segmenter.predict(image)[0]
+    np.testing.assert_array_equal(
+        np.asarray(Image.open(io.BytesIO(decode(summary["files"]["classes.png"])))), expected.labels
+    )
+    for bar, (name, pixels) in zip(summary["bars"], expected.pixels, strict=True):
+        assert (bar["name"], bar["value"]) == (name, pixels / expected.labels.numel())
+    assert summary["layers"] == []
+
+
+def test_maps_have_the_numbers_of_explain(digits, prediction):
+    layer = prediction.summary["layers"][0]["name"]
+    texts = attention_maps(prediction, layer, 1, (3, 5))["texts"]
+    explanation = ln.explain(digits, prediction.image)
+    attention = explanation.attention_map(layer, (3, 5))
+    assert texts["largest-content"] == f"{attention.content[1].abs().max():.2g}"
+    assert texts["largest-position"] == f"{attention.position[1].abs().max():.2g}"
+    assert texts["high"] == max(texts["largest-content"], texts["largest-position"], key=float).join(("+", ""))
+    assert texts["position"] == f"{round(100 * float(explanation.position_share(layer)[attention.at]))}%"
+
+
+def test_maps_differ_between_layers_heads_and_positions(prediction):
+    layers = [row["name"] for row in prediction.summary["layers"]]
+    choices = ((layers[0], 0, (1, 1)), (layers[0], 1, (1, 1)), (layers[0], 0, (6, 6)), (layers[1], 0, (1, 1)))
+    assert len({attention_maps(prediction, *choice)["maps"]["position"] for choice in choices}) == 4
+
+
+def test_unknown_layer_and_head_are_rejected(prediction):
+    layer = prediction.summary["layers"][0]["name"]
+    for choice, message in (
+        (("nothing", 0, (0, 0)), "layer must be one of"),
+        ((layer, 99, (0, 0)), "head must be an integer, at least 0 and at most 3, got 99"),
+        ((layer, 0, (8, 0)), "at must be a pixel of the image"),
+    ):
+        with pytest.raises(InputError, match=message):
+            attention_maps(prediction, *choice)
+
+
+def test_model_without_lambda_layers_has_no_maps(digits):
+    network = ln.create_model("resnet20_mixer_small", num_classes=10, in_chans=1, mixer="convolution").eval()
+    prediction = predict_image(dataclasses.replace(digits, model=network), Image.new("L", (8, 8)), "black")
+    assert len(prediction.summary["bars"]) == 5
+    assert prediction.summary["layers"] == []

@@ -1,0 +1,157 @@
+"""Attention maps reproduce the output of every layer, and equal the gradient of the output with respect to values."""
+
+import pytest
+import torch
+from torch import nn
+
+import lambdanets as ln
+from lambdanets.layers import DenseEmbedding, EdgeEmbedding
+from lambdanets_lab.explain.attention import compute_attention_map, shared_keys
+
+MAPS = {
+    "local": (ln.LambdaLayer2d, {"scope": 5}, (6, 9)),
+    "global": (ln.LambdaLayer2d, {"scope": None, "grid": (6, 9)}, (6, 9)),
+    "smaller grid": (ln.LambdaLayer2d, {"scope": None, "grid": (3, 4)}, (6, 9)),
+    "strided": (ln.LambdaLayer2d, {"scope": 5, "stride": 2}, (7, 6)),
+    "stride 3": (ln.LambdaLayer2d, {"scope": 3, "stride": 3}, (7, 11)),
+    "own pool": (ln.LambdaLayer2d, {"stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True)}, (7, 6)),
+    "pool that counts padding": (ln.LambdaLayer2d, {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)}, (7, 6)),
+    "dilated": (ln.LambdaLayer2d, {"scope": 5, "dilation": 3}, (11, 8)),
+    "causal": (ln.LambdaLayer2d, {"scope": 5, "causal": True}, (5, 6)),
+    "causal, L2 keys": (ln.LambdaLayer2d, {"scope": 5, "causal": True, "normalize_keys": "l2"}, (5, 6)),
+    "multi-head": (ln.LambdaLayer2d, {"scope": 5, "multi_head": True}, (6, 7)),
+    "multi-head, bias, u = 2": (
+        ln.LambdaLayer2d,
+        {"scope": 5, "multi_head": True, "position_bias": True, "intra_depth": 2},
+        (6, 7),
+    ),
+    "u = 3": (ln.LambdaLayer2d, {"scope": 5, "intra_depth": 3}, (6, 7)),
+    "u = 3, causal, sequence": (ln.LambdaLayer1d, {"scope": 5, "intra_depth": 3, "causal": True}, (9,)),
+    "position bias": (ln.LambdaLayer2d, {"scope": 5, "position_bias": True, "stride": 2}, (6, 7)),
+    "content only": (ln.LambdaLayer2d, {"position": False}, (6, 7)),
+    "position only": (ln.LambdaLayer2d, {"content": False, "scope": 3}, (6, 7)),
+    "unnormalized keys, softmax queries": (
+        ln.LambdaLayer2d,
+        {"scope": 3, "normalize_keys": None, "normalize_queries": "softmax"},
+        (6, 7),
+    ),
+    "dense embedding": (ln.LambdaLayer2d, {"embedding": DenseEmbedding(42, 42, 16)}, (6, 7)),
+    "sequence": (ln.LambdaLayer1d, {"scope": 7, "stride": 2}, (13,)),
+    "volume": (ln.LambdaLayer3d, {"scope": 3, "stride": 2}, (3, 5, 4)),
+}
+
+
+def make_layer(layer_type, options):
+    torch.manual_seed(0)
+    layer = layer_type(8, **options).double().eval()
+    with torch.no_grad():
+        for name, tensor in layer.state_dict().items():
+            if "norm" in name and tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5)
+        if layer.position_bias is not None:
+            layer.position_bias.normal_()
+    return layer
+
+
+def assert_reproduces(layer, inputs, output, positions, index):
+    """Compare maps with the output, and a head's map with the gradient of its output with respect to the values."""
+    for position in positions:
+        attention = compute_attention_map(layer, inputs, position, "layer")
+        expected = output[index(position)]
+        torch.testing.assert_close(attention.output(), expected, rtol=1e-10, atol=1e-10)
+        values = inputs.values.detach().requires_grad_()
+        result = layer.finish(layer.interact(inputs._replace(values=values)), inputs)[index(position)]
+        v, heads = layer.value_depth, layer.heads
+        (gradient,) = torch.autograd.grad(result[(heads - 1) * v + 1], values)
+        gradient = gradient[0, -1] if layer.multi_head else gradient[0]  # (m, v[, u])
+        weights = attention.total[-1].flatten(0, len(position) - 1)
+        torch.testing.assert_close(weights, gradient[:, 1], rtol=1e-10, atol=1e-10)
+
+
+def sample_positions(sides):
+    return [tuple(side - 1 for side in sides), (0,) * len(sides), tuple(side // 2 for side in sides)]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("case", MAPS)
+def test_map_reproduces_the_output_of_map_layers(case, masked):
+    layer_type, options, sides = MAPS[case]
+    layer = make_layer(layer_type, options)
+    x, mask = torch.randn(2, 8, *sides, dtype=torch.float64), None
+    if masked:
+        mask = torch.rand(2, *sides) > 0.3
+        mask[0, (-1,) * len(sides)] = False
+    inputs = layer.prepare(x, mask)
+    output = layer(x, mask)
+    assert_reproduces(
+        layer, inputs, output, sample_positions(output.shape[2:]), lambda position: (0, slice(None), *position)
+    )
+
+
+TOKENS = {
+    "self": {},
+    "causal": {"causal": True},
+    "u = 2, multi-head": {"intra_depth": 2, "multi_head": True},
+    "L2 keys": {"normalize_keys": "l2"},
+}
+
+
+@pytest.mark.parametrize("mask", [None, "padding", "pairs", "pairs of each example"])
+@pytest.mark.parametrize("case", TOKENS)
+def test_map_reproduces_the_output_of_token_layers(case, mask):
+    options = TOKENS[case]
+    heads = 4 if options.get("multi_head") else None
+    embedding = ln.RelativeEmbedding((7,), 16, options.get("intra_depth", 1), heads=heads)
+    layer = make_layer(ln.LambdaLayer, {"embedding": embedding, **options})
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    shapes = {None: None, "padding": (2, 1, 9), "pairs": (9, 9), "pairs of each example": (2, 9, 9)}
+    masks = None if mask is None else torch.rand(shapes[mask]) > 0.4
+    inputs, output = layer.prepare(x, mask=masks), layer(x, mask=masks)
+    assert_reproduces(layer, inputs, output, [(0,), (4,), (8,)], lambda position: (0, *position))
+
+
+@pytest.mark.parametrize("mask", [None, (2, 1, 7), (5, 7)])
+def test_map_reproduces_the_output_with_a_context(mask):
+    layer = make_layer(ln.LambdaLayer, {"embedding": DenseEmbedding(5, 7, 16), "dim_context": 6})
+    x, context = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
+    mask = None if mask is None else torch.rand(mask) > 0.3
+    inputs, output = layer.prepare(x, context, mask=mask), layer(x, context, mask=mask)
+    assert_reproduces(layer, inputs, output, [(0,), (4,)], lambda position: (0, *position))
+    assert compute_attention_map(layer, inputs, (0,), "layer").content.shape == (4, 7)
+
+
+def test_map_reproduces_the_output_on_graphs():
+    edges = torch.tensor([[0, 0, 1], [0, 2, 1], [1, 0, 2]])
+    embeddings = EdgeEmbedding(2, 16).double()(edges, torch.tensor([0, 1, 1]), (2, 3, 3))
+    layer = make_layer(ln.LambdaLayer, {})
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    inputs, output = layer.prepare(x, embeddings=embeddings), layer(x, embeddings=embeddings)
+    assert_reproduces(layer, inputs, output, [(0,), (1,), (2,)], lambda position: (0, *position))
+
+
+def test_excluded_values_may_be_nan():
+    layer = make_layer(ln.LambdaLayer, {"position": False})
+    x = torch.randn(1, 4, 8, dtype=torch.float64)
+    x[0, 3] = torch.nan
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[:, 3] = False
+    output = compute_attention_map(layer, layer.prepare(x, mask=mask), (1,), "layer").output()
+    torch.testing.assert_close(output, layer(x, mask=mask)[0, 1], rtol=1e-10, atol=1e-10)
+
+
+def test_bfloat16_maps_are_computed_in_float32():
+    layer = make_layer(ln.LambdaLayer2d, {"scope": 3}).bfloat16()
+    x = torch.randn(1, 8, 5, 6).bfloat16()
+    attention = compute_attention_map(layer, layer.prepare(x), (2, 3), "layer")
+    assert attention.total.dtype == torch.float32
+    torch.testing.assert_close(attention.output(), layer(x)[0, :, 2, 3].float(), rtol=0.02, atol=0.02)
+
+
+def test_shared_keys_are_normalized_over_the_positions():
+    layer = make_layer(ln.LambdaLayer2d, {"scope": 3, "intra_depth": 2})
+    mask = torch.ones(1, 5, 6, dtype=torch.bool)
+    mask[0, 4] = False
+    keys = shared_keys(layer, layer.prepare(torch.randn(1, 8, 5, 6, dtype=torch.float64), mask))
+    assert keys.shape == (5, 6, 16, 2)
+    assert not keys[4].any()
+    torch.testing.assert_close(keys.sum((0, 1)), torch.ones(16, 2, dtype=torch.float64))

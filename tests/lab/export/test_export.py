@@ -1,0 +1,300 @@
+"""`lambdanets.export` and `lambdanets export`."""
+
+import json
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import aoti_load_package
+
+import lambdanets as ln
+from lab.export.shallow_resnet import shallow_lambda_resnet
+from lambdanets.cli import main
+from lambdanets.errors import InputError
+from lambdanets_lab.export.graphs import zero_norm_weights
+from lambdanets_lab.export.runtimes import RUNTIMES, Onnx, Pt2
+from training.teachers import RECIPE, write_teacher
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+openvino = pytest.importorskip("openvino", reason="openvino is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), ln.LambdaLayer2d(8)).eval()
+
+
+def file_names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+FILES = {"onnx": ["m.onnx"], "openvino": ["m.bin", "m.xml"], "pt2": ["m.pt2"], "aoti": ["m.pt2"]}
+
+
+def read_metadata(file_format, path):
+    if file_format == "onnx":
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        text = session.get_modelmeta().custom_metadata_map["lambdanets"]
+    elif file_format == "openvino":
+        text = openvino.Core().read_model(path).get_rt_info(["lambdanets"]).astype(str)
+    elif file_format == "pt2":
+        files = {"lambdanets.json": ""}
+        torch.export.load(path, extra_files=files)
+        text = files["lambdanets.json"]
+    else:
+        text = aoti_load_package(str(path)).get_metadata()["lambdanets"]
+    return json.loads(text)
+
+
+# dynamic ONNX and OpenVINO files are tested below, with whole networks, and in the tests of layers and detectors
+@pytest.mark.parametrize(
+    ("file_format", "dynamic"), [("onnx", False), ("openvino", False), ("pt2", False), ("pt2", True), ("aoti", True)]
+)
+def test_exported_network_and_its_metadata_equal_those_of_pytorch(file_format, dynamic, network, tmp_path):
+    names = FILES[file_format]
+    if file_format == "aoti":  # with a stride, PyTorch simplifies expressions of the sizes for 40 s
+        network[0].stride = (1, 1)
+    exported = ln.export(network, tmp_path / names[-1], to=file_format, image_size=(24, 36), dynamic=dynamic)
+    assert file_names(tmp_path) == names
+    assert len(exported.errors) == (3 if dynamic else 1)
+    assert max(exported.errors.values()) < 1e-4
+    images = torch.randn(2, 3, 31, 33) if dynamic else torch.randn(1, 3, 24, 36)
+    (output,) = RUNTIMES[file_format].open(exported.path)(images)
+    with torch.no_grad():
+        torch.testing.assert_close(output, network(images), rtol=1e-3, atol=1e-3)
+    assert read_metadata(file_format, exported.path) == {
+        "images": [1, 3, 24, 36],
+        "dynamic": dynamic,
+        "outputs": ["output"],
+    }
+
+
+# test_int8.py tests this for a classifier in ONNX
+def test_exported_feature_maps_of_a_lambda_resnet_accept_any_size(tmp_path):
+    torch.manual_seed(0)
+    network = shallow_lambda_resnet(features_only=True, out_indices=(1, 4), zero_init_last=False).eval()
+    assert not zero_norm_weights(network)
+    exported = ln.export(network, tmp_path / "m.xml", to="openvino", image_size=32, dynamic=True)
+    assert max(exported.errors.values()) < 1e-4
+    assert any(side % 2 for shape in exported.errors for side in shape[2:])
+    images = torch.randn(1, 3, 40, 23)
+    with torch.no_grad():
+        for actual, expected in zip(exported.run(images), network(images), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_onnx_file_of_a_classifier_has_classes_and_preprocessing(tmp_path):
+    weights = write_teacher(tmp_path / "teacher", recipe=replace(RECIPE, model=shallow_lambda_resnet.__name__))
+    classifier = ln.load(weights, device="cpu")
+    ln.export(weights, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["lambdanets"])
+    assert tuple(metadata["classes"]) == classifier.classes
+    assert metadata["preprocessing"]["image_size"] == classifier.card.preprocessing.image_size
+    assert [output.name for output in session.get_outputs()] == ["logits"]
+    assert metadata["images"] == session.get_inputs()[0].shape
+
+
+def test_warns_if_zero_initialized_norms_hide_layers(tmp_path):
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    nn.init.zeros_(network[1].weight)
+    with pytest.warns(UserWarning, match="norms are zero-initialized"):
+        exported = ln.export(network, tmp_path / "m.pt2", to="pt2", image_size=16)
+    assert exported.path.exists()
+
+
+def test_file_with_one_wrong_lambda_layer_is_not_kept(tmp_path, monkeypatch):
+    network = shallow_lambda_resnet(zero_init_last=False).eval()
+    open_file = Pt2.open
+
+    def open_with_wrong_layer(runtime, path):
+        def run(images):
+            last = [m for m in network.modules() if isinstance(m, ln.LambdaLayer2d)][-1]
+            hook = last.register_forward_hook(lambda layer, inputs, output: output + 0.1 * output.std())
+            with torch.no_grad():
+                outputs = [network(images)]
+            hook.remove()
+            return outputs
+
+        open_file(runtime, path)
+        return run
+
+    monkeypatch.setattr(Pt2, "open", open_with_wrong_layer)
+    with pytest.raises(InputError, match="must have a relative difference from PyTorch of at most"):
+        ln.export(network, tmp_path / "m.pt2", to="pt2", image_size=16)
+    assert file_names(tmp_path) == []
+
+
+class EvenSides(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 3, 3, stride=2, padding=1)
+
+    def forward(self, images):
+        return self.convolution(images) + nn.functional.avg_pool2d(
+            images, 2
+        )  # they round odd sides up and down, respectively
+
+
+def test_network_that_raises_at_odd_sizes_is_compared_at_multiples_of_32(tmp_path):
+    exported = ln.export(EvenSides(), tmp_path / "m.pt2", to="pt2", image_size=(64, 96), dynamic=True)
+    assert {side % 32 for shape in exported.errors for side in shape[2:]} == {0}
+
+
+class NotExportable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 1)
+
+    def forward(self, images):
+        return self.convolution(images) if images.sum() >= 0 else images
+
+
+class WithOutputs(nn.Module):
+    """A convolution whose feature map a function converts to the outputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 1)
+        self.function = function
+
+    def forward(self, images):
+        return self.function(self.convolution(images))
+
+
+def test_integer_and_boolean_outputs_are_compared(tmp_path):
+    network = WithOutputs(lambda x: {"class": x.argmax(1), "positive": x > 0})
+    exported = ln.export(network, tmp_path / "m.onnx", image_size=8)
+    assert exported.graph.outputs == ("class", "positive")
+    assert set(exported.errors.values()) == {0.0}
+    assert exported.graph.error([torch.zeros(2, 2), torch.ones(4)], [torch.ones(2, 2), torch.ones(4)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("make_model", "name", "options", "message"),
+    [
+        (
+            lambda network: network,
+            "m.onnx",
+            {"to": "tensorrt"},
+            "to must be one of onnx, openvino, pt2, aoti, got 'tensorrt'",
+        ),
+        (lambda network: network, "m.pt", {}, "path must end in .onnx for onnx"),
+        (lambda network: network, "m.onnx", {"batch_size": 0}, "batch_size must be"),
+        (lambda network: network, "m.onnx", {"image_size": (1, 2, 3)}, "image_size must be a side or"),
+        (lambda network: network, "m.onnx", {"image_size": 0}, "image_size must be"),
+        (lambda network: 3, "m.onnx", {}, "model must be a classifier, a detector or a network, got int"),
+        (lambda network: "missing.safetensors", "m.onnx", {}, "missing.safetensors"),
+        (lambda network: nn.Linear(3, 3), "m.onnx", {"image_size": 8}, "without convolutions"),
+        (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
+        (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),
+        (lambda network: network, "m.onnx", {"image_size": 3.5}, "image_size must be a side or"),
+        (lambda network: nn.Conv2d(3, 3, 9), "m.onnx", {"image_size": 8}, "model must run on float32 images"),
+        (
+            lambda network: WithOutputs(lambda x: (x, None)),
+            "m.onnx",
+            {},
+            "sequence or mapping of tensors, got NoneType",
+        ),
+        (lambda network: WithOutputs(lambda x: [x, [x]]), "m.onnx", {}, "sequence or mapping of tensors, got list"),
+        (lambda network: WithOutputs(lambda x: None), "m.onnx", {}, "sequence or mapping of tensors, got NoneType"),
+        (lambda network: WithOutputs(lambda x: ()), "m.onnx", {}, "sequence or mapping of tensors, got none"),
+        (lambda network: WithOutputs(lambda x: {"images": x}), "m.onnx", {}, "names of the outputs must differ"),
+        (lambda network: WithOutputs(lambda x: {1: x, "1": x}), "m.onnx", {}, "names of the outputs must differ"),
+        (lambda network: WithOutputs(lambda x: x / 0), "m.onnx", {}, "outputs of the model must be finite"),
+        (lambda network: WithOutputs(torch.rand_like), "m.onnx", {}, "model must be deterministic"),
+    ],
+)
+def test_invalid_arguments_are_one_line_errors_without_a_file(make_model, name, options, message, network, tmp_path):
+    with pytest.raises(InputError, match=message) as raised:
+        ln.export(make_model(network), tmp_path / name, **{"image_size": 16} | options)
+    assert "\n" not in str(raised.value)
+    assert file_names(tmp_path) == []
+
+
+def test_file_that_the_runtime_cannot_run_is_not_kept(tmp_path, monkeypatch):
+    def fail(runtime, path):
+        raise RuntimeError("no implementation\nfor Conv")
+
+    monkeypatch.setattr(Onnx, "open", fail)
+    with pytest.raises(InputError, match="ONNX Runtime cannot run the exported model on images of shape") as raised:
+        ln.export(nn.Conv2d(3, 4, 1), tmp_path / "new" / "folders" / "m.onnx", image_size=16)
+    assert "\n" not in str(raised.value)
+    assert file_names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "nan")])
+def test_file_with_wrong_outputs_is_not_kept(factor, error, tmp_path, monkeypatch):
+    open_file = Onnx().open
+
+    def open_with_error(runtime, path):
+        run = open_file(path)
+        return lambda images: [factor * output for output in run(images)]
+
+    monkeypatch.setattr(Onnx, "open", open_with_error)
+    with pytest.raises(
+        InputError, match=f"outputs of ONNX Runtime must have a relative difference .* got {error} for images of shape"
+    ):
+        ln.export(nn.Conv2d(3, 4, 1), tmp_path / "m.onnx", image_size=16)
+    assert file_names(tmp_path) == []
+
+
+@pytest.mark.parametrize("file_format", ["openvino", "onnx", "pt2"])
+def test_full_disk_error_names_the_file(file_format, tmp_path):
+    path = tmp_path / f"m{RUNTIMES[file_format].suffix}"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # Python ignores SIGXFSZ
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            ln.export(nn.Conv2d(3, 512, 7), path, to=file_format, image_size=16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.filename == str(path)
+    assert file_names(tmp_path) == []
+
+
+def test_missing_compiler_is_a_one_line_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("missing-compiler",))
+    with pytest.raises(InputError, match="cannot be compiled by AOTInductor with a C") as raised:
+        ln.export(nn.Conv2d(3, 4, 1), tmp_path / "files" / "m.pt2", to="aoti", image_size=20)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "files").exists()
+
+
+def test_does_not_overwrite_a_file(network, tmp_path):
+    (tmp_path / "m.bin").write_text("weights")
+    with pytest.raises(InputError, match=r"m\.bin exists"):
+        ln.export(network, tmp_path / "m.xml", to="openvino", image_size=16)
+    assert (tmp_path / "m.bin").read_text() == "weights"
+
+
+def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("lambda_resnet20_small").mkdir()  # a folder without weights is not the model
+    command = "export lambda_resnet20_small --image-size 16 20 --seconds 0.1"
+    assert main(command.split()) == 0
+    output = capsys.readouterr().out
+    assert "images 1 x 3 x 16 x 20: relative difference" in output
+    assert "ONNX Runtime" in output
+    assert "model.onnx: " in output
+    assert b"site-packages" not in Path("model.onnx").read_bytes()  # no paths of this machine
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
+    assert main(command.split()) == 2
+    assert main(["export", "unknown_model"]) == 2
+    assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
+    assert main(["export", "missing/run", "--out", "other.onnx"]) == 2
+    assert main(["export", "lambda_resnet20_small", "--out", "other.pt"]) == 2
+    assert main(["export", "lambda_resnet20_small", "--to", "openvino", "--int8", "images", "--dynamic"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 6
+    assert "dynamic must be False for int8 with openvino" in errors[5]
+    assert "missing/run" in errors[3]
+    assert "--out must end in .onnx for --to onnx" in errors[4]
+    assert "model.onnx exists" in errors[0]
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]

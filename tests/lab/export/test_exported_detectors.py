@@ -1,0 +1,124 @@
+"""Export of detectors: the file detects the objects that Mask R-CNN detects."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lambdanets as ln
+from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.image_search import list_images
+from lambdanets.data.images import read_image
+from lambdanets.errors import InputError
+from lambdanets_lab.export.graphs import missing_objects
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+pytest.importorskip("openvino", reason="openvino is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+
+@pytest.fixture
+def scattered_digits(exported_detector):
+    return [image_to_tensor(read_image(path))[None] for path in list_images(exported_detector.images).paths]
+
+
+def assert_same_objects(exported, images):
+    count = 0
+    for image in images:
+        expected = exported.graph.run_pytorch(image)
+        assert missing_objects(exported.run(image), expected) == 0
+        count += len(expected[0])
+    assert count >= 10 * len(images)
+
+
+def test_onnx_detector_of_any_size_detects_the_same_objects(exported_detector, scattered_digits):
+    exported = exported_detector.exported
+    assert len({shape[2:] for shape in exported.errors}) == 3
+    assert_same_objects(exported, scattered_digits)
+    assert_same_objects(exported, [nn.functional.interpolate(image, (77, 130)) for image in scattered_digits])
+    session = onnxruntime.InferenceSession(exported.path, providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["boxes", "labels", "scores", "masks"]
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["lambdanets"])
+    assert tuple(metadata["classes"]) == exported_detector.detector.classes
+    assert metadata["images"] == [1, 3, 96, 96]
+
+
+class ColorPyramid(nn.Module):
+    """A backbone whose export is fast: 1x1 convolutions of average-pooled images."""
+
+    hide_padding = True
+
+    def __init__(self, strides, channels):
+        super().__init__()
+        self.strides, self.out_channels = strides, channels
+        self.convolution = nn.Conv2d(3, channels, 1)
+
+    def forward(self, images, sizes=None):
+        pooled = [nn.functional.avg_pool2d(images, stride, ceil_mode=True) for stride in self.strides]
+        return {str(level): self.convolution(x) for level, x in enumerate(pooled)}
+
+
+def test_exported_detector_may_detect_nothing(exported_detector, tmp_path, monkeypatch):
+    detector = exported_detector.detector
+    backbone = detector.model.backbone
+    monkeypatch.setattr(detector.model, "backbone", ColorPyramid(backbone.strides, backbone.out_channels))
+    monkeypatch.setattr(detector.model.roi_heads, "score_thresh", 1.0)
+    exported = ln.export(detector, tmp_path / "m.onnx", image_size=(64, 96))
+    outputs = exported.run(torch.rand(1, 3, 64, 96))
+    assert [tuple(output.shape) for output in outputs] == [(0, 4), (0,), (0,), (0, 64, 96)]
+
+
+def test_openvino_detector_without_hidden_padding_detects_the_same_objects(
+    exported_detector, scattered_digits, tmp_path
+):
+    detector = exported_detector.detector
+    card = replace(detector.card, hide_padding=False)
+    padded = ln.Detector.from_weights(card, detector.model.state_dict(), "weights", torch.device("cpu"))
+    exported = ln.export(padded, tmp_path / "m.xml", to="openvino", image_size=(71, 90))
+    assert_same_objects(exported, [nn.functional.interpolate(image, (71, 90)) for image in scattered_digits])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 2}, "batch_size must be 1 for a detector, got 2"),
+        ({"to": "aoti"}, "to must be onnx, openvino or pt2 for a detector, got aoti"),
+        ({"int8": "missing"}, "missing"),
+        ({"int8": "."}, r"int8 must be a folder with images for a detector, got \."),
+    ],
+)
+def test_detector_export_rejects_invalid_arguments(options, message, exported_detector, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        ln.export(exported_detector.detector, tmp_path / ("m.pt2" if "to" in options else "m.onnx"), **options)
+    assert not list(tmp_path.iterdir())
+
+
+def make_objects():
+    boxes = torch.tensor([[10.0, 10, 50, 40], [60, 20, 90, 50], [5, 60, 25, 90]])
+    masks = torch.zeros(3, 96, 96, dtype=torch.bool)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[top:bottom, left:right] = True
+    return [boxes, torch.tensor([1, 2, 1]), torch.tensor([0.9, 0.8, 0.3]), masks]
+
+
+def test_missing_objects_are_independent_of_order_and_scores_at_limits():
+    expected = make_objects()
+    without_last = [tensor[:2] for tensor in expected]
+    assert missing_objects([tensor.flip(0) for tensor in expected], expected) == 0
+    assert missing_objects(without_last, expected) == pytest.approx(1 / 3)
+    assert missing_objects(without_last, expected, min_score=0.3) == 0
+    assert missing_objects(without_last, expected, max_objects=3) == 0
+    assert missing_objects([tensor[:1] for tensor in expected], expected) == pytest.approx(2 / 3)
+    assert missing_objects([tensor[:0] for tensor in expected], expected) == 1
+    assert missing_objects(expected, [tensor[:0] for tensor in expected]) == 1
+
+
+@pytest.mark.parametrize("index", range(4), ids=["boxes", "labels", "scores", "masks"])
+def test_missing_objects_detect_a_difference_in_each_output(index):
+    expected, actual = make_objects(), make_objects()
+    actual[index] = [actual[0] + 1, 3 - actual[1], actual[2] + 0.01, actual[3].roll(1, 1)][index]
+    assert missing_objects(actual, expected) >= 2 / 3
+    assert not missing_objects([*actual[:2], actual[2] * torch.nan, actual[3]], expected) <= 1

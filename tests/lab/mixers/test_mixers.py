@@ -1,0 +1,207 @@
+"""All baselines: reference implementations, gradients, sizes, memory formats, precision and errors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lab.mixers.reference_mixers import REFERENCES
+from lambdanets import LambdaLayer2d
+from lambdanets_lab.mixers import MIXERS, GlobalAttention, LocalAttention, option_names
+from lambdanets_lab.mixers.neighborhoods import weighted_sum
+
+WITH_HEADS = {name for name in MIXERS if "heads" in option_names(name)}
+WITH_SCOPE = {name for name in MIXERS if "scope" in option_names(name)}
+
+
+def build(name, dim=16, dim_out=None, **options):
+    """Return a mixer in float64 whose batch norms have random statistics, weights and biases."""
+    torch.manual_seed(0)
+    options = ({"heads": 2} if name in WITH_HEADS else {}) | options
+    layer = MIXERS[name](dim, dim_out, **options, dtype=torch.float64)
+    for module in layer.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    return layer
+
+
+def random_maps(*shape, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+
+@pytest.mark.parametrize("sides", [(5, 3), (1, 4), (9, 10)], ids=str)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_equals_the_reference_implementation(name, sides):
+    layer = build(name, **({"scope": 3} if name in WITH_SCOPE else {})).eval()
+    x = random_maps(1, 16, *sides)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), REFERENCES[name](layer, x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in REFERENCES if name != "channel_attention"])
+def test_equals_the_reference_with_dim_out_and_batch(name):
+    layer = build(name, 8, 24).eval()  # scopes of 7 are larger than the map
+    x = random_maps(2, 8, 4, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), REFERENCES[name](layer, x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_gradcheck(name):
+    options = {"scope": 3} if name in WITH_SCOPE else {}
+    options |= {"share": 2} if "share" in option_names(name) else {}
+    options |= {"max_distance": 1} if "max_distance" in option_names(name) else {}
+    layer = build(name, 4, 4 if name != "augmented_attention" else 6, stride=2, **options)
+    x = random_maps(2, 4, 3, 2).requires_grad_()
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+
+    def output(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(output, (x, *parameters), fast_mode=True)
+
+
+def test_every_mixer_has_a_reference_implementation():
+    assert REFERENCES.keys() == MIXERS.keys() - {"convolution", "lambda"}  # tests/layers tests "lambda"
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_channels_last_changes_only_the_layout(name, training):
+    layer = build(name, stride=2).train(training)
+    x = random_maps(2, 16, 9, 11)
+    gradients, outputs = [], []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        inputs = x.clone(memory_format=memory_format).requires_grad_()
+        output = layer(inputs)
+        assert output.is_contiguous(memory_format=memory_format)
+        (output * random_maps(*output.shape)).sum().backward()
+        outputs.append(output)
+        gradients.append(inputs.grad)
+    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("name", MIXERS)
+def test_output_sides_are_input_sides_divided_by_the_stride(name, stride):
+    layer = build(name, stride=stride, dim_out=24)
+    for height, width in ((7, 4), (1, 2), (13, 9)):
+        assert layer(random_maps(2, 16, height, width)).shape == (2, 24, -(-height // stride), -(-width // stride))
+
+
+@pytest.mark.parametrize("name", [name for name in REFERENCES if name != "channel_attention"])
+def test_stride_2_averages_3x3_windows_excluding_padding(name):
+    options = {"scope": 3} if name in WITH_SCOPE else {}
+    strided, unstrided = build(name, stride=2, **options).eval(), build(name, **options).eval()
+    x = random_maps(1, 16, 5, 4)
+    with torch.no_grad():
+        mixed, pooled = unstrided(x), strided(x)
+    for i in range(3):
+        for j in range(2):
+            window = mixed[:, :, max(2 * i - 1, 0) : 2 * i + 2, max(2 * j - 1, 0) : 2 * j + 2]
+            torch.testing.assert_close(pooled[:, :, i, j], window.mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MIXERS)
+def test_outputs_and_gradients_are_accurate_under_autocast(name, dtype):
+    layer = build(name, 32).float().eval()
+    x = (10 * random_maps(2, 32, 12, 10, dtype=torch.float32)).requires_grad_()
+    with torch.no_grad():
+        expected = layer(x)
+    with torch.autocast("cpu", dtype):
+        output = layer(x)
+    output.float().mean().backward()
+    assert output.isfinite().all()
+    assert x.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    # large queries make the softmax sharp, which amplifies rounding errors
+    error = (output.float() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert error < (0.3 if dtype == torch.bfloat16 else 0.05)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_runs_on_the_meta_device(name):
+    with torch.device("meta"):
+        layer = MIXERS[name](64)
+    assert layer(torch.empty(1, 64, 9, 9, device="meta")).shape == (1, 64, 9, 9)
+
+
+@pytest.mark.parametrize("name", [name for name in MIXERS if name not in {"convolution", "channel_attention"}])
+def test_rejects_inputs_with_a_wrong_number_of_channels(name):
+    with pytest.raises(ValueError, match=r"x must be \(b, dim = 16, height, width\), got shape \(2, 8, 4, 4\)"):
+        build(name)(random_maps(2, 8, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("global_attention", {"heads": 5}, "heads must divide dim_out = 16, got 5"),
+        ("axial_attention", {"heads": 0}, "heads must be an integer of at least 1, got 0"),
+        ("axial_attention", {"max_distance": 0}, "max_distance must be an integer of at least 1, got 0"),
+        ("local_attention", {"heads": 16}, "heads must have an even number of channels"),
+        ("local_attention", {"scope": 4}, "scope must be odd, got 4"),
+        ("local_relation", {"share": 3}, "share must divide dim_out = 16, got 3"),
+        ("pairwise_attention", {"scope": 2}, "scope must be odd, got 2"),
+        ("patchwise_attention", {"share": 32}, "share must divide dim_out"),
+        ("augmented_attention", {"key_ratio": 0}, "key_ratio must be above 0 and at most 1, got 0"),
+        ("augmented_attention", {"value_ratio": 1}, "value_ratio must leave channels for the convolution"),
+        ("double_attention", {"depth": 0}, "depth must be an integer of at least 1, got 0"),
+        ("channel_attention", {"squeeze_ratio": 0}, "squeeze_ratio must be an integer of at least 1, got 0"),
+        ("performer_relu", {"random_features": 0}, "random_features must be an integer of at least 1, got 0"),
+        ("efficient_attention", {"stride": 0}, "stride must be an integer of at least 1, got 0"),
+    ],
+)
+def test_rejects_invalid_options(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        MIXERS[name](16, **options)
+
+
+def test_mixers_include_the_lambda_layer():
+    assert MIXERS["lambda"] is LambdaLayer2d
+    assert {"scope", "query_depth", "intra_depth"} <= set(option_names("lambda"))
+
+
+@pytest.mark.parametrize("name", ["global_attention", "axial_attention", "local_attention", "augmented_attention"])
+def test_attention_uses_a_fused_sdpa_kernel(name):
+    layer, x = MIXERS[name](16, heads=2), random_maps(1, 16, 24, 24, dtype=torch.float32).requires_grad_()
+    with torch.profiler.profile() as profile:
+        layer(x).sum().backward()
+    operations = {event.key for event in profile.key_averages()}
+    assert any("flash_attention_for_cpu_backward" in name for name in operations)
+    assert not any("attention_math" in name for name in operations)
+
+
+@pytest.mark.parametrize("sides", [(3, 5), (12, 20)], ids=str)
+def test_offsets_beyond_max_distance_are_clipped(sides):
+    short, long = build("global_attention", max_distance=2), build("global_attention", max_distance=19)
+    long.projection.weight.data = short.projection.weight.data
+    for long_table, short_table in ((long.rows, short.rows), (long.columns, short.columns)):
+        ends = (short_table.table[:1].expand(17, -1), short_table.table, short_table.table[-1:].expand(17, -1))
+        long_table.table.data = torch.cat(ends)
+    x = random_maps(1, 16, *sides)
+    torch.testing.assert_close(short(x), long(x))
+
+
+def test_attention_has_the_depth_that_fused_kernels_need(monkeypatch):
+    depths = []
+    attention = F.scaled_dot_product_attention
+
+    def record(queries, keys, values, **options):
+        depths.extend(x.shape[-1] for x in (queries, keys, values))
+        return attention(queries, keys, values, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    for mixer in (LocalAttention(24, heads=2, scope=7), GlobalAttention(24, heads=2)):
+        assert mixer(torch.randn(1, 24, 9, 10)).shape == (1, 24, 9, 10)
+    assert depths
+    assert all(depth % 8 == 0 for depth in depths)
+
+
+def test_weighted_sums_in_bfloat16_are_accumulated_in_float32():
+    weights, maps = torch.ones(1, 1, 289, 1).bfloat16(), torch.ones(1, 1, 17, 17).bfloat16()
+    assert weighted_sum(weights, maps, 17).item() == 288  # 289 rounded once; sums in bfloat16 stay at 256

@@ -1,0 +1,230 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from lambdanets import cli
+from lambdanets.errors import InputError
+from lambdanets.locks import locked_folder
+from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.training import run
+from lambdanets_lab.studies.catalog import MODEL, STUDIES
+from lambdanets_lab.studies.execution import begin, make_plan, read_plan, read_results, train_all
+
+
+@pytest.fixture
+def recipe(two_classes):
+    """A recipe of two steps."""
+    return replace(
+        DIGITS,
+        data=str(two_classes),
+        channels=3,
+        image_size=8,
+        epochs=1,
+        batch_size=8,
+        warmup_epochs=0,
+        model=MODEL,
+        model_options={"pattern": "CCCL"},
+    )
+
+
+def recipe_options(recipe):
+    """The command-line options of the recipe."""
+    options = ["--image-size", "8", "--channels", "3", "--epochs", "1", "--batch-size", "8", "--warmup-epochs", "0"]
+    return ["--data", recipe.data, *options, "--model-options", "pattern", "CCCL"]
+
+
+def test_studies_share_the_runs_of_identical_variants(recipe):
+    plan = make_plan(["content_position", "normalization"], [], [0, 1], recipe)
+    runs = [(planned_run.variant, planned_run.seed) for planned_run in plan.runs()]
+    assert len(runs) == len(set(runs)) == 2 * 7
+    assert runs.count(("lambda", 0)) == 1
+    assert [seed for _, seed in runs] == [0] * 7 + [1] * 7
+
+
+def test_runs_differ_only_in_seed_and_variant_options(recipe):
+    plan = make_plan(["scope"], ["3x3"], [4], recipe)
+    (planned_run,) = plan.runs()
+    assert planned_run.recipe.seed == 4
+    assert planned_run.recipe.model_options == {"pattern": "CCCL", "mixer": "lambda", "scope": 3}
+    assert planned_run.recipe.learning_rate == recipe.learning_rate
+
+
+def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
+    assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 0
+    assert {path.name for path in out.iterdir()} >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
+    results = json.loads((out / "results.json").read_text())
+    assert results["finished"]
+    assert [(r["variant"], r["seed"]) for r in results["runs"]] == [
+        ("lambda scope=3", 0), ("lambda scope=7", 0), ("lambda scope=3", 1), ("lambda scope=7", 1),
+    ]  # fmt: skip
+    text = capsys.readouterr().out
+    assert "[4/4] lambda scope=7, seed 1: top-1" in text
+    assert f"written to {out}: results.json, comparison.md" in text
+    table = (out / "comparison.md").read_text()
+    assert table in text
+    assert cli.main(["compare", "--report", str(out / "results.json")]) == 0
+    assert capsys.readouterr().out == table
+
+
+def test_resume_trains_only_unfinished_runs(recipe, tmp_path, monkeypatch):
+    plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
+    begin(plan, tmp_path / "out")
+    first = []
+    train_all(plan, tmp_path / "out", first.append)
+    _, second = plan.runs()
+    (second.folder(tmp_path / "out") / "result.json").unlink()
+    resumed = []
+    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("started a run that exists"))
+    train_all(read_plan(tmp_path / "out"), tmp_path / "out", resumed.append)
+    assert [result["variant"] for result in resumed] == ["lambda scope=7"]
+    assert resumed[0]["top1"] == first[1]["top1"]
+    assert [r["variant"] for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
+
+
+def test_unfinished_files_of_a_killed_process_are_ignored(recipe, tmp_path):
+    plan = make_plan(["scope"], ["3x3"], [0], recipe)
+    begin(plan, tmp_path / "out")
+    folder = plan.runs()[0].folder(tmp_path / "out")
+    folder.mkdir(parents=True)
+    (folder / ".recipe.json.123.unfinished").write_text("{")
+    results = []
+    train_all(plan, tmp_path / "out", results.append)
+    assert len(results) == 1
+
+
+def test_resuming_a_finished_comparison_prints_it_unchanged(recipe, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
+    assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 0
+    (out / "comparison.md").write_text("annotated")
+    assert cli.main(["compare", "--resume", str(out)]) == 0
+    assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 done")[1]
+    assert (out / "comparison.md").read_text() == "annotated"
+
+
+def test_variant_that_exceeds_memory_is_rejected_before_training(recipe, tmp_path, monkeypatch):
+    from lambdanets.training import memory, micro_batches
+
+    for module in (memory, micro_batches):
+        monkeypatch.setattr(module, "free_memory", lambda device: 4_000_000)
+    plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], recipe)
+    with pytest.raises(InputError, match="resnet20_mixer_small on images of 8 x 8 with a micro-batch of 2 needs"):
+        begin(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
+    plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
+    out = tmp_path / "out"
+    begin(plan, out)
+    with locked_folder(plan.runs()[0].folder(out)):
+        assert cli.main(["compare", "--resume", str(out)]) == 0
+    assert "1 runs are in progress in other processes" in capsys.readouterr().out
+    assert [r["variant"] for r in read_results(plan, out)] == ["lambda scope=7"]
+    assert not json.loads((out / "results.json").read_text())["finished"]
+
+
+@pytest.mark.slow
+def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path):
+    out = tmp_path / "out"
+    options = ["--variants", "3x3", "--seeds", "0", "--out", str(out), "--training-images", "16", "--epochs", "400"]
+    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *recipe_options(recipe), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    metrics = out / "runs" / "lambda-scope=3-seed0" / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and len(metrics.read_text().splitlines()) > 2):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"lambdanets compare --resume {out}" in errors
+    assert read_results(read_plan(out), out) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mixer"], "studies must be among mixers, .*, got 'mixer'; the nearest is mixers"),
+        (["scope,mixerz"], "studies must be among .*, got 'mixerz'"),
+        (["scope,scope"], "studies must differ from each other, got scope, scope"),
+        (["scope", "--variants", "3x4"], "variants must be among 3x3, .*, got '3x4'"),
+        (["scope", "--seeds", "1", "1"], "seeds must differ from each other, got 1, 1"),
+        (["scope", "--seeds", "0", "4294967296"], "seeds must be an integer, .*, got 4294967296"),
+        (["mixers,scope", "--variants", "lambda"], r"at least one of scope \(3x3, .*\), got lambda"),
+        (["scope", "digitz"], "got 'digitz'; the nearest"),
+        (["scope", "--epoch", "1"], "lambdanets compare scope has no option --epoch; the nearest is --epochs"),
+        (["scope", "image_folder"], "data must be given"),
+        (["scope", "--model-options", "scope", "5"], "model_options must not have scope, which the variants set"),
+        (["mixers", "--model-options", "mixer", "lambda"], "model_options must not have mixer, which the variants set"),
+        (["scope", "--seed", "5"], "--seed must not be given, got 5"),
+        (["scope", "--model", "resnet50"], "resnet50 takes no argument 'mixer'"),
+        (["scope", "--model-options", "query_depth", "0"], "query_depth must be"),
+        (["mixers", "--model-options", "heads", "7"], "mixer convolution has no option heads"),
+        (["--resume", "a", "b"], "lambdanets compare has no argument 'b'"),
+        (["--resume", "a", "--report", "b"], "must have one of --resume and --report, got both"),
+        (["--report=nowhere.json"], "nowhere.json: No such file or directory"),
+        (["--resume", "nowhere"], "nowhere must be the folder of a comparison, got one without plan.json"),
+        (["--report", "nowhere.json"], "nowhere.json: No such file or directory"),
+    ],
+)
+def test_rejects_invalid_arguments_in_one_line_without_files(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["compare", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torchrun_is_rejected_before_training(recipe, tmp_path, monkeypatch, capsys):
+    begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "resumed")
+    world = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    out = str(tmp_path / "out")
+    for arguments in (["scope", *recipe_options(recipe), "--out", out], ["--resume", str(tmp_path / "resumed")]):
+        assert cli.main(["compare", *arguments]) == 2
+        assert "must not run under torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "resumed").iterdir()] == ["plan.json"]
+
+
+def test_rejects_folders_that_are_not_empty(recipe, tmp_path):
+    begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "out")
+    with pytest.raises(InputError, match="has a comparison; resume it with --resume"):
+        begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "out")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="is not empty, it has file; choose another folder"):
+        begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", pytest.param("[" * 100_000, id="nested"), '{"studies": 3, "variants": [], "seeds": [0], "recipe": {}}'],
+)
+def test_error_names_a_damaged_plan(content, tmp_path):
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(InputError, match=r"plan\.json"):
+        read_plan(tmp_path)
+
+
+def test_help_lists_studies_and_variants(capsys):
+    assert cli.main(["compare"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in STUDIES)
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "scope", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "variants: 3x3 7x7 15x15 23x23 31x31" in text
+    assert "--training-images" in text

@@ -1,0 +1,251 @@
+import json
+import os
+import re
+from dataclasses import replace
+
+import pytest
+from PIL import Image
+
+from lambdanets.errors import InputError
+from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets_lab.studies.catalog import STUDIES
+from lambdanets_lab.studies.execution import make_plan
+from lambdanets_lab.studies.results import collect, read_comparison
+from lambdanets_lab.studies.summary import is_written, markdown, write_summary
+
+
+@pytest.fixture
+def plan():
+    recipe = replace(DIGITS, data="/data/of/someone/images", model="resnet20_mixer_small")
+    return make_plan(["content_position"], ["content only", "position only"], [3, 5], recipe)
+
+
+def result(variant, seed, top1):
+    return {
+        "variant": variant,
+        "seed": seed,
+        "top1": top1,
+        "top1_by_epoch": [top1 / 2, top1],
+        "seconds": 10.0 * (seed + 1),
+        "images_per_second": 7.0,
+        "parameters": 1234,
+        "model_name": "resnet20_mixer_small",
+        "data": f"/data/of/someone/images, 5 of 25 images held out with seed {seed}",
+        "training_images": 20,
+        "validation_images": 5,
+        "epochs": 2,
+        "commit": "abc",
+        "versions": {"torch": "2"},
+        "hardware": {"processor": "p", "gpu": None},
+    }
+
+
+@pytest.fixture
+def results():
+    content, position = "lambda position=False", "lambda content=False"
+    return [result(content, 3, 0.5), result(position, 3, 0.7), result(content, 5, 0.6), result(position, 5, 0.8)]
+
+
+def test_mean_and_std_are_over_seeds_and_the_best_mean_is_first(plan, results):
+    rows = collect(plan, results)["studies"]["content_position"]["variants"]
+    assert [row["label"] for row in rows] == ["position only", "content only"]
+    assert rows[0]["mean_top1"] == pytest.approx(0.75)
+    assert rows[0]["std_top1"] == pytest.approx(0.1 / 2**0.5, abs=1e-6)
+    assert (rows[0]["min_top1"], rows[0]["max_top1"]) == (0.7, 0.8)
+    assert (rows[0]["seeds"], rows[0]["paper_top1"], rows[0]["quoted"]) == (2, 78.1, False)
+
+
+def test_unfinished_comparison_is_marked_and_variants_with_one_run_are_last(plan, results):
+    summary = collect(plan, results[:3])
+    assert not summary["finished"]
+    assert "not finished" in markdown(summary)
+    rows = summary["studies"]["content_position"]["variants"]
+    assert [row["seeds"] for row in rows] == [2, 1]
+    assert rows[0]["mean_top1"] < rows[1]["mean_top1"]
+    assert rows[1]["std_top1"] is None
+
+
+def test_results_have_no_local_paths(plan, results, tmp_path):
+    write_summary(collect(plan, results), tmp_path)
+    assert "/data/of" not in (tmp_path / "results.json").read_text()
+    assert (
+        read_comparison(tmp_path / "results.json")["data"] == "images, 5 of 25 images held out with the seed of the run"
+    )
+
+
+def test_gains_are_paired_by_seed():
+    plan = make_plan(["content_position"], [], [3, 5], replace(DIGITS, data="d", model="resnet20_mixer_small"))
+    scores = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
+    results = [
+        result(name, seed, top1)
+        for name, per_seed in scores.items()
+        for seed, top1 in zip((3, 5), per_seed, strict=True)
+        if top1
+    ]
+    study = collect(plan, results)["studies"]["content_position"]
+    gains = {row["label"]: (row["mean_difference"], row["std_difference"]) for row in study["variants"]}
+    assert gains["position only"] == (0.15, pytest.approx(0.070711))
+    assert gains["content only"] == (-0.1, None)
+    text = markdown(collect(plan, results))
+    assert "paired difference to content and position" in text
+    assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 | -48.53 to +78.53 |" in text
+
+
+def write(summary, path):
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    return path
+
+
+def test_merged_results_of_two_seeds_are_those_of_one_comparison(plan, results, tmp_path):
+    results[2] |= {"hardware": {"processor": "q", "gpu": None}}
+    parts = [
+        write(collect(replace(plan, seeds=(seed,)), [r for r in results if r["seed"] == seed]), tmp_path / str(seed))
+        for seed in plan.seeds
+    ]
+    merged, whole = read_comparison(*parts), json.loads(json.dumps(collect(plan, results)))
+    assert merged["finished"]
+    assert {**merged, "runs": None, "machines": None} == {**whole, "runs": None, "machines": None}
+    assert len(merged["machines"]) == 2
+    by_key = {(run["variant"], run["seed"]): run for run in merged["runs"]}
+    for run in whole["runs"]:
+        expected = run | {"machine": whole["machines"][run["machine"]]}
+        actual = by_key[run["variant"], run["seed"]]
+        assert actual | {"machine": merged["machines"][actual["machine"]]} == expected
+
+
+def test_rejects_merging_different_setups_or_the_same_runs(plan, results, tmp_path):
+    def check(message, first, second):
+        with pytest.raises(InputError, match=message):
+            read_comparison(write(first, tmp_path / "a.json"), write(second, tmp_path / "b.json"))
+
+    summary = collect(plan, results)
+    check(r"must have different runs, got lambda position=False, seed 3 twice: .*b\.json", summary, summary)
+    other = replace(plan, recipe=replace(plan.recipe, learning_rate=0.5, workers=3))
+    check(
+        r"a\.json and .*b\.json must have recipes with the same learning_rate, got 0\.1 and 0\.5",
+        summary,
+        collect(other, results),
+    )
+    check("must have the same epochs, got 2 and 3", summary, summary | {"epochs": 3})
+    runs = [run | {"seed": run["seed"] + 1, "parameters": 5} for run in summary["runs"]]
+    check("runs of lambda position=False must have the same number of parameters", summary, summary | {"runs": runs})
+
+
+def test_recipe_fields_that_a_file_lacks_have_their_defaults(plan, results, tmp_path):
+    new = collect(replace(plan, seeds=(5,)), results[2:])
+    old = collect(replace(plan, seeds=(3,)), results[:2])
+    del old["recipe"]["compile"], old["recipe"]["crop_padding"]
+    merged = read_comparison(write(old, tmp_path / "old.json"), write(new, tmp_path / "new.json"))
+    assert merged["seeds"] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("seed", "0", r"runs\[0\]\.seed must be an integer, got '0'"),
+        ("top1", None, r"runs\[0\]\.top1 must be a finite number, got None"),
+        ("variant", "lamda", "variants must be among .*, got 'lamda'"),
+        ("machine", 7, "machine must be an index of machines, got 7"),
+    ],
+)
+def test_error_names_the_invalid_field_of_a_run(field, value, message, plan, results, tmp_path):
+    summary = collect(plan, results)
+    summary["runs"][0][field] = value
+    with pytest.raises(InputError, match=message):
+        read_comparison(write(summary, tmp_path / "results.json"))
+
+
+def test_rejects_studies_and_labels_that_are_not_in_the_catalog(plan, results, tmp_path):
+    summary = collect(plan, results)
+    with pytest.raises(InputError, match=r"studies must be among mixers, .*, got 'other'"):
+        read_comparison(write(summary | {"studies": {"other": {"variants": []}}}, tmp_path / "a.json"))
+    studies = {"scope": {"variants": [{"label": "4x4"}]}}
+    with pytest.raises(InputError, match=r"variants of scope must be among 3x3, .*, got '4x4'"):
+        read_comparison(write(summary | {"studies": studies}, tmp_path / "a.json"))
+
+
+def test_results_of_a_process_killed_before_writing_them_are_missing(plan, results, tmp_path):
+    write_summary(collect(plan, results[:-1]), tmp_path)
+    assert is_written(collect(plan, results[:-1]), tmp_path)
+    assert not is_written(collect(plan, results), tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    assert not is_written(collect(plan, results), tmp_path)
+
+
+def test_summary_names_every_machine(plan, results):
+    results[1] |= {"hardware": {"processor": "p", "gpu": "g"}}
+    summary = collect(plan, results)
+    assert [run["machine"] for run in summary["runs"]] == [0, 1, 0, 0]
+    assert len(summary["machines"]) == 2
+    assert markdown(summary).splitlines()[0].endswith("trained on p, g.")
+
+
+def test_accuracies_quoted_by_the_paper_are_marked(results):
+    plan = make_plan(
+        ["mixers"], ["local attention", "lambda"], [3], replace(DIGITS, data="d", model="resnet20_mixer_small")
+    )
+    text = markdown(collect(plan, [result("local_attention", 3, 0.5), result("lambda", 3, 0.4)]))
+    assert "| 77.4 † |" in text
+    assert "| 78.4 |" in text
+    assert "† quoted by the paper from another paper" in text
+
+
+def test_markdown_can_be_written_from_the_results_file(plan, results, tmp_path):
+    summary = collect(plan, results)
+    write_summary(summary, tmp_path)
+    text = (tmp_path / "comparison.md").read_text()
+    assert text == markdown(json.loads((tmp_path / "results.json").read_text())) == markdown(summary)
+    assert "| position only | 75.00 ± 7.07 | 70.00 to 80.00 | 2 |  |  | 1,234 | 78.1 |" in text
+
+
+@pytest.mark.figures
+def test_draws_one_figure_per_study(plan, results, tmp_path):
+    write_summary(collect(plan, results), tmp_path)
+    for name in ("content_position.png", "content_position_curves.png"):
+        with Image.open(tmp_path / name) as figure:
+            assert figure.width > 500
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (0, 2), (2, 3)])
+def test_curves_of_other_lengths_than_the_number_of_epochs_are_not_drawn(lengths, plan, results, tmp_path):
+    curves = [run | {"top1_by_epoch": [0.5] * lengths[i % 2]} for i, run in enumerate(results)]
+    write_summary(collect(plan, curves), tmp_path)
+    assert (tmp_path / "content_position.png").exists()
+    assert not (tmp_path / "content_position_curves.png").exists()
+
+
+def test_curves_on_held_out_images_are_not_drawn(plan, results, tmp_path):
+    write_summary(collect(replace(plan, recipe=replace(plan.recipe, hold_out=0.1)), results), tmp_path)
+    assert not (tmp_path / "content_position_curves.png").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"studies": {}}', '{"studies": []}'])
+def test_rejects_files_that_are_not_results(content, tmp_path):
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(InputError, match=r"must be the results\.json of a comparison"):
+        read_comparison(tmp_path / "other.json")
+
+
+def test_rejects_a_named_pipe_without_blocking(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
+        read_comparison(tmp_path / "pipe")
+
+
+def test_paper_accuracies_agree_with_the_papers_tables():
+    from lambdanets_lab.tables.paper import select_numbers
+
+    table = {"content_position": "9", "scope": "10", "normalization": "11"}
+    for study, number in table.items():
+        top1 = {entry.value for entry in select_numbers([number]) if entry.column == "top-1"}
+        assert {variant.paper_top1 for variant in STUDIES[study].variants.values()} <= top1, study
+    top1 = {entry.value for entry in select_numbers(["3", "4"]) if entry.column == "top-1"}
+    assert {v.paper_top1 for v in STUDIES["mixers"].variants.values() if v.paper_top1} <= top1
+
+
+def test_variants_have_equal_names_if_and_only_if_equal_options():
+    options = {}
+    for study in STUDIES.values():
+        for variant in study.variants.values():
+            assert options.setdefault(variant.name, variant.options) == variant.options
+            assert re.fullmatch(r"[\w= .]+", variant.name)

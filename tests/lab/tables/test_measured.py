@@ -1,0 +1,160 @@
+import json
+import os
+
+import pytest
+
+from lambdanets.errors import InputError
+from lambdanets_lab.tables.measured import read
+from lambdanets_lab.tables.paper import select_numbers
+from lambdanets_lab.tables.rendering import to_json, to_markdown, to_text
+from lambdanets_lab.tables.verdicts import MEASURED, compare
+
+MACHINE = {"hardware": {"gpu": None, "processor": "P", "threads": 2, "cores": 2}, "versions": {"torch": "2"}}
+
+
+def write_results(path, content):
+    """Write a results file, with the machine and versions; return its path."""
+    path.write_text(json.dumps(MACHINE | content))
+    return path
+
+
+def row(table, name, seconds, phase="inference", **fields):
+    sizes = {"table": table, "pass": phase}
+    return {"sizes": sizes, "candidate": name, "seconds": [seconds] if seconds else [], "errors": {}} | fields
+
+
+def tables_results(rows):
+    """Content of results.json of `lambdanets benchmark tables`."""
+    options = {"batch_size": 2, "image_size": None, "dtype": "float32"}
+    return {"kind": "tables", "options": options, "rows": rows}
+
+
+@pytest.fixture
+def measurements_file(tmp_path):
+    rows = [
+        row("18", "depth 50, 128px", 1.0, "training"),
+        row("18", "depth 50, 160px", 2.0, "training"),
+        row("4", "lambda layer", 1.0, peak_bytes=2**30),
+        row("4", "global self-attention", 4.0, "training", peak_bytes=3 * 2**30),
+        row("4", "lambda layer", 2.0, "training", peak_bytes=2**30),
+        row("4", "axial self-attention", None, "training", skip_reason="out of memory"),
+    ]
+    return write_results(tmp_path / "m.json", tables_results(rows))
+
+
+def test_training_steps_are_scaled_to_the_papers_batch(measurements_file):
+    measured = read([measurements_file])
+    assert measured.values["18", "depth 50, 128px", "train step latency"][0] == 512
+    note = measured.values["18", "depth 50, 160px", "train step latency"][1]
+    assert note.startswith("0.50x the speed of depth 50, 128px (paper: 0.65x)")
+    assert measured.machine == "P, 2 of 2 cores, PyTorch 2, float32"
+
+
+def test_training_speeds_of_table_4_are_an_additional_table(measurements_file):
+    measured = read([measurements_file])
+    assert measured.values["4", "lambda layer", "throughput"][0] == 2
+    (additional,) = measured.additional["4"]
+    assert additional.rows == (
+        ("global self-attention", "0.50", "0.50", "3.00"),
+        ("lambda layer", "1.00", "1.00", "1.00"),
+        ("axial self-attention", "out of memory", "", ""),
+    )
+    comparisons = compare(select_numbers(["4"]), measured.values)
+    assert {c.paper.row for c in comparisons if c.verdict == MEASURED} == {"lambda layer"}
+    (additional,) = json.loads(to_json(comparisons, measured))["additional_tables"]["4"]
+    assert additional["rows"][1] == ["lambda layer", "1.00", "1.00", "1.00"]
+    assert "| global self-attention | 0.50 | 0.50 | 3.00 |" in to_markdown(comparisons, measured)
+    assert "out of memory" in to_text(comparisons, measured)
+
+
+@pytest.fixture
+def layer_file(tmp_path):
+    sizes = {"shape": "7x7x64", "scope": 7, "pass": "inference"}
+    candidates = {
+        "lambdanets": (2e-3, None),
+        "sdpa": (1e-3, None),
+        "natten": (None, "not installed"),
+        "convolution": (3e-3, None),
+    }
+    rows = [
+        {"sizes": sizes, "candidate": name, "skip_reason": reason, "median_seconds": seconds, "peak_bytes": None}
+        for name, (seconds, reason) in candidates.items()
+    ]
+    content = {"kind": "layer", "options": {"batch_size": 8, "heads": 4, "dtype": "float32"}, "rows": rows}
+    return write_results(tmp_path / "layer.json", content)
+
+
+def test_names_candidates_faster_than_the_lambda_layer(layer_file):
+    (table,) = read([layer_file]).additional["4"]
+    assert table.header == (
+        "map", "scope", "pass", "lambda layer", "sdpa", "natten", "convolution", "faster than the lambda layer",
+    )  # fmt: skip
+    assert table.rows == (("7x7x64", "7", "inference", "2.0", "1.0 (0.50 x)", "[1]", "3.0 (1.50 x)", "sdpa"),)
+    assert table.notes == (
+        "faster than the lambda layer: sdpa in 1 of 1 cases, convolution in 0 of 1 cases",
+        "[1] natten: not installed",
+    )
+
+
+def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
+    rows = [
+        row("4", "global self-attention", 4.0),
+        row("4", "axial self-attention", 3.0),
+        row("4", "lambda layer", 2.0),
+    ]
+    values = read([write_results(tmp_path / "m.json", tables_results(rows))]).values
+    note = values["4", "axial self-attention", "throughput"][1]
+    assert note == "0.67x the speed of lambda layer (paper: 0.83x); batch 2, 224 px"
+    assert values["4", "global self-attention", "throughput"][1] == "0.50x the speed of lambda layer; batch 2, 224 px"
+
+
+def test_slowdown_is_missing_without_its_baseline(tmp_path):
+    rows = [row("5", "LambdaResNet-152", None), row("5", "EfficientNet-B7", 3.0)]
+    values = read([write_results(tmp_path / "m.json", tables_results(rows))]).values
+    assert values["5", "EfficientNet-B7", "inference throughput"] == (2 / 3, "batch 2, 600 px")
+    assert not any("slowdown" in column for _, _, column in values)
+
+
+def test_speeds_of_table_10_are_an_additional_table(tmp_path):
+    rows = [row("10", "3x3", 1.0), row("10", "23x23", 2.0)]
+    (table,) = read([write_results(tmp_path / "m.json", tables_results(rows))]).additional["10"]
+    assert table.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
+
+
+def test_rejects_files_from_different_machines(measurements_file, tmp_path):
+    other = write_results(tmp_path / "o.json", tables_results([]) | {"versions": {"torch": "3"}})
+    with pytest.raises(
+        InputError, match="must be from the same machine and setup, got P, 2 of 2 cores, PyTorch 2, float32, and P"
+    ):
+        read([measurements_file, other])
+
+
+def test_benchmark_without_our_layer_has_no_ratios(layer_file):
+    content = json.loads(layer_file.read_text())
+    content["rows"][0] |= {"skip_reason": "not reached", "median_seconds": None}
+    layer_file.write_text(json.dumps(content))
+    (table,) = read([layer_file]).additional["4"]
+    assert table.rows == (("7x7x64", "7", "inference", "[1]", "1.0", "[2]", "3.0", ""),)
+
+
+def test_several_files_are_read_together(measurements_file, layer_file):
+    measured = read([measurements_file, layer_file])
+    assert len(measured.additional["4"]) == 2
+    text = to_markdown(compare(select_numbers(["4"]), measured.values), measured)
+    assert text.index("Forward and backward pass") < text.index("next to attention over the same context")
+
+
+@pytest.mark.parametrize("content", [{}, {"kind": "model", "rows": []}, tables_results([{}]), tables_results(3)])
+def test_rejects_files_that_are_not_results(tmp_path, content):
+    (tmp_path / "nested.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"must be results\.json of lambdanets benchmark"):
+        read([tmp_path / "nested.json"])
+    path = write_results(tmp_path / "other.json", content)
+    with pytest.raises(InputError, match=r"must be results\.json of lambdanets benchmark"):
+        read([path])
+
+
+def test_rejects_a_named_pipe_without_blocking(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
+        read([tmp_path / "pipe"])

@@ -1,0 +1,105 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lambdanets.cli import main
+from lambdanets_lab.tables import paper, verdicts
+from lambdanets_lab.tables.paper import select_numbers
+from lambdanets_lab.tables.plots import draw
+
+pytestmark = pytest.mark.xdist_group("figures")  # one worker counts the models once for both files
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def skip_random_initialization():
+    """Skip random initialization: on the meta device it has no effect, but takes half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("normal_", "trunc_normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_", "zeros_", "ones_"):
+            patch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+        yield
+
+
+def error_line(capsys, *arguments):
+    """The only line that a rejected command prints to stderr."""
+    assert main(["tables", *map(str, arguments)]) == 2
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    return message
+
+
+def test_prints_one_table(capsys):
+    assert main(["tables", "12"]) == 0
+    text = capsys.readouterr().out
+    assert "Table 12. Stages with lambda layers in ResNet-50" in text
+    assert "Table 3" not in text
+    assert "7 of 8 countable numbers match; 1 not reproducible (see notes)." in text
+
+
+def test_check_fails_for_a_wrong_paper_number(capsys, monkeypatch):
+    wrong = [replace(n, value=26.6) if n.column == "params" and n.value == 25.6 else n for n in select_numbers(["12"])]
+    monkeypatch.setattr(paper, "select_numbers", lambda names: wrong)
+    assert main(["tables", "--check"]) == 1
+    text = capsys.readouterr().out
+    assert "table 12, C-C-C-C, params: 26.6 in the paper, 25.557 ours" in text
+    assert text.strip().endswith("; 1 differs")
+
+
+def test_check_fails_for_a_wrong_count(monkeypatch):
+    monkeypatch.setattr(verdicts, "_count", lambda column, spec, single_application: 1)
+    assert main(["tables", "9", "--check"]) == 1
+
+
+def test_command_reproduces_the_committed_page(tmp_path):
+    page = tmp_path / "tables.md"
+    measured = sorted(map(str, (ROOT / "experiments/results/xeon-2-cores/tables").glob("*.json")))
+    options = ["--measured", *measured, "--figures", str(tmp_path / "tables"), "--format", "markdown"]
+    assert main(["tables", *options, "--out", str(page)]) == 0
+    assert page.read_text() == (ROOT / "docs/tables.md").read_text()
+    figures = re.findall(r"!\[.*\]\((.*)\)", page.read_text())
+    assert len(figures) == 2
+    assert all((tmp_path / name).is_file() and (ROOT / "docs" / name).is_file() for name in figures)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["6", "--check", "--format", "json"], "--check prints only a summary"),
+        (["21"], "tables must be among 2, 3, 4"),
+        (["--check", "--measured", "x.json"], "--check prints only a summary"),
+        (["--measured", "nowhere.json"], "nowhere.json: No such file"),
+        (["--out", "nowhere/tables.md"], "--out must be in an existing folder, got nowhere/tables.md"),
+        (["--figures", __file__], "--figures must be a folder"),
+    ],
+)
+def test_rejects_invalid_options(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in error_line(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rejects_files_that_are_not_measurements(capsys, tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    assert "other.json must be results.json of lambdanets benchmark tables" in error_line(
+        capsys, "--measured", tmp_path / "other.json"
+    )
+
+
+@pytest.mark.figures
+def test_figures_are_drawn(tmp_path, capsys):
+    assert main(["tables", "10", "--figures", str(tmp_path / "figures")]) == 0
+    for name in ("frontier.png", "scope.png"):
+        assert min(Image.open(tmp_path / "figures" / name).size) > 300
+
+
+@pytest.mark.figures
+def test_figures_have_a_panel_for_measured_speeds(tmp_path):
+    measured = {("18", "depth 50, 128px", "train step latency"): (9.0, ""), ("10", "3x3", "throughput"): (5.0, "")}
+    paper_only = draw(tmp_path / "without", {})
+    with_measured = draw(tmp_path / "with", measured, "a machine")
+    for smaller, larger in zip(paper_only.values(), with_measured.values(), strict=True):
+        assert Image.open(larger).height > 1.3 * Image.open(smaller).height
