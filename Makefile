@@ -2,7 +2,7 @@
 # make test      install the package and run all tests
 # make test-isa  run the tests of numerics and of small trainings without AVX
 # make tables    compare parameters and operations of the models with the paper's tables
-# make lint      check style and types
+# make lint      check style, types and the limits of the code
 # make format    format the code
 # make clean     remove the virtual environment and the demo's run
 
@@ -48,6 +48,7 @@ lint: $(VENV)/dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python dev/bars.py
 
 format: $(VENV)/dev-ready
 	$(BIN)/ruff check --fix .

@@ -5,8 +5,9 @@ import timm
 import torch
 
 from lambdanets import LambdaLayer2d, create_model, list_models
-from lambdanets.models import plain_resnetrs, unet
+from lambdanets.models import unet
 from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
+from lambdanets_lab.models import plain_resnetrs
 
 
 def count_parameters(name, **overrides):

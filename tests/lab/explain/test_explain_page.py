@@ -6,7 +6,7 @@ from pathlib import Path
 
 import lambdanets as ln
 
-PAGE = Path(__file__).parents[2] / "docs/explain.md"
+PAGE = Path(__file__).parents[3] / "docs/explain.md"
 
 
 def test_python_code_of_explain_page_runs(quick_run, two_classes, tmp_path, monkeypatch, capsys):

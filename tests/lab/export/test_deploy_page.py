@@ -14,7 +14,7 @@ from PIL import Image
 import lambdanets as ln
 from scripts import load_script
 
-PAGE = Path(__file__).parents[2] / "docs/deploy.md"
+PAGE = Path(__file__).parents[3] / "docs/deploy.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 EXPORT, DEPLOYED, DETECTOR, DECODING = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
