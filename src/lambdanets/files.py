@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import stat
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,3 +92,8 @@ def user_cache_folder() -> Path:
 def encode_utf8(text: str) -> bytes:
     """Encode text as UTF-8. Surrogates, as in file names that are not UTF-8, are escaped."""
     return text.encode("utf-8", "backslashreplace")
+
+
+def nfc(name: str) -> str:
+    """Return a name in the Unicode form NFC, to compare names: macOS decomposes accents, other systems do not."""
+    return unicodedata.normalize("NFC", name)

@@ -11,6 +11,10 @@ from lambdanets.files import remove_unfinished
 from lambdanets.locks import Lock, locked_folder
 
 _MAX_CHARACTERS = 40  # messages omit longer values, such as hashes
+# Folders of thumbnails and deleted files, made by network storage, Windows, macOS and Linux.
+_SYSTEM_FOLDERS = frozenset(
+    ("@eadir", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "__macosx", "lost+found")
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,12 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
 
 def _is_ignored(path: Path) -> bool:
     """Whether a path is hidden, or is a folder that is empty or has only hidden files."""
-    return path.name.startswith(".") or (path.is_dir() and not any(path.glob("[!.]*")))
+    return is_hidden(path.name) or (path.is_dir() and all(is_hidden(file.name) for file in path.iterdir()))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is not a person's: its name begins with a dot, or is that of a system's folder."""
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
 # Files and sub-folders by which the output folder of a command is recognized.

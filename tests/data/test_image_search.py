@@ -15,8 +15,12 @@ def touch(folder: Path, *names: str) -> None:
 
 
 def test_a_folder_is_searched_for_visible_images_in_sorted_order(tmp_path: Path) -> None:
-    touch(tmp_path, "b.PNG", "a/z.jpg", "a/notes.txt", ".hidden.png", ".git/x.png")
-    assert find_images([str(tmp_path)]).paths == [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
+    touch(tmp_path, "b.PNG", "a/z.jpg", "a/notes.txt", ".hidden.png", ".git/x.png", "@eaDir/b.PNG/x.jpg")
+    expected = [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
+    assert find_images([str(tmp_path)]).paths == expected
+    assert sorted(find_images([str(tmp_path / "*")]).paths) == expected
+    assert find_images([str(tmp_path / "**/*")]).paths == expected
+    assert find_images([str(tmp_path / "@eaDir")]).paths == [tmp_path / "@eaDir/b.PNG/x.jpg"]
 
 
 def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path) -> None:
@@ -61,7 +65,8 @@ def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: 
 def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.png")
     (tmp_path / "a/loop").symlink_to(tmp_path)
-    assert find_images([str(tmp_path)]).paths == [tmp_path / "a/x.png"]
+    (tmp_path / "b").symlink_to("a")
+    assert find_images([str(tmp_path)]).paths == [tmp_path / "a/x.png", tmp_path / "b/x.png"]
 
 
 @pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg", ""])

@@ -2,6 +2,7 @@
 
 import itertools
 import tarfile
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def test_splits_are_found_by_name_at_any_depth(tmp_path: Path, patterns: str, ki
         ("train/a|b/.jpg test/.jpg", ("a", "b"), {"in test, which has no class folders": 4}),
         ("train/a|b/images/.jpg val/images/.jpg", ("a", "b"), {"in val, which has no class folders": 4}),
         ("train|val|test/a|b/.jpg", ("a", "b"), {"in test, which is not used": 8}),
+        ("cat|dog|@eaDir|.git/.jpg $RECYCLE.BIN/S-1/.jpg __MACOSX/dog|fox/._.tar", ("cat", "dog"), {}),
     ],
 )  # fmt: skip
 def test_what_is_not_used_is_counted(
@@ -112,12 +114,40 @@ def test_folders_that_may_be_splits_or_classes_are_refused(
         open_data(tmp_path / "d", patterns, kind)
 
 
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_thumbnails_and_deleted_files_of_a_network_storage_are_not_data(tmp_path: Path, kind: str) -> None:
+    hidden = "train|val/@eaDir/.jpg train|val/a/@eaDir/1.jpg/.jpg #recycle/val/a/.jpg @eaDir/train/a|b/.jpg"
+    splits = open_data(tmp_path / "d", f"train|val/a|b/.jpg {hidden}", kind)
+    assert (splits.classes, len(splits.train), len(splits.validation)) == (("a", "b"), 8, 8)
+
+
+def test_links_to_folders_that_are_found_otherwise_are_folders(tmp_path: Path) -> None:
+    data = write_files(tmp_path / "d", "train/a|b/.jpg")
+    (data / "train/c").symlink_to("b")
+    (data / "val").symlink_to("train")
+    splits = open_splits(str(data))
+    assert splits.classes == ("a", "b", "c")
+    assert (len(splits.train), len(splits.validation)) == (12, 12)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_class_folders_copied_from_a_mac_are_the_same_classes(tmp_path: Path, kind: str) -> None:
+    composed, decomposed = (unicodedata.normalize(form, "caf\xe9") for form in ("NFC", "NFD"))
+    patterns = f"train/{composed}|dog/.jpg val/{decomposed}|dog/.jpg val/{decomposed}/.heic"
+    splits = open_data(tmp_path / "d", patterns, kind)
+    assert splits.classes == (composed, "dog")
+    assert Counter(splits.validation.labels) == {0: 4, 1: 4}
+    assert splits.left_out == {".heic": 4}
+
+
 @pytest.mark.parametrize(
     "names", [("train", "Validation"), ("all", "test"), ("img_train", "img_val"), ("Train", "valid")]
 )
 def test_the_tar_of_another_split_is_the_validation_set(tmp_path: Path, names: tuple[str, str]) -> None:
     train, validation = (write_tar(write_files(tmp_path / name, "a|b/.jpg")) for name in names)
     write_tar(write_files(tmp_path / "other_val", "c|d/.jpg"))
+    (tmp_path / f"._{validation.name}").touch()  # macOS makes such files
+    train = train.rename(train.with_suffix(".TAR"))
     splits = open_splits(str(train))
     assert splits.validation.name(0) == f"{validation}/a/0.jpg"
     assert (len(splits.train), len(splits.validation)) == (8, 8)

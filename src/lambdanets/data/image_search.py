@@ -13,7 +13,7 @@ from PIL import Image
 
 from lambdanets.data.images import FORMATS
 from lambdanets.errors import InputError
-from lambdanets.folders import is_output
+from lambdanets.folders import is_hidden, is_output
 from lambdanets.terminal import echo
 
 _MAX_REASONS = 6  # in a line; the rest is summed
@@ -56,8 +56,8 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
 
     accepts: whether to include a file, by its name.
 
-    Hidden files and folders are skipped, and the output folders of this package, which have figures of images. Raises
-    InputError for a folder that cannot be read.
+    Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package, which have figures
+    of images. Raises InputError for a folder that cannot be read.
     """
     found = FoundImages([])
     for parent, folders, names in _walk(folder):
@@ -76,19 +76,22 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder that is not hidden, with the names of its sub-folders, which may be cleared, and files."""
-    seen: set[str] = set()
+    """Yield each folder that is not hidden, with the names of its sub-folders, which may be cleared, and files.
+
+    A folder is yielded under each of its links, but not within itself.
+    """
+    ancestors: dict[str, frozenset[str]] = {}  # real paths of the folders above
 
     def fail(error: OSError) -> None:
         raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
 
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in seen:  # a symbolic link to a parent
+        real, above = os.path.realpath(parent), ancestors.pop(parent, frozenset())
+        if real in above:  # a symbolic link to a parent
             folders.clear()
             continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        ancestors.update(dict.fromkeys((os.path.join(parent, name) for name in folders), above | {real}))  # noqa: PTH118 - as os.walk does
         yield Path(parent), folders, files
 
 
@@ -131,6 +134,8 @@ def _find_matches(pattern: str) -> FoundImages:
     num_fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
     matches = [path] if path.is_dir() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute patterns
     for match in matches:
+        if any(map(is_hidden, match.parts[num_fixed:])):
+            continue
         folders = (folder for folder in reversed((match / "*").parents) if len(folder.parts) >= num_fixed)
         output = next(filter(is_output_folder, filter(Path.is_dir, folders)), None)
         if match.is_dir():
@@ -138,7 +143,7 @@ def _find_matches(pattern: str) -> FoundImages:
         elif is_image_name(match.name):
             below = FoundImages([match])
         else:
-            below = FoundImages([], [] if match.name.startswith(".") else [match])
+            below = FoundImages([], [match])
         if output is not None:
             below = FoundImages([], [], dict.fromkeys(below.paths, describe_output(output)))
         found.paths.extend(below.paths)

@@ -13,7 +13,7 @@ from lambdanets.data.image_search import describe_output, is_image_name
 from lambdanets.data.images import read_file, read_image
 from lambdanets.data.shards.tar_samples import FileInTar, files_in_tar
 from lambdanets.errors import InputError
-from lambdanets.folders import is_output
+from lambdanets.folders import is_hidden, is_output
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def find_validation_tar(train: Path) -> Path | None:
     if role in (VALIDATION, TEST):
         return None
     rest = rest if role == TRAIN else ()
-    tars = {name: parse_name(name.stem) for name in sorted(train.parent.iterdir()) if name.suffix.lower() == ".tar"}
+    files = sorted(file for file in train.parent.iterdir() if not is_hidden(file.name))  # macOS makes ._val.tar
+    tars = {file: parse_name(file.stem) for file in files if file.suffix.lower() == ".tar"}
     for wanted in (VALIDATION, TEST):
         found = [tar for tar, name in tars.items() if name == (wanted, rest) and tar.is_file()]
         if len(found) > 1:

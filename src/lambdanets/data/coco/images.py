@@ -3,7 +3,6 @@
 import hashlib
 import io
 import tarfile
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,8 @@ from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards.tar_samples import tar_members
 from lambdanets.data.tar_files import TarImages
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import encode_utf8, open_regular
+from lambdanets.files import encode_utf8, nfc, open_regular
+from lambdanets.folders import is_hidden
 
 
 class ImageSource(Protocol):
@@ -160,7 +160,7 @@ def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
             return {
                 str(PurePosixPath(member.name)): (member.offset_data, member.size)
                 for member in tar_members(file)
-                if not member.issparse()
+                if not member.issparse() and not any(map(is_hidden, PurePosixPath(member.name).parts))
             }
     except (OSError, tarfile.TarError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
@@ -177,7 +177,7 @@ def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str
     source: folder or tar of the paths, for error messages.
     """
     matches: dict[str, str] = {}
-    for normalize in (str, _nfc, _portable):
+    for normalize in (str, nfc, _portable):
         missing, taken = [name for name in names if name not in matches], set(matches.values())
         by_suffix: defaultdict[str, list[str]] = defaultdict(list)
         by_path: defaultdict[str, list[str]] = defaultdict(list)
@@ -202,13 +202,9 @@ def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str
     return [matches.get(name) for name in names]
 
 
-def _nfc(name: str) -> str:
-    return unicodedata.normalize("NFC", name)
-
-
 def _portable(name: str) -> str:
     """Return a name with slashes instead of Windows' backslashes, percent-encoding decoded, in NFC and lower case."""
-    return _nfc(unquote(name).replace("\\", "/")).casefold()
+    return nfc(unquote(name).replace("\\", "/")).casefold()
 
 
 def _path_suffixes(path: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from lambdanets.data.image_search import image_suffixes
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, file_sha256, open_regular
+from lambdanets.folders import is_hidden
 
 # path; name, offset and length in bytes
 FileInTar = tuple[PurePosixPath, tuple[str, int, int]]
@@ -113,7 +114,7 @@ def files_in_tar(path: Path) -> list[FileInTar]:
             files = {name: ((PurePosixPath(parts), (name, *span))) for name, parts, span in _iterate_files(file)}
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete, uncompressed tar: {one_line(error)}") from error
-    return sorted(entry for entry in files.values() if not any(part.startswith(".") for part in entry[0].parts))
+    return sorted(files.values())
 
 
 def _iterate_files(
@@ -121,6 +122,8 @@ def _iterate_files(
 ) -> Iterator[tuple[str, str, tuple[int, int]]]:
     """Yield the name of each file, its path, and its offset and length. folder, below: name and path of the tar."""
     for member in tar_members(file, size):
+        if any(map(is_hidden, PurePosixPath(member.name).parts)):
+            continue
         if member.name.lower().endswith(".tar"):
             file.seek(member.offset_data)
             nested = f"{folder}{member.name}/", f"{below}{member.name[:-4]}/"
