@@ -280,7 +280,7 @@ def test_weight_file_checkpoint_and_run_folder_give_the_same_top1(quick_run):
 
 
 def test_rejects_evaluation_on_other_classes(quick_run):
-    with pytest.raises(ValueError, match=r"among the 2 of training \(dark, light\), got 0, 1, 2"):
+    with pytest.raises(ValueError, match=r"among the 2 of training \('dark', 'light'\), got '0', '1', '2'"):
         evaluate(load(quick_run), "digits")
 
 

@@ -19,6 +19,7 @@ from lambdanets.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.data.tar_files import TarImages, find_validation_tar, read_tar_layout
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError
+from lambdanets.files import nfc
 
 __all__ = ["LabeledImages", "Splits", "hold_out", "open_evaluation_images", "open_splits", "subset"]
 
@@ -180,7 +181,7 @@ def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
             f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
         )
     if not path.is_dir():
-        if path.suffix != ".tar":
+        if path.suffix.lower() != ".tar":
             raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
         return _open_tar(path)
     found = list_images(path)
@@ -305,11 +306,11 @@ def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence
     """
     if tuple(classes) == tuple(target):
         return images
-    indices = {name: index for index, name in enumerate(target)}
-    unknown = sorted({classes[label] for label in images.labels} - indices.keys())
+    indices = {nfc(name): index for index, name in enumerate(target)}
+    unknown = sorted(name for name in {classes[label] for label in images.labels} if nfc(name) not in indices)
     if unknown:
         raise InputError(
-            f"classes of {source} must be among the {len(target)} of training ({first_few(target)}), "
-            f"got {first_few(unknown)}"
+            f"classes of {source} must be among the {len(target)} of training "
+            f"({first_few(map(repr, target))}), got {first_few(map(repr, unknown))}"
         )
-    return SelectedImages(images, range(len(images)), [indices[classes[label]] for label in images.labels])
+    return SelectedImages(images, range(len(images)), [indices[nfc(classes[label])] for label in images.labels])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from lambdanets.data.image_search import describe_left_out
 from lambdanets.errors import InputError
+from lambdanets.files import nfc
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _ROLES = {
@@ -100,7 +101,8 @@ def find_layout(
     """
     root = _Folder()
     for number, (path, image) in enumerate(images):
-        root.below(path.parts[:-1]).images.append((number, image))
+        root.below(map(nfc, path.parts[:-1])).images.append((number, image))
+    others = [PurePath(nfc(str(file))) for file in others]
     counts = Counter(left_out)
     root = _enter(root, counts)
     if not root.folders:

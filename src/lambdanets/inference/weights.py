@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from lambdanets.files import atomic_write, file_sha256
+from lambdanets.files import atomic_write, file_sha256, nfc
 from lambdanets.inference.hub_folder import read_hub_folder
 from lambdanets.inference.model_card import Card, read_card, read_description
 from lambdanets.layers import RelativeEmbedding
@@ -58,7 +58,7 @@ def has_different_classes(path: Path, metadata: Mapping[str, Any], classes: int 
     """Whether the class names of a weight file differ from `classes`; False if either has no names."""
     if isinstance(classes, int) or "lambdanets" not in metadata:
         return False
-    return bool(read_description(path, metadata)["classes"] != tuple(classes))
+    return [*map(nfc, read_description(path, metadata)["classes"])] != [*map(nfc, classes)]
 
 
 def resize_tables(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:

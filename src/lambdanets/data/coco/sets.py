@@ -9,6 +9,7 @@ from lambdanets.data.coco.annotations import Category, parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles, open_annotated
 from lambdanets.data.coco.scattered_digits import scattered_digits
 from lambdanets.errors import InputError
+from lambdanets.files import nfc
 from lambdanets.terminal import echo
 
 NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 300, 60  # of the scattered digits
@@ -51,9 +52,10 @@ def open_with_categories(data: Path, images: Path, categories: tuple[Category, .
 
 def check_categories(categories: tuple[Category, ...], expected: tuple[Category, ...], source: str) -> None:
     """Raise InputError if the ids or names of the categories differ from the expected ones."""
-    if categories == expected:
+    found, wanted = ([(category.id, nfc(category.name)) for category in side] for side in (categories, expected))
+    if found == wanted:
         return
-    unknown = next((category for category in categories if category not in expected), None)
+    unknown = next((category for category, key in zip(categories, found, strict=True) if key not in wanted), None)
     got = f"{unknown.name!r} (id {unknown.id})" if unknown else f"only {len(categories)} of them"
     names = ", ".join(f"{category.name!r} (id {category.id})" for category in expected[:5])
     raise InputError(

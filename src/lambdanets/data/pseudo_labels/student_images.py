@@ -15,6 +15,7 @@ from lambdanets.data.pseudo_labels.selection import SELECTION, read_selection
 from lambdanets.data.pseudo_labels.tables import read_table
 from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
+from lambdanets.files import nfc
 
 
 class PseudoLabeledImages:
@@ -29,8 +30,8 @@ class PseudoLabeledImages:
 
     def __init__(self, images: ShardedImages, selection: Path, classes: Sequence[str], soft: bool) -> None:
         content = read_selection(selection)
-        class_index = {name: number for number, name in enumerate(classes)}
-        teacher_classes = [entry["class"] for entry in content.classes]
+        class_index = {nfc(name): number for number, name in enumerate(classes)}
+        teacher_classes = [nfc(entry["class"]) for entry in content.classes]
         if unknown := [name for name in teacher_classes if name not in class_index]:
             raise InputError(
                 f"classes of the teacher of {selection} must be classes of the labeled images, such as "
