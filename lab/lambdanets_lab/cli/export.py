@@ -99,7 +99,7 @@ def _is_path(source: str) -> bool:
     from lambdanets.models.packaged import packaged_models, weights_in
 
     path = Path(source)
-    if path.is_file() or path.suffix in WEIGHTS or ":" in source or weights_in(path):
+    if path.is_file() or path.suffix.lower() in WEIGHTS or ":" in source or weights_in(path):
         return True
     return source in packaged_models() or (os.sep in source and not source.startswith("timm/"))
 

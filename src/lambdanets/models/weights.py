@@ -165,7 +165,7 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path} is not a file; expected weights (.safetensors) or a checkpoint (.ckpt)")
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -32,7 +32,7 @@ def find_recipe(name: str) -> ClassificationRecipe: ...
 def find_recipe(name: str, recipe_class: type[AnyRecipe]) -> AnyRecipe: ...
 def find_recipe(name: str, recipe_class: type[TrainingRecipe] = ClassificationRecipe) -> TrainingRecipe:
     """Return a recipe or variant by name, or the `recipe` that is assigned in a Python file."""
-    if name.endswith(".py"):
+    if name.lower().endswith(".py"):
         if not Path(name).is_file():
             expected = f"a Python file that assigns recipe = {recipe_class.__name__}(...)"
             raise InputError(f"{name} must be {expected}, got no file")
