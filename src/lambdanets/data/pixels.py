@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -9,6 +10,8 @@ from PIL.ExifTags import Base
 
 _GRAY_MODES = {"1", "L", "LA", "La"}
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
+_DEEP = "its colors have more than 8 bits, of which Pillow keeps 8; convert it to TIFF or PNG"
+_CODE_STREAM = b"\xff\x4f\xff\x51"  # start of JPEG 2000's header with the number and the depths of the channels
 _WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
 _CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
 _MAX_SAMPLE = 1_000_000  # pixels whose intensities are sorted by `stretch`
@@ -45,21 +48,27 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
         return invert(values) if tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO else values
     if max(getattr(image, "tag_v2", {}).get(Base.BitsPerSample, (8,))) > 8:
         raise ValueError("Pillow keeps only 8 bits of its colors; pass the path of the file instead")
-    if not isinstance(image, ImageFile.ImageFile) or image.format != "PNG" or image.fp is None or not image.tile:
+    if not isinstance(image, ImageFile.ImageFile) or image.fp is None or not image.tile:
         return None  # without tiles, the pixels are loaded
-    raw_mode = str(image.tile[0].args)
-    if not raw_mode.endswith(_CUT):
-        return None
+    readers = {"PNG": _deep_png, "PPM": _deep_ppm, "JPEG2000": _deep_jpeg2000, "SGI": _deep_sgi}
+    values = readers[image.format](image) if image.format in readers else None
+    return values if values is None or values.shape[2] == 3 else composite_on_white(values)
+
+
+def _content(image: ImageFile.ImageFile) -> bytes:
     image.fp.seek(0)
-    values = _deep_png(image.fp.read(), raw_mode.removesuffix(_CUT))
-    return values if values.shape[2] == 3 else composite_on_white(values)
+    return image.fp.read()
 
 
-def _deep_png(content: bytes, samples: str) -> np.ndarray:
-    """Return all bits of a PNG with samples "RGB", "RGBA" or "LA", (H, W, samples) in uint16.
+def _deep_png(image: ImageFile.ImageFile) -> np.ndarray | None:
+    """Return all bits of a PNG with samples "RGB", "RGBA" or "LA", (H, W, samples) in uint16; None for 8 bits.
 
     Pillow keeps only the high byte of each sample, so the file is decoded twice, or for "LA" once to its four bytes.
     """
+    raw_mode = str(image.tile[0].args)
+    if not raw_mode.endswith(_CUT):
+        return None
+    content, samples = _content(image), raw_mode.removesuffix(_CUT)
 
     def decode(raw_mode: str) -> np.ndarray:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as copy:
@@ -72,6 +81,45 @@ def _deep_png(content: bytes, samples: str) -> np.ndarray:
     else:  # with the other byte order, the low byte is kept
         high, low = decode(f"{samples};16B"), decode(f"{samples};16L")
     return high << 8 | low
+
+
+def _deep_ppm(image: ImageFile.ImageFile) -> np.ndarray | None:
+    """Return the colors of a PPM with values above 255, scaled to 16 bits as Pillow scales gray ones."""
+    codec, _, offset, arguments = image.tile[0]
+    maximum = arguments[1] if isinstance(arguments, tuple) else 255
+    if image.mode != "RGB" or maximum <= 255:
+        return None
+    body = _content(image)[offset:]
+    shape = (image.height, image.width, 3)
+    count = math.prod(shape)
+    if codec == "ppm_plain":
+        values = np.array(re.sub(rb"#[^\n]*", b"", body).split(), np.uint32)
+    else:
+        values = np.frombuffer(body, ">u2", count)
+    values = np.minimum(values[:count].reshape(shape).astype(np.uint32), maximum)
+    return ((values * 65535 + maximum // 2) // maximum).astype(np.uint16)
+
+
+def _deep_jpeg2000(image: ImageFile.ImageFile) -> np.ndarray | None:
+    """Return the colors of a JPEG 2000 file with more than 8 bits, scaled to 16 bits as Pillow scales gray ones."""
+    content = _content(image)
+    header = content[content.index(_CODE_STREAM) :]
+    channels = int.from_bytes(header[40:42])
+    bits = 1 + max(depth & 127 for depth in header[42 : 42 + 3 * channels : 3])
+    if bits <= 8:
+        return None
+    from imagecodecs import jpeg2k_decode
+
+    values: np.ndarray = jpeg2k_decode(content)
+    if values.dtype != np.uint16 or values.shape[2:] != (len(image.mode),) or image.mode == "CMYK":
+        raise ValueError(_DEEP)
+    return values << (16 - bits)
+
+
+def _deep_sgi(image: ImageFile.ImageFile) -> None:
+    """Raise ValueError for an SGI file with 2 bytes per sample."""
+    if _content(image)[3] == 2:
+        raise ValueError(_DEEP)
 
 
 def _to_gray_or_rgb(image: Image.Image) -> Image.Image:
