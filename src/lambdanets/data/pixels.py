@@ -51,11 +51,12 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
     if not isinstance(image, ImageFile.ImageFile) or image.fp is None or not image.tile:
         return None  # without tiles, the pixels are loaded
     readers = {"PNG": _deep_png, "PPM": _deep_ppm, "JPEG2000": _deep_jpeg2000, "SGI": _deep_sgi}
-    values = readers[image.format](image) if image.format in readers else None
-    return values if values is None or values.shape[2] == 3 else composite_on_white(values)
+    colors = readers[image.format](image) if image.format in readers else None
+    return colors if colors is None or colors.shape[2] == 3 else composite_on_white(colors)
 
 
 def _content(image: ImageFile.ImageFile) -> bytes:
+    assert image.fp is not None
     image.fp.seek(0)
     return image.fp.read()
 

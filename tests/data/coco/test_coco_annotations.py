@@ -2,7 +2,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,19 @@ def test_coordinates_divided_by_the_image_size_are_refused(tmp_path: Path, is_ma
     rows = [annotation(i, bbox=[2 / 30, 3 / 20, 6 / 30, 6 / 20], segmentation=[polygon]) for i in (1, 2)]
     with pytest.raises(InputError, match="coordinates in pixels, got boxes from 0 to 1; multiply x by the width"):
         read(tmp_path, *rows)
+
+
+@pytest.mark.parametrize("key", ["category_id", "image_id"])
+@pytest.mark.parametrize(("ids", "advice"), [((0, 1, 2, 1), "add 1 to"), ((2, 3, 4), "subtract 1 from")])
+def test_ids_that_count_from_0_instead_of_1_are_refused(
+    tmp_path: Path, key: str, ids: Sequence[int], advice: str
+) -> None:
+    counted = {"categories": [{"id": number, "name": f"c{number}"} for number in (1, 2, 3)]}
+    counted["images"] = [image(number) for number in (1, 2, 3)]
+    rows = [annotation(number, **{"category_id": 1, key: value}) for number, value in enumerate(ids)]
+    message = rf"^{key} of the annotations .* among the ids 1 to 3 .*; {advice} each {key}, or remove"
+    with pytest.raises(InputError, match=message):
+        read_annotations(write(tmp_path / "a.json", content(*rows) | counted))
 
 
 def test_a_message_shows_at_most_five_ids(tmp_path: Path) -> None:

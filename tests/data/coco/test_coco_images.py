@@ -11,9 +11,10 @@ import pytest
 from coco_files import annotation, content, image, png, write, write_folder, write_tar
 from PIL import Image
 
-from lambdanets.data.coco.annotations import decode_mask
+from lambdanets.data.coco.annotations import Category, decode_mask
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.segmentations import encode_rle
+from lambdanets.data.coco.sets import open_with_categories
 from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
 
@@ -220,17 +221,20 @@ def test_exif_orientation_is_ignored_if_the_annotations_ignore_it(
 @pytest.mark.parametrize("name", ["图像 一.png", "صورة.png", "no suffix", ".hidden.png", "50% [x]*?.JPG", "a\nb.png"])
 def test_file_names_may_be_in_any_script(tmp_path: Path, name: str, write_images: Callable[..., Path]) -> None:
     annotations = write(tmp_path / "a.json", content(annotation(1), images=[image(1, name)]))
-    images = open_annotated(annotations, write_images(tmp_path / "f", {f"训练/{name}": png(value=7)}))
+    files = {f"训练/{name}": png(value=7), f"#recycle/训练/{name}": png(value=9)}
+    images = open_annotated(annotations, write_images(tmp_path / "f", files))
     assert first_pixels(images) == [7]
     assert len(images.fingerprint) == 64
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_file_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+def test_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
     name, other_form = "한글é.png", {"NFC": "NFD", "NFD": "NFC"}[form]
     rows = [image(1, unicodedata.normalize(form, name))]
     folder = write_folder(tmp_path / "f", {unicodedata.normalize(other_form, f"é/{name}"): png(value=7)})
-    assert first_pixels(open_annotated(write(tmp_path / "a.json", content(annotation(1), images=rows)), folder)) == [7]
+    coco = content(annotation(1), images=rows) | {"categories": [{"id": 7, "name": unicodedata.normalize(form, "é")}]}
+    of_training = (Category(7, unicodedata.normalize(other_form, "é")),)
+    assert first_pixels(open_with_categories(write(tmp_path / "a.json", coco), folder, of_training)) == [7]
 
 
 def test_file_names_that_differ_only_in_unicode_form_are_distinct(tmp_path: Path) -> None:

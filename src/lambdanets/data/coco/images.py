@@ -160,7 +160,7 @@ def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
             return {
                 str(PurePosixPath(member.name)): (member.offset_data, member.size)
                 for member in tar_members(file)
-                if not member.issparse() and not any(map(is_hidden, PurePosixPath(member.name).parts))
+                if not member.issparse() and not any(map(is_hidden, PurePosixPath(member.name).parts[:-1]))
             }
     except (OSError, tarfile.TarError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
