@@ -1,5 +1,6 @@
 """The server of the page, which writes no files."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -8,10 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lambdanets.errors import InputError
-from lambdanets_lab.demo.app import build_app
+from lambdanets_lab.demo.app import MAX_SECONDS, build_app
 from lambdanets_lab.demo.views import Model
+
+MAX_CONNECTIONS = 128  # macOS lets a process open 256 files
+MAX_CONNECTIONS_OF_CLIENT = 32
+MAX_SECONDS_TO_ASK = 10  # to receive the headers of the first request
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,8 @@ def serve(models: Mapping[str, Model], host: str = "127.0.0.1", port: int = 0) -
     with _listen(host, port) as listener:
         config = uvicorn.Config(
             build_app(models, host),
-            http="h11",
+            http=_Connection,
+            backlog=16,  # connections that asyncio accepts at once, before `_Connection` can refuse any
             ws="none",
             lifespan="off",
             log_level="error",
@@ -46,11 +53,41 @@ def serve(models: Mapping[str, Model], host: str = "127.0.0.1", port: int = 0) -
         try:
             while thread.is_alive() and not server.started:
                 time.sleep(0.01)
+            listener.listen()  # asyncio also reduced the number of those that wait
             name = f"[{host}]" if ":" in host else host
             yield Server(f"http://{name}:{listener.getsockname()[1]}", thread.join)
         finally:
             server.should_exit = True
             thread.join(timeout=5)
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if there are too many, or if it has had no request for too long.
+
+    uvicorn waits forever for the rest of the headers, and for clients to read a response.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        of_client = sum(
+            other.client[:1] == self.client[:1] for other in self.connections if other.client and self.client
+        )
+        if len(self.connections) > MAX_CONNECTIONS or of_client > MAX_CONNECTIONS_OF_CLIENT:
+            transport.abort()
+        self._limit = self.loop.call_later(MAX_SECONDS_TO_ASK, self._expire)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._limit.cancel()
+        self._limit = self.loop.call_later(MAX_SECONDS, self._expire)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.cancel()
+        super().connection_lost(exc)
+
+    def _expire(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,5 +1,6 @@
 """Clients that lie to the page get one sentence: other sites, forged data, files of others, large and slow bodies."""
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -13,7 +14,7 @@ from PIL import Image
 
 import lambdanets as ln
 from lab.demo.uploads import encode, png_of_size, unreadable_files
-from lambdanets_lab.demo import app
+from lambdanets_lab.demo import app, server
 from lambdanets_lab.demo.examples import example_images
 from lambdanets_lab.demo.server import serve
 
@@ -68,13 +69,17 @@ class Client:
         assert "\n" not in content["error"]
         return content["error"]
 
-    def start_upload(self, source=("127.0.0.1", 0)):
-        """Start an upload that stalls."""
+    def start(self, text):
+        """Open a connection that sends something and stalls."""
         host, port = self.address.split(":")
-        connection = socket.create_connection((host, int(port)), source_address=source)
-        header = f"POST /predict?model=0 HTTP/1.1\r\nHost: {self.address}\r\nOrigin: http://{self.address}\r\n"
-        connection.sendall(f"{header}Connection: close\r\nContent-Length: 1000\r\n\r\nhalf".encode())
+        connection = socket.create_connection((host, int(port)), timeout=10)
+        connection.sendall(text.encode())
         return connection
+
+    def start_upload(self):
+        """Start an upload that stalls."""
+        header = f"POST /predict?model=0 HTTP/1.1\r\nHost: {self.address}\r\nOrigin: http://{self.address}\r\n"
+        return self.start(f"{header}Connection: close\r\nContent-Length: 1000\r\n\r\nhalf")
 
 
 def every_route(digits):
@@ -205,6 +210,21 @@ def test_stalled_uploads_of_one_client_do_not_stop_another(client, digits, monke
         connection.close()
     time.sleep(0.2)  # the last one is closed before its body is complete
     assert client.send("POST", "/predict?model=0", encode(PRIVATE))[0] == 200
+
+
+def test_connections_without_a_request_are_limited_and_closed(client, monkeypatch):
+    monkeypatch.setattr(server, "MAX_SECONDS_TO_ASK", 0.5)
+    monkeypatch.setattr(server, "MAX_SECONDS", 0.5)
+    request = f"GET / HTTP/1.1\r\nHost: {client.address}\r\n"
+    stalled = [client.start(text) for text in (request, "", f"{request}\r\n{request}") for _ in range(10)]
+    refused = [client.start("") for _ in range(100)]
+    if sys.platform == "linux":
+        assert client.send("GET", "/models", source=("127.0.0.2", 0))[0] == 200
+    for connection in (*stalled, *refused):
+        with closing(connection), contextlib.suppress(ConnectionResetError):
+            while connection.recv(2**20):
+                pass
+    assert client.send("GET", "/models")[0] == 200
 
 
 def test_responses_allow_neither_scripts_nor_frames_of_other_sites(client):
