@@ -104,12 +104,27 @@ def test_saved_trace_accepts_any_batch_size(tmp_path):
     torch.testing.assert_close(loaded(larger), layer(larger))
 
 
-@pytest.mark.parametrize("size", [(5, 6), (6, 6), (12, 10)], ids=str)
+OTHER_SIZES = "expects split_sizes to sum exactly to"
+
+
+@pytest.mark.parametrize("size", [(5, 6), (6, 6), (12, 10), (1, 5), (6, 1), (1, 1)], ids=str)
 def test_trace_rejects_other_sizes(size):
     layer, x = make_layer(LambdaLayer2d, {}, MAPS)
     traced = torch.jit.trace(layer.eval(), x)
-    with pytest.raises(RuntimeError, match="must match"):
+    with pytest.raises(RuntimeError, match=OTHER_SIZES):
         traced(torch.randn(2, 8, *size))
+    traced = torch.jit.trace(layer, (x, torch.ones(2, 6, 5, dtype=torch.bool)))
+    with pytest.raises(RuntimeError, match=OTHER_SIZES):
+        traced(x, torch.ones(2, *size, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("length", [1, 5, 12])
+@pytest.mark.parametrize("name", ["tokens", "dense embeddings"])
+def test_trace_of_a_token_layer_with_positions_rejects_other_lengths(name, length):
+    layer, x = make_layer(*LAYERS[name])
+    traced = torch.jit.trace(layer.eval(), x)
+    with pytest.raises(RuntimeError, match=OTHER_SIZES):
+        traced(torch.randn(2, length, 8))
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])

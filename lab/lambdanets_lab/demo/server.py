@@ -69,9 +69,8 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        of_client = sum(
-            other.client[:1] == self.client[:1] for other in self.connections if other.client and self.client
-        )
+        hosts = [other.client[0] for other in self.connections if isinstance(other, _Connection) and other.client]
+        of_client = hosts.count(self.client[0]) if self.client else 0
         if len(self.connections) > MAX_CONNECTIONS or of_client > MAX_CONNECTIONS_OF_CLIENT:
             transport.abort()
         self._limit = self.loop.call_later(MAX_SECONDS_TO_ASK, self._expire)

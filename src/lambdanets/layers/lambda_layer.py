@@ -11,7 +11,7 @@ from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.maps import average_pool, check_pool, counts_padding, memory_format
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import static_shape
+from lambdanets.ops.geometry import fix_sides, static_shape
 from lambdanets.ops.position.plan import check_algorithm
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -131,8 +131,7 @@ class GridLambdaLayer(LambdaBase):
             raise ValueError(f"x must be (b, dim = {self.dim}, {sides}), got shape {tuple(x.shape)}")
         self._check_dtype("x", x)
         grid = static_shape(x)[2:]
-        if torch.jit.is_tracing():
-            x = x.expand(-1, -1, *grid)  # makes the trace raise for inputs of another size
+        x = fix_sides(x, 2)
         valid = None
         if mask is not None:
             if mask.dtype != torch.bool or tuple(mask.shape) not in ((1, *grid), (x.shape[0], *grid)):
@@ -140,6 +139,7 @@ class GridLambdaLayer(LambdaBase):
                     f"mask must have shape {(x.shape[0], *grid)} and dtype bool, True at valid positions, got "
                     f"{tuple(mask.shape)} and {mask.dtype}"
                 )
+            mask = fix_sides(mask, 1)
             x = x.masked_fill(~mask.unsqueeze(1), 0)
             valid = mask.expand(x.shape[0], *grid).flatten(1)
         queries, keys, values = self._project(x, None, valid)

@@ -53,7 +53,7 @@ class Layer(nn.Module):
     def _slow_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call forward under torch.jit.trace, without warnings that sizes become constants; nn.Module calls this."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets\.")
+            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets(_lab)?\.")
             return super()._slow_forward(*inputs, **kwargs)
 
     def __prepare_scriptable__(self) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from lambdanets.layers.base import Interaction, LambdaBase
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
-from lambdanets.ops.geometry import static_shape
+from lambdanets.ops.geometry import fix_sides, static_shape
 from lambdanets.ops.interaction import expand_mask
 
 
@@ -126,6 +126,8 @@ class LambdaLayer(LambdaBase):
                 raise ValueError(f"context must have batch size {x.shape[0]}, like x, got shape {tuple(context.shape)}")
         if embeddings is not None and not self.position:
             raise ValueError("embeddings must be None for a layer with position=False, got a tensor")
+        if self.position and embeddings is None:  # the embeddings are for these lengths
+            x, context = fix_sides(x, 1), None if context is None else fix_sides(context, 1)
         source = x if context is None else context
         valid = None
         if mask is not None:

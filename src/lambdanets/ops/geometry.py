@@ -29,6 +29,14 @@ def static_shape(x: Tensor) -> tuple[int, ...]:
     return tuple(map(int, x.shape)) if torch.jit.is_tracing() else tuple(x.shape)
 
 
+def fix_sides(x: Tensor, first: int) -> Tensor:
+    """Return x unchanged; in torch.jit.trace, the trace then raises for other sides of the axes from `first` on."""
+    if torch.jit.is_tracing():
+        for axis, side in enumerate(static_shape(x)[first:], first):
+            (x,) = x.split([side], axis)  # expand would accept a side of 1
+    return x
+
+
 def radius(scope: int, side: int) -> int:
     """Return half the scope, the largest offset in each direction, limited by the side of the grid."""
     return min(scope // 2, side - 1)
