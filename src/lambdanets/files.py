@@ -95,5 +95,5 @@ def encode_utf8(text: str) -> bytes:
 
 
 def nfc(name: str) -> str:
-    """Return a name in the Unicode form NFC, to compare names: macOS decomposes accents, other systems do not."""
+    """Return a name in the Unicode form NFC, to compare it: only macOS decomposes accents."""
     return unicodedata.normalize("NFC", name)

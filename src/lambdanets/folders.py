@@ -100,7 +100,7 @@ def _is_ignored(path: Path) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is not a person's: its name begins with a dot, or is that of a system's folder."""
+    """Whether a file or folder is not a person's: its name begins with a dot, or is a system's."""
     return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 

@@ -38,7 +38,7 @@ def serve(models: Mapping[str, Model], host: str = "127.0.0.1", port: int = 0) -
         config = uvicorn.Config(
             build_app(models, host),
             http=_Connection,
-            backlog=16,  # connections that asyncio accepts at once, before `_Connection` can refuse any
+            backlog=16,  # that asyncio accepts before `_Connection` can refuse any
             ws="none",
             lifespan="off",
             log_level="error",
@@ -69,7 +69,8 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        hosts = [other.client[0] for other in self.connections if isinstance(other, _Connection) and other.client]
+        others = [other for other in self.connections if isinstance(other, _Connection)]
+        hosts = [other.client[0] for other in others if other.client]
         of_client = hosts.count(self.client[0]) if self.client else 0
         if len(self.connections) > MAX_CONNECTIONS or of_client > MAX_CONNECTIONS_OF_CLIENT:
             transport.abort()

@@ -307,10 +307,12 @@ def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence
     if tuple(classes) == tuple(target):
         return images
     indices = {nfc(name): index for index, name in enumerate(target)}
-    unknown = sorted(name for name in {classes[label] for label in images.labels} if nfc(name) not in indices)
+    used = {classes[label] for label in images.labels}
+    unknown = sorted(name for name in used if nfc(name) not in indices)
     if unknown:
         raise InputError(
             f"classes of {source} must be among the {len(target)} of training "
             f"({first_few(map(repr, target))}), got {first_few(map(repr, unknown))}"
         )
-    return SelectedImages(images, range(len(images)), [indices[nfc(classes[label])] for label in images.labels])
+    labels = [indices[nfc(classes[label])] for label in images.labels]
+    return SelectedImages(images, range(len(images)), labels)

@@ -56,8 +56,8 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
 
     accepts: whether to include a file, by its name.
 
-    Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package, which have figures
-    of images. Raises InputError for a folder that cannot be read.
+    Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package,
+    which have figures of images. Raises InputError for a folder that cannot be read.
     """
     found = FoundImages([])
     for parent, folders, names in _walk(folder):
@@ -76,9 +76,9 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder that is not hidden, with the names of its sub-folders, which may be cleared, and files.
+    """Yield each folder that is not hidden, with the names of its sub-folders and files.
 
-    A folder is yielded under each of its links, but not within itself.
+    The sub-folders may be cleared. A folder is yielded under each link to it, but not within itself.
     """
     ancestors: dict[str, frozenset[str]] = {}  # real paths of the folders above
 
@@ -91,7 +91,8 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        ancestors.update(dict.fromkeys((os.path.join(parent, name) for name in folders), above | {real}))  # noqa: PTH118 - as os.walk does
+        below = (os.path.join(parent, name) for name in folders)  # noqa: PTH118 - as os.walk does
+        ancestors.update(dict.fromkeys(below, above | {real}))
         yield Path(parent), folders, files
 
 

@@ -11,7 +11,7 @@ from PIL.ExifTags import Base
 _GRAY_MODES = {"1", "L", "LA", "La"}
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
 _DEEP = "its colors have more than 8 bits, of which Pillow keeps 8; convert it to TIFF or PNG"
-_CODE_STREAM = b"\xff\x4f\xff\x51"  # start of JPEG 2000's header with the number and the depths of the channels
+_CODE_STREAM = b"\xff\x4f\xff\x51"  # start of JPEG 2000's header with the channels' depths
 _WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
 _CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
 _MAX_SAMPLE = 1_000_000  # pixels whose intensities are sorted by `stretch`
@@ -62,7 +62,7 @@ def _content(image: ImageFile.ImageFile) -> bytes:
 
 
 def _deep_png(image: ImageFile.ImageFile) -> np.ndarray | None:
-    """Return all bits of a PNG with samples "RGB", "RGBA" or "LA", (H, W, samples) in uint16; None for 8 bits.
+    """Return all bits of a PNG of "RGB", "RGBA" or "LA", (H, W, samples) in uint16; None for 8 bits.
 
     Pillow keeps only the high byte of each sample, so the file is decoded twice, or for "LA" once to its four bytes.
     """
@@ -85,7 +85,7 @@ def _deep_png(image: ImageFile.ImageFile) -> np.ndarray | None:
 
 
 def _deep_ppm(image: ImageFile.ImageFile) -> np.ndarray | None:
-    """Return the colors of a PPM with values above 255, scaled to 16 bits as Pillow scales gray ones."""
+    """Return the colors of a PPM with values above 255, scaled to 16 bits as gray ones by Pillow."""
     codec, _, offset, arguments = image.tile[0]
     maximum = arguments[1] if isinstance(arguments, tuple) else 255
     if image.mode != "RGB" or maximum <= 255:
@@ -102,7 +102,7 @@ def _deep_ppm(image: ImageFile.ImageFile) -> np.ndarray | None:
 
 
 def _deep_jpeg2000(image: ImageFile.ImageFile) -> np.ndarray | None:
-    """Return the colors of a JPEG 2000 file with more than 8 bits, scaled to 16 bits as Pillow scales gray ones."""
+    """Return the colors of a JPEG 2000 file of more than 8 bits, scaled to 16 as gray ones by Pillow."""
     content = _content(image)
     header = content[content.index(_CODE_STREAM) :]
     channels = int.from_bytes(header[40:42])

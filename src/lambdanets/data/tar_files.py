@@ -50,7 +50,8 @@ def find_validation_tar(train: Path) -> Path | None:
     if role in (VALIDATION, TEST):
         return None
     rest = rest if role == TRAIN else ()
-    files = sorted(file for file in train.parent.iterdir() if not is_hidden(file.name))  # macOS makes ._val.tar
+    # macOS makes files such as ._val.tar
+    files = sorted(file for file in train.parent.iterdir() if not is_hidden(file.name))
     tars = {file: parse_name(file.stem) for file in files if file.suffix.lower() == ".tar"}
     for wanted in (VALIDATION, TEST):
         found = [tar for tar, name in tars.items() if name == (wanted, rest) and tar.is_file()]

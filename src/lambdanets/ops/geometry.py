@@ -30,7 +30,7 @@ def static_shape(x: Tensor) -> tuple[int, ...]:
 
 
 def fix_sides(x: Tensor, first: int) -> Tensor:
-    """Return x unchanged; in torch.jit.trace, the trace then raises for other sides of the axes from `first` on."""
+    """Return x; a trace of torch.jit then raises for other sides of the axes from `first` on."""
     if torch.jit.is_tracing():
         for axis, side in enumerate(static_shape(x)[first:], first):
             (x,) = x.split([side], axis)  # expand would accept a side of 1

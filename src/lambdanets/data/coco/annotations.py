@@ -100,8 +100,8 @@ def read_annotations(path: Path) -> Annotations:
     Ids may be any integers; iscrowd and area are optional. Invalid annotations are dropped, and what has only one
     reading is repaired, such as equal ids of different annotations or corners as boxes; both are listed in `problems`.
     Raises InputError for a file that is truncated or not in this format, for duplicate ids or file names of images and
-    categories, for a file without images or categories, for coordinates from 0 to 1, for ids of categories or images
-    that are shifted by 1, and if more than half of the annotations are invalid.
+    categories, for a file without images or categories, for coordinates from 0 to 1, for shifted ids of
+    categories or images, and if more than half of the annotations are invalid.
 
     Time and memory are linear in the size of the file. A synthetic file with a tenth of the objects of COCO's training
     set (86,000 in 9,500 images) takes 2.5 s and 160 MB on one core of a virtual machine. The result takes 80 MB.

@@ -51,13 +51,14 @@ def read_objects(
     entries: the annotations, whose fields have the right types. category_ids: in order. sizes: height and width by
     image id.
 
-    Raises InputError if the coordinates are divided by the image size, if the ids of categories or images are shifted,
-    and if more than half of the annotations are invalid, because then the file is not what it seems to be.
+    Raises InputError if the coordinates are divided by the image size, if the ids of categories or
+    images are shifted, and if more than half of the annotations are invalid, because then the file
+    is not what it seems to be.
     """
     problems: defaultdict[str, list[int]] = defaultdict(list)
     indices = {category_id: index for index, category_id in enumerate(category_ids)}
-    _check_not_shifted("category_id", {entry["category_id"] for entry in entries}, indices.keys(), path)
-    _check_not_shifted("image_id", {entry["image_id"] for entry in entries}, sizes.keys(), path)
+    for key, known in (("category_id", indices.keys()), ("image_id", sizes.keys())):
+        _check_not_shifted(key, {entry[key] for entry in entries}, known, path)
     valid = []
     for annotation_id, entry in _with_unique_ids(entries, problems):
         try:
@@ -101,16 +102,17 @@ def read_objects(
 
 
 def _check_not_shifted(key: str, used: Set[int], known: Set[int], path: Path) -> None:
-    """Raise InputError if some ids are unknown, but none after adding or subtracting 1: the known ones are then wrong.
+    """Raise InputError if some ids are unknown, but none after adding or subtracting 1.
 
-    Tools count categories and images from 0 or from 1.
+    The known ones are then wrong, too: tools count categories and images from 0 or from 1.
     """
     unknown = used - known
     for shift, advice in ((1, "add 1 to"), (-1, "subtract 1 from")):
         if unknown and {value + shift for value in used} <= known:
             raise InputError(
-                f"{key} of the annotations in '{path}' must be among the ids {min(known)} to {max(known)} of the file, "
-                f"got {min(used)} to {max(used)}; {advice} each {key}, or remove the annotations of {min(unknown)}"
+                f"{key} of the annotations in '{path}' must be among the ids {min(known)} to "
+                f"{max(known)} of the file, got {min(used)} to {max(used)}; {advice} each {key}, or "
+                f"remove the annotations of {min(unknown)}"
             )
 
 

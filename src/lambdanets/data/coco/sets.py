@@ -52,16 +52,20 @@ def open_with_categories(data: Path, images: Path, categories: tuple[Category, .
 
 def check_categories(categories: tuple[Category, ...], expected: tuple[Category, ...], source: str) -> None:
     """Raise InputError if the ids or names of the categories differ from the expected ones."""
-    found, wanted = ([(category.id, nfc(category.name)) for category in side] for side in (categories, expected))
-    if found == wanted:
+    wanted = [_key(category) for category in expected]
+    if [_key(category) for category in categories] == wanted:
         return
-    unknown = next((category for category, key in zip(categories, found, strict=True) if key not in wanted), None)
+    unknown = next((category for category in categories if _key(category) not in wanted), None)
     got = f"{unknown.name!r} (id {unknown.id})" if unknown else f"only {len(categories)} of them"
     names = ", ".join(f"{category.name!r} (id {category.id})" for category in expected[:5])
     raise InputError(
         f"'{source}' must have the {len(expected)} categories of training ({names}{', ...' if expected[5:] else ''}), "
         f"got {got}"
     )
+
+
+def _key(category: Category) -> tuple[int, str]:
+    return category.id, nfc(category.name)
 
 
 def report_problems(**sets: AnnotatedImages) -> None:
