@@ -279,6 +279,24 @@ def test_weight_file_checkpoint_and_run_folder_give_the_same_top1(quick_run):
         assert evaluate(classifier).top1 == result["top1"]
 
 
+def test_a_changed_folder_is_not_divided_again_by_evaluate(quick_run, tmp_path, capsys):
+    run_folder = shutil.copytree(quick_run, tmp_path / "run")
+    photos = shutil.copytree(quick_run.parent / "images", tmp_path / "photos")
+    recipe = replace(read_recipe(run_folder / "recipe.json"), data=str(photos))
+    (run_folder / "recipe.json").write_text(recipe.to_json())
+    assert main(["evaluate", str(run_folder)]) == 0
+    shutil.copy(photos / "dark/00.png", photos / "dark/a new photo.png")
+    capsys.readouterr()
+    for model in (run_folder, run_folder / "checkpoints/last.ckpt"):
+        for data in ([], ["--data", str(photos)]):
+            assert main(["evaluate", str(model), *data]) == 2
+            assert "data must have the same images as when the run started" in capsys.readouterr().err
+    (photos / "dark/a new photo.png").unlink()
+    assert main(["evaluate", str(run_folder)]) == 0
+    new = write_two_classes(tmp_path / "new")
+    assert main(["evaluate", str(run_folder), "--data", str(new)]) == 0  # with any images
+
+
 def test_rejects_evaluation_on_other_classes(quick_run):
     with pytest.raises(ValueError, match=r"among the 2 of training \(dark, light\), got 0, 1, 2"):
         evaluate(load(quick_run), "digits")
