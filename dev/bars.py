@@ -14,7 +14,7 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "training", "inference", "calibration", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 29_020, "lab": 8_880, "everything": 44_240, "tests": 31_100}
+MAX_LINES = {"core": 29_134, "lab": 8_880, "everything": 44_342, "tests": 31_174}
 MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 21, 210  # the chosen algorithm depends on the processor
 
 FORWARD = """
