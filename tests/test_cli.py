@@ -412,7 +412,7 @@ def test_train_error_names_a_folder_that_cannot_be_created(tmp_path, capsys):
     assert "Not a directory" in run_failing(capsys, "train", "--run", tmp_path / "x" / "run")
 
 
-@pytest.mark.parametrize("options", ["--epochs 9", f"--epochs {DIGITS.epochs}", "--workers 1", "--seed 7"])
+@pytest.mark.parametrize("options", ["--epochs 9", f"--epochs {DIGITS.epochs}", "--seed 7"])
 def test_resume_rejects_options_that_differ_from_the_run(options, trained, capsys):
     error = run_failing(capsys, "train", "--resume", trained / "run", *options.split())
     assert "--resume uses the run's own recipe, which has" in error

@@ -9,11 +9,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch import nn
 
 import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
+from test_threads import make_classifier, make_detector, make_segmenter, result
 from training.runs import quick_recipe
 from training.teachers import RECIPE, write_teacher
 
@@ -113,6 +115,25 @@ def test_predict_applies_the_preprocessing_of_the_model_card(classifier, pixels)
     with torch.inference_mode():
         expected = classifier.model(preprocessed[None])[0].softmax(0)
     torch.testing.assert_close(classifier.predict(pixels)[0].probabilities, expected)
+
+
+@pytest.mark.parametrize("make", [make_classifier, make_detector, make_segmenter])
+def test_predictions_do_not_depend_on_mode_and_dtype(make, pixels):
+    model = make()
+    expected = model.predict(pixels)[0]
+    model.model.train()  # as between two epochs of one's own training loop
+    frozen = next(module for module in model.model.modules() if isinstance(module, nn.BatchNorm2d)).eval()
+    state = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    assert result(model.predict(pixels)[0]) == result(expected)
+    assert {module.training for module in model.model.modules() if module is not frozen} == {True}
+    assert not frozen.training
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.model.state_dict().items())
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        model.model.to(dtype)
+        actual = model.predict(pixels)[0]
+        floats = "scores" if hasattr(actual, "scores") else "probabilities"
+        assert getattr(actual, floats).dtype == torch.float32
+        torch.testing.assert_close(getattr(actual, floats), getattr(expected, floats), atol=0.1, rtol=0)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])

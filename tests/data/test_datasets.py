@@ -11,7 +11,6 @@ from lambdanets.data.datasets import hold_out, open_evaluation_images, open_spli
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
-from lambdanets.training.classification.task import fingerprint
 
 
 def png(value: int) -> bytes:
@@ -220,9 +219,9 @@ def test_subset_rejects_a_class_with_one_image(tmp_path):
 def test_fingerprint_covers_the_test_set_of_a_hold_out(tmp_path):
     write_classes(tmp_path / "train", a=4, b=4)
     write_classes(tmp_path / "val", a=1, b=1)
-    before = fingerprint(hold_out(open_splits(str(tmp_path)), 0.25, 0))
+    before = hold_out(open_splits(str(tmp_path)), 0.25, 0).fingerprint
     next((tmp_path / "val/a").iterdir()).rename(tmp_path / "val/a/another.png")
-    assert fingerprint(hold_out(open_splits(str(tmp_path)), 0.25, 0)) != before
+    assert hold_out(open_splits(str(tmp_path)), 0.25, 0).fingerprint != before
 
 
 def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path):

@@ -18,7 +18,6 @@ from lambdanets.data.shards.checks import index_shards
 from lambdanets.data.shards.images import ShardedImages, is_sharded, open_shards
 from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
-from lambdanets.training.classification.task import fingerprint
 from noise_images import write_images
 
 
@@ -207,17 +206,17 @@ def test_rejects_a_subset_of_images_in_shards(shards: Path) -> None:
 
 
 def test_fingerprint_depends_only_on_shards_json(shards: Path) -> None:
-    original = fingerprint(open_splits(str(shards)))
+    original = open_splits(str(shards)).fingerprint
     path = shards / "shards.json"
     text = path.read_text()
     for tar in shards.glob("*.tar"):
         tar.unlink()
-    assert fingerprint(open_splits(str(shards))) == original
+    assert open_splits(str(shards)).fingerprint == original
     path.write_text(text.replace('"dark"', '"dim"'))
-    assert fingerprint(open_splits(str(shards))) != original
+    assert open_splits(str(shards)).fingerprint != original
     sha256 = json.loads(text)["splits"]["train"][0]["sha256"]
     path.write_text(text.replace(sha256, sha256[::-1]))
-    assert fingerprint(open_splits(str(shards))) != original
+    assert open_splits(str(shards)).fingerprint != original
 
 
 def with_fields(**fields: object) -> dict[str, object]:

@@ -67,6 +67,24 @@ def test_loads_checkpoints_of_other_training_code(wrapper, model, tmp_path):
         assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
 
 
+@pytest.mark.parametrize("average", ["ema", "teacher", "model_ema", ""])
+@pytest.mark.parametrize("wrapper", ["entries", "prefixes"])
+def test_of_two_networks_the_average_is_loaded_and_named(wrapper, average, model, tmp_path, capsys):
+    expected = model.state_dict()
+    networks = {"student": {name: torch.zeros_like(tensor) for name, tensor in expected.items()}}
+    networks = {**networks, average: expected} if average else {"model": expected, **networks}
+    if wrapper == "prefixes":
+        pairs = networks.items()
+        networks = {f"{key}.{name}": tensor for key, state in pairs for name, tensor in state.items()}
+    for state in (networks, dict(reversed(networks.items()))):
+        torch.save(state, tmp_path / "mean_teacher.pth")
+        loaded = create_model("lambda_resnet20_small", pretrained=tmp_path / "mean_teacher.pth", num_classes=3)
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+        star = "" if wrapper == "entries" else ".*"
+        used = f"the weights {average or 'model'}{star} are used, not student{star}\n"
+        assert capsys.readouterr().err.endswith(used)
+
+
 def test_says_which_type_in_a_checkpoint_is_code(model, tmp_path):
     torch.save({"model": model}, tmp_path / "network.pth")
     with pytest.raises(ValueError, match=r"it contains lambdanets\.models\.lambda_resnet\.LambdaResNet, which is code"):

@@ -159,14 +159,6 @@ def test_repeating_the_command_resumes_and_then_changes_no_file(small, tmp_path,
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times_before
 
 
-def test_rejects_resuming_on_other_data(small, two_classes, tmp_path, monkeypatch):
-    folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
-    shutil.copytree(two_classes, tmp_path / "other")
-    (tmp_path / "other/dark/00.png").rename(tmp_path / "other/dark/another.png")
-    with pytest.raises(InputError, match="the data has changed since the run started"):
-        run.start(replace(small, data=str(tmp_path / "other")), folder)
-
-
 def test_more_than_max_unreadable_images_stop_the_run(small, two_classes, tmp_path):
     for number in range(4, 8):
         (two_classes / f"dark/{number:02}.png").write_bytes(b"no image")

@@ -207,10 +207,10 @@ def test_run_resumes_with_moved_data_and_initial_weights(quick, two_classes, tmp
     folder = interrupted_run(quick, tmp_path / "interrupted", monkeypatch)
     (tmp_path / "base").rename(tmp_path / "elsewhere")
     two_classes.rename(tmp_path / "moved")
-    recipe = replace(quick, data=str(tmp_path / "moved"), workers=1)
-    (folder / "recipe.json").write_text(recipe.to_json())
-    run.resume(folder)
+    moved = ["--data", os.path.relpath(tmp_path / "moved"), "--workers", "1"]
+    assert main(["train", "--resume", str(folder), *moved]) == 0
     assert_same_result(tmp_path / "uninterrupted", folder)
+    assert read_recipe(folder / "recipe.json").data == str(tmp_path / "moved")
 
 
 def test_second_signal_stops_within_the_step(quick, tmp_path, monkeypatch):
@@ -279,6 +279,24 @@ def test_weight_file_checkpoint_and_run_folder_give_the_same_top1(quick_run):
         assert evaluate(classifier).top1 == result["top1"]
 
 
+def test_a_changed_folder_is_not_divided_again_by_evaluate(quick_run, tmp_path, capsys):
+    run_folder = shutil.copytree(quick_run, tmp_path / "run")
+    photos = shutil.copytree(quick_run.parent / "images", tmp_path / "photos")
+    recipe = replace(read_recipe(run_folder / "recipe.json"), data=str(photos))
+    (run_folder / "recipe.json").write_text(recipe.to_json())
+    assert main(["evaluate", str(run_folder)]) == 0
+    shutil.copy(photos / "dark/00.png", photos / "dark/a new photo.png")
+    capsys.readouterr()
+    for model in (run_folder, run_folder / "checkpoints/last.ckpt"):
+        for data in ([], ["--data", str(photos)]):
+            assert main(["evaluate", str(model), *data]) == 2
+            assert "data must have the same images as when the run started" in capsys.readouterr().err
+    (photos / "dark/a new photo.png").unlink()
+    assert main(["evaluate", str(run_folder)]) == 0
+    new = write_two_classes(tmp_path / "new")
+    assert main(["evaluate", str(run_folder), "--data", str(new)]) == 0  # with any images
+
+
 def test_rejects_evaluation_on_other_classes(quick_run):
     with pytest.raises(ValueError, match=r"among the 2 of training \('dark', 'light'\), got '0', '1', '2'"):
         evaluate(load(quick_run), "digits")
@@ -322,6 +340,30 @@ def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_
             (two_classes / f"new/{i}.png").write_bytes(image)
     with pytest.raises(ValueError, match=r"data has changed since|the classes of the data have changed"):
         run.resume(folder)
+
+
+@pytest.mark.parametrize("option", ["--data", "--weights"])
+@pytest.mark.parametrize("command", ["same command", "--resume"])
+def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(
+    interrupted, quick_run, option, command, tmp_path, capsys
+):
+    # a finished run reads neither, and a started one no weights: their result would be that of others
+    other = {"--data": write_two_classes(tmp_path / "others"), "--weights": quick_run}[option]
+    Image.new("RGB", (9, 9)).save(tmp_path / "others/dark/new.png")
+    for run_folder in (quick_run, interrupted):
+        folder = shutil.copytree(run_folder, tmp_path / run_folder.parent.name)
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        recipe = tmp_path / "recipe.py"
+        fields = read_recipe(folder / "recipe.json")
+        recipe.write_text(f"from lambdanets.training.classification.recipe import *\nrecipe = {fields!r}")
+        start = ["train", str(recipe), "--run"] if command == "same command" else ["train", "--resume"]
+        assert main([*start, str(folder), option, str(other)]) == 2
+        error = capsys.readouterr().err
+        assert "the data has changed" in error or f"run with other {option[2:]}; choose another folder" in error
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        assert main(["train", "--resume", str(folder)]) == 0
+        assert ("is finished; nothing was trained" in capsys.readouterr().err) == (run_folder == quick_run)
+    assert_same_result(quick_run, folder)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "text", "only weights", "another recipe", "a missing tensor"])

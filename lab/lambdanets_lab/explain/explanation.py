@@ -4,7 +4,6 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +18,7 @@ from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import ImageInput, image_batches
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard, DetectorCard
+from lambdanets.inference.predictor import evaluation_mode
 from lambdanets.layers.base import Interaction, LambdaBase
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
 from lambdanets_lab.explain.view import View, view_of_classifier, view_of_detector
@@ -40,7 +40,7 @@ class _Call:
     @functools.cached_property
     @torch.no_grad()
     def inputs(self) -> Interaction:
-        with _eval_mode(self.layer):
+        with evaluation_mode(self.layer):
             return self.layer.prepare(*self.args, **self.kwargs)
 
     @property
@@ -263,7 +263,7 @@ def _run(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, _C
         if isinstance(module, LambdaBase)
     ]
     try:
-        with torch.no_grad(), _eval_mode(network):
+        with torch.no_grad(), evaluation_mode(network):
             output = network(*inputs)
     finally:
         for handle in handles:
@@ -287,22 +287,10 @@ def _run_until(network: nn.Module, inputs: tuple[Any, ...], module: nn.Module, n
 
     handle = module.register_forward_hook(stop)
     try:
-        with torch.enable_grad(), contextlib.suppress(_Stop), _eval_mode(network):
+        with torch.enable_grad(), contextlib.suppress(_Stop), evaluation_mode(network):
             network(*inputs)
     finally:
         handle.remove()
     if not outputs:
         raise InputError(f"module must be used in the forward pass, got {name!r}")
     return outputs[0]
-
-
-@contextlib.contextmanager
-def _eval_mode(network: nn.Module) -> Iterator[None]:
-    """Set evaluation mode within the block; afterwards restore the mode of each module."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

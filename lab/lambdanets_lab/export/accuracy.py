@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdanets.data.datasets import open_splits, remap_labels
+from lambdanets.data.datasets import remap_labels
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages
 from lambdanets.errors import InputError
-from lambdanets.inference.classification import make_batches
+from lambdanets.inference.classification import make_batches, open_splits_of
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
@@ -26,7 +26,7 @@ def open_validation_data(model: Classifier | Detector, data: str, shape: Sequenc
     if isinstance(model, Classifier):
         source = model.card.source
         root = source.data_root if data == source.data else None
-        splits = open_splits(data, root=root, validation_share=source.validation_share, seed=source.seed)
+        splits = open_splits_of(source, data, root)
         train, validation = (
             remap_labels(images, splits.classes, model.classes, splits.source)
             for images in (splits.train, splits.validation)

@@ -32,7 +32,7 @@ class TrainOptions:
     run: Path | None = None
     """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
     resume: Path | None = None
-    """Run folder of an unfinished run to resume, with its own recipe."""
+    """Run folder of an unfinished run to resume, with its own recipe; with --data if its data was moved."""
     devices: int | None = None
     """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     quicktest: bool = False
@@ -92,7 +92,8 @@ def parse_train_command(
 
     options_type: a subclass of `TrainOptions`. summary: first sentence of the help, without the period.
 
-    With --resume the run's own recipe is the default. Raises InputError for options that differ from it.
+    With --resume the run's own recipe is the default. Raises InputError for options that differ from
+    it, except for fields in `CHANGEABLE`, such as the path of moved data.
     """
     from lambdanets.recipes import find_recipe, list_recipes
 
@@ -113,11 +114,8 @@ def parse_train_command(
     if options.resume is not None:
         if has_recipe or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-        stored_fields, fields = recipe.fields(), options.recipe.fields()
-        for name in recipe.PATHS:  # absolute in the run
-            if fields[name] and Path(fields[name]).resolve() == Path(stored_fields[name] or ""):
-                fields[name] = stored_fields[name]
-        differing = describe_differences(stored_fields, fields)
+        own, given = (each.without_changeable_fields() for each in (recipe, options.recipe))
+        differing = describe_differences(own.fields(), given.fields())
         if differing and recipe is stored:  # otherwise the folder is rejected later
             raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove these options")
     return TrainCommand(command.split(), arguments, options, name)
@@ -226,7 +224,8 @@ def _train(
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
         recipe = make_quicktest_recipe(recipe, data)
     with report_errors(f"{program()} {' '.join(command.words)} --resume {shlex.quote(str(folder))}", folder / RECIPE):
-        result = run.resume(folder) if options.resume is not None else run.start(recipe, folder)
+        start = run.resume if options.resume is not None else run.start
+        result = start(folder=folder, recipe=recipe)
     return result, folder
 
 

@@ -1,5 +1,6 @@
 """Opens datasets in any supported format as a training and a validation set."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ class Splits:
     test: after `hold_out`, the original validation set. The final accuracy is measured on it, because the held-out
         images are used to select the weights.
     left_out: number of files that are not used, by reason.
+    is_drawn: whether the images of `evaluated` were held out, because the set has no validation set.
     """
 
     train: LabeledImages
@@ -40,6 +42,34 @@ class Splits:
     source: str
     test: LabeledImages | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+    is_drawn: bool = False
+
+    @property
+    def evaluated(self) -> LabeledImages:
+        """The images on which the final accuracy is measured."""
+        return self.validation if self.test is None else self.test
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the classes and of all file names and labels."""
+        return _fingerprint(self.classes, self.train, self.validation, *filter(None, [self.test]))
+
+    @property
+    def held_out(self) -> str:
+        """A hash of the classes, file names and labels of held-out images; "" if none were drawn."""
+        return _fingerprint(self.classes, self.evaluated) if self.is_drawn else ""
+
+
+def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
+    """Hash classes and all file names and labels, or the shards' hashes. Reads no images."""
+    digest = hashlib.sha256(repr(classes).encode())
+    for images in sets:
+        if isinstance(images, ShardedImages):
+            digest.update(images.fingerprint.encode())
+            continue
+        for index, label in enumerate(images.labels):
+            digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -130,7 +160,7 @@ def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
         new_splits = _hold_out_shards(splits.train, splits.classes, splits.source, fraction, seed)
     else:
         new_splits = _hold_out(_Split(splits.train, splits.classes, splits.source), fraction, seed)
-    return replace(new_splits, test=splits.validation, left_out=splits.left_out)
+    return replace(new_splits, test=splits.validation, left_out=splits.left_out, is_drawn=splits.is_drawn)
 
 
 def subset(splits: Splits, count: int | None, seed: int) -> Splits:
@@ -240,7 +270,8 @@ def _hold_out_shards(
     train, validation = (
         images.select_shards(sorted(shards.tolist())) for shards in (order[num_held_out:], order[:num_held_out])
     )
-    return Splits(train, validation, classes, f"{source}, {num_held_out} of {count} shards held out with seed {seed}")
+    source = f"{source}, {num_held_out} of {count} shards held out with seed {seed}"
+    return Splits(train, validation, classes, source, is_drawn=True)
 
 
 def _digits() -> _Split:
@@ -284,6 +315,7 @@ def _hold_out(split: _Split, fraction: float, seed: int) -> Splits:
         split.classes,
         source,
         left_out=split.left_out,
+        is_drawn=True,
     )
 
 

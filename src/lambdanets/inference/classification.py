@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lambdanets.data.datasets import (
     EvaluationImages,
     LabeledImages,
+    Splits,
     open_evaluation_images,
     open_splits,
     remap_labels,
@@ -20,6 +21,7 @@ from lambdanets.data.loader import ImageBatches
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.model_card import DataSource
 from lambdanets.progress import track
 
 MAX_BATCH_SIZE = 128
@@ -123,14 +125,28 @@ def evaluate(
     if data is None or _is_same_dataset(data, source.data):
         if not source.data:
             raise InputError("data must be given for a model whose card names no dataset, got none")
-        root = data_root or source.data_root
-        splits = open_splits(source.data, root=root, validation_share=source.validation_share, seed=source.seed)
+        splits = open_splits_of(source, source.data, data_root or source.data_root)
         found = EvaluationImages(splits.validation, splits.classes, splits.source, splits.left_out)
     else:
         found = open_evaluation_images(data, data_root)
     images = remap_labels(found.images, found.classes, classifier.classes, found.source)
     evaluation = predict_set(classifier, images, batch_size or batch_size_that_fits(classifier), workers)
     return replace(evaluation, source=found.source, left_out=found.left_out)
+
+
+def open_splits_of(source: DataSource, data: str, root: str | None) -> Splits:
+    """Open a dataset with the splits of a training run.
+
+    Raises InputError if it is the dataset of the run, but other images would be held out.
+    """
+    splits = open_splits(data, root=root, validation_share=source.validation_share, seed=source.seed)
+    changed = source.held_out and splits.held_out != source.held_out
+    if changed and _is_same_dataset(data, source.data):
+        raise InputError(
+            f"data must have the same images as when the run started, got '{data}' with others, of "
+            "which it may have trained on any; restore them, or give a folder of new images with --data"
+        )
+    return splits
 
 
 def _is_same_dataset(data: str, other: str) -> bool:

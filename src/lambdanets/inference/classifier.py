@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
 from lambdanets.bounds import Range, check
-from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ClassifierCard
+from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
 from lambdanets.models.weights import build_with_weights
 
@@ -49,7 +49,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Classifier:
+class Classifier(Predictor):
     """A trained classifier, which `lambdanets.load` returns: a model in evaluation mode and its model card."""
 
     model: nn.Module
@@ -113,16 +113,10 @@ class Classifier:
 
         Raises InputError if they are NaN or inf, for example because the weights are damaged.
         """
-        parameter = next(self.model.parameters())
-        probabilities = self.model(images.to(parameter)).float().softmax(dim=1).cpu()
+        probabilities = self.outputs(images).float().softmax(dim=1).cpu()
         if not probabilities.isfinite().all():
             raise InputError(f"the outputs of {self.card.model} must be finite, got NaN: its weights are damaged")
         return probabilities
-
-    def to(self, device: str | torch.device) -> Self:
-        """Move the model to a device, in place. Raises InputError if the device does not exist."""
-        self.model.to(resolve_device(device))
-        return self
 
 
 def predict_files(

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.loader import image_to_tensor
-from lambdanets.device import resolve_device
 from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import DetectorCard
+from lambdanets.inference.predictor import Predictor
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.models.weights import build_with_weights
 
@@ -56,7 +56,7 @@ class Detections:
 
 
 @dataclass(frozen=True)
-class Detector:
+class Detector(Predictor):
     """A trained detector, which `lambdanets.load` returns: a model in evaluation mode and its model card."""
 
     model: MaskRCNN
@@ -110,14 +110,10 @@ class Detector:
     @torch.inference_mode()
     def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """Detect objects in images (3, H, W) in [0, 1]. Returns the outputs of `MaskRCNN`, float32 on the CPU."""
-        device = next(self.model.parameters()).device
-        detections = self.model([image.to(device) for image in images])
-        return [{name: tensor.cpu() for name, tensor in tensors.items()} for tensors in detections]
-
-    def to(self, device: str | torch.device) -> Self:
-        """Move the model to a device, in place. Raises InputError if the device does not exist."""
-        self.model.to(resolve_device(device))
-        return self
+        return [
+            {name: (tensor.float() if tensor.is_floating_point() else tensor).cpu() for name, tensor in tensors.items()}
+            for tensors in self.outputs(images)
+        ]
 
 
 def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training_options: Any) -> MaskRCNN:

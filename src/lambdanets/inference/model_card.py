@@ -41,12 +41,15 @@ class DataSource:
     """The dataset on which a classifier was trained, as arguments of `open_splits`. Its validation split is used.
 
     data: "" if it is unknown.
+    held_out: hash of the held-out images (see `Splits`), by which a later evaluation recognizes them;
+        "" if the dataset has its own validation split, or if it is unknown, as in older weight files.
     """
 
     data: str
     data_root: str | None
     validation_share: float
     seed: int
+    held_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class ClassifierCard(ModelCard):
     source: DataSource
 
     def with_data(self, recipe: Mapping[str, Any]) -> Self:
-        return replace(self, source=convert(recipe, DataSource))
+        return replace(self, source=convert({**recipe, "held_out": self.source.held_out}, DataSource))
 
     def without_data(self) -> Self:
         data = self.source.data if is_public(self.source.data) else ""

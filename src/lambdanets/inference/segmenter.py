@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from lambdanets.bounds import TILE_SIZE_RANGE, check
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.loader import image_to_tensor
-from lambdanets.device import resolve_device
 from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import SegmenterCard
+from lambdanets.inference.predictor import Predictor
 from lambdanets.inference.tiles import blend_tiles, is_tiled
 from lambdanets.models import create_model
 from lambdanets.models.weights import build_with_weights
@@ -46,7 +46,7 @@ class Segmentation:
 
 
 @dataclass(frozen=True)
-class Segmenter:
+class Segmenter(Predictor):
     """A trained segmenter, which `lambdanets.load` returns: a model in evaluation mode and its model card."""
 
     model: nn.Module
@@ -127,15 +127,10 @@ class Segmenter:
         """Return the probabilities (B, classes, H, W) of images (B, 3, H, W), as float32 on the CPU."""
         images = images.to(next(self.model.parameters()).device)
         images = normalize(images, self.card.mean, self.card.std).contiguous(memory_format=torch.channels_last)
-        return self.model(images).float().softmax(1).cpu()
+        return self.outputs(images).float().softmax(1).cpu()
 
     def _segmentation(self, probabilities: Tensor) -> Segmentation:
         return Segmentation(probabilities.contiguous(), probabilities.argmax(0).byte(), self.classes)
-
-    def to(self, device: str | torch.device) -> Self:
-        """Move the model to a device, in place. Raises InputError if the device does not exist."""
-        self.model.to(resolve_device(device))
-        return self
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -195,8 +195,17 @@ def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
 
 
+class _Float32RoIAlign(MultiScaleRoIAlign):
+    """torchvision's MultiScaleRoIAlign, which needs maps in the dtype of the boxes, as under autocast."""
+
+    def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
+        dtype = next(iter(x.values())).dtype
+        maps = {name: map.to(_at_least_float32(dtype)) for name, map in x.items()}
+        return super().forward(maps, boxes, image_shapes).to(dtype)
+
+
 def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
-    pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
+    pool = _Float32RoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
     # torchvision would infer these from the first images, wrongly for small ones
     pool.scales = [1 / stride for stride in strides]
     pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))

@@ -20,12 +20,12 @@ from lambdanets.terminal import echo
 
 Network = TypeVar("Network", bound=nn.Module)
 
-# Entries of checkpoints that have a state dict, in the order in which they are used. EMA first, as in timm.
-_EMA_ENTRIES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "params_ema", "ema")
+# Entries of checkpoints that have a state dict, in the order in which they are used. EMA first, as in
+# timm; a mean teacher is one.
 _ENTRIES = (
-    *_EMA_ENTRIES,
+    *("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "params_ema", "ema", "teacher"),
     *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "backbone"),
-    *("weights", "params", "teacher", "student"),
+    *("weights", "params", "student"),
 )
 # Modules that PyTorch's wrappers put into names, also in the middle of a name.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -135,16 +135,21 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
     """Remove the prefix that training code puts before the names of a model, such as "module." or "model.net.".
 
     names: those of the model. The prefix is the one with the most of these names. If it has all of them, tensors
-    without the prefix are left out: they belong to losses, metrics or copies of the model. Among copies, the EMA is
-    used, with a message on stderr.
+    without the prefix are left out: they belong to losses, metrics or copies of the model. Among
+    copies, the EMA or teacher is used, with a message on stderr.
     """
     counts = Counter(name[:start] for name in weights for start in _starts(name) if name[start:] in names)
-    if not counts or ("" in counts and counts[""] == max(counts.values())):
+
+    def rank(prefix: str) -> tuple[int, bool, int]:
+        is_average = not {"ema", "teacher"}.isdisjoint(re.split(r"[._]", prefix))
+        return counts[prefix], is_average, -len(prefix)
+
+    prefix, *others = sorted(counts, key=rank, reverse=True) or [""]
+    if not prefix:
         return weights
-    prefix = max(counts, key=lambda prefix: (counts[prefix], "ema" in re.split(r"[._]", prefix), -len(prefix)))
     complete = counts[prefix] == len(names)
-    if complete and list(counts.values()).count(len(names)) > 1:
-        echo(f"{source}: the weights {prefix}* are used", file=sys.stderr)
+    if copies := [f"{other}*" for other in others if complete and counts[other] == len(names)]:
+        echo(f"{source}: the weights {prefix}* are used, not {', '.join(copies)}", file=sys.stderr)
     return {
         name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix) or not complete
     }
@@ -158,9 +163,9 @@ def _starts(name: str) -> Iterator[int]:
 def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a file by name, and its other content: safetensors metadata, or checkpoint entries.
 
-    The tensors of a checkpoint are those of its EMA if it has one, with a message on stderr, as in timm; otherwise
-    those under "state_dict", "model" and the like, or its own. Pickles are read by torch.load with weights_only=True,
-    so no code from the file runs.
+    The tensors of a checkpoint are those of its EMA or teacher if it has one, as in timm; otherwise
+    those under "state_dict", "model" and the like, or its own. A choice is printed on stderr.
+    Pickles are read by torch.load with weights_only=True, so no code from the file runs.
     """
     path = Path(path)
     if not path.is_file():
@@ -185,8 +190,9 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError(f"{path} is not a checkpoint: {reason}") from error
     state, entry = content, None
     while entries := [name for name in _ENTRIES if isinstance(state, dict) and _has_tensors(state.get(name))]:
-        if entries[0] in _EMA_ENTRIES and len(entries) > 1:
-            echo(f"{path}: the EMA of the weights is used ({entries[0]}, not {entries[1]})", file=sys.stderr)
+        if len(entries) > 1:
+            used, *others = entries
+            echo(f"{path}: the weights {used} are used, not {', '.join(others)}", file=sys.stderr)
         state, entry = state[entries[0]], entry or entries[0]
     if not _has_tensors(state):
         raise InputError(f"{path} contains no state dict; expected a checkpoint with state_dict or a dict of tensors")

@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAv
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.errors import InputError
 from lambdanets.locks import Lock
 from lambdanets.signals import handled_signals
 from lambdanets.training.checkpoints import BEST
@@ -37,7 +36,7 @@ class KeepLast(Callback):
     validation when the run resumes. The position in the training data is stored here, because Lightning restores the
     state of a data loader only in the middle of an epoch.
 
-    data_fingerprint: hash of the dataset; a checkpoint with another fingerprint is rejected.
+    data_fingerprint: hash of the dataset, which `check_resumable` compares.
     """
 
     def __init__(self, path: Path, every_n_steps: int, training_batches: Batches[Any], data_fingerprint: str) -> None:
@@ -54,10 +53,6 @@ class KeepLast(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["data"] != self.data_fingerprint:
-            raise InputError(
-                "the data has changed since the run started (images, file names or classes); start a new run"
-            )
         self.training_batches.load_state_dict(state)
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:

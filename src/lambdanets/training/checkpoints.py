@@ -78,17 +78,20 @@ def _advice(path: Path) -> str:
     return f"remove {path} to restart the run; best.ckpt in the same folder can still be evaluated"
 
 
-def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...]) -> int:
+def check_resumable(
+    path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...], fingerprint: str
+) -> int:
     """Load a checkpoint's weights into the model and return its step.
 
-    Raises InputError unless the checkpoint is from a run of this recipe on data with these classes. The recipe's
-    `CHANGEABLE` fields may differ.
+    Raises InputError unless the checkpoint is from a run of this recipe on data with these classes
+    and this fingerprint. The recipe's `CHANGEABLE` fields may differ.
     """
     advice = _advice(path)
     try:
         tensors, state = read_weights(path)
-        if "fit_loop" not in state["loops"] or "KeepLast" not in state["callbacks"]:
+        if "fit_loop" not in state["loops"]:
             raise KeyError
+        saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
         content, step = read_description(path, state), int(state["global_step"])
         saved = type(recipe).from_fields(content["recipe"], str(path))
     except InputError as error:
@@ -99,5 +102,7 @@ def check_resumable(path: Path, model: nn.Module, recipe: TrainingRecipe, classe
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
     if content["classes"] != classes:
         raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
+    if saved_fingerprint != fingerprint:
+        raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
     load_tensors(model, tensors, str(path))
     return step

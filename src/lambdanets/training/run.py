@@ -1,5 +1,6 @@
 """Starts and resumes training runs, and writes the run folder."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8, remove_unfinished
-from lambdanets.folders import WorkFolder
+from lambdanets.folders import WorkFolder, describe_differences
 from lambdanets.inference.weights import save_weights
 from lambdanets.locks import Lock
 from lambdanets.models.packaged import WEIGHTS, packaged_weights
@@ -70,9 +71,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         with _locked(run_folder) as lock:
             if broadcast_from_rank_zero(run_folder.is_started):
                 return _resume(folder, world, lock, recipe)
-            prepared = _prepare(recipe, world)
-            broadcast_from_rank_zero(lambda: _write_recipe(prepared.recipe, folder))
-            return _train(prepared, folder, world, lock)
+            return _train(_prepare(recipe, world), folder, world, lock)
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -81,20 +80,27 @@ def check(recipe: TrainingRecipe) -> Task:
         return _prepare(resolve_recipe(recipe), world).task
 
 
-def resume(folder: Path) -> dict[str, Any]:
+def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
     """Resume an unfinished run from its last checkpoint and return the result.
 
-    The result is the same as that of an uninterrupted run. If the run is finished, its result is returned. Raises
-    InputError if the folder is not a run folder, if a file is damaged or if the data has changed, and InUseError if
-    another process trains in the folder.
+    recipe: the run's recipe with other values of `CHANGEABLE` fields, such as the path of moved data.
+
+    The result is the same as that of an uninterrupted run. If the run is finished, its result is
+    returned. Raises InputError if the folder is not a run folder or has a run of another recipe, if
+    a file is damaged or if the data has changed, and InUseError if another process trains in the
+    folder.
     """
     if not (folder / RECIPE).is_file():
         raise InputError(f"{folder} must be a run folder, got one without {RECIPE}")
+    if recipe is not None:
+        recipe = replace(recipe, **absolute_paths(recipe))
     with process_group() as world:
+        run_folder = _run_folder(folder, recipe)
+        broadcast_from_rank_zero(run_folder.is_started)
         if _is_finished(folder):  # needs no lock, so the folder may be read-only
             return _read_result(folder, world)
-        with _locked(_run_folder(folder)) as lock:
-            return _resume(folder, world, lock)
+        with _locked(run_folder) as lock:
+            return _resume(folder, world, lock, recipe)
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -129,10 +135,35 @@ def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolde
                 f"{folder} must be empty or contain a {recipe.task} run, got a {existing.task} run; "
                 "choose another folder"
             )
+        if recipe is not None:
+            _check_paths(folder, existing, recipe)
         return asdict(existing.without_changeable_fields())
 
     identity = asdict(recipe.without_changeable_fields()) if recipe is not None else {}
     return WorkFolder(folder, "a run", identity, read_identity, "resume it with --resume, or choose another folder")
+
+
+def _check_paths(folder: Path, existing: TrainingRecipe, recipe: TrainingRecipe) -> None:
+    """Raise InputError if the recipe has paths that the run would silently not use.
+
+    A finished run reads nothing. A run with a checkpoint has its initial weights in it, but reads
+    its data, and recognizes it even if it was moved.
+    """
+    finished = (folder / RESULT).is_file()
+    unused = recipe.PATHS if finished else ("weights",) if _has_checkpoint(folder) else ()
+    stored, given = ({name: getattr(each, name) for name in unused} for each in (existing, recipe))
+    for name, path in given.items():  # a path that no longer exists is not absolute
+        if path and stored[name] and Path(path).resolve() == Path(stored[name]):
+            given[name] = stored[name]
+    if differing := describe_differences(stored, given):
+        raise InputError(
+            f"{folder} has a {'finished' if finished else 'started'} run with {differing}; "
+            f"choose another folder, or use only --resume {folder}"
+        )
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
 
 
 @contextmanager
@@ -154,22 +185,22 @@ def _is_finished(folder: Path) -> bool:
 
 def _read_result(folder: Path, world: World) -> dict[str, Any]:
     """Return the result of a finished run on rank zero, {} on other ranks."""
-    return read_result(folder, task_class(read_recipe(folder / RECIPE)).RESULT) if world.is_rank_zero else {}
+    if not world.is_rank_zero:
+        return {}
+    result = read_result(folder, task_class(read_recipe(folder / RECIPE)).RESULT)
+    echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
+    return result
 
 
 def _resume(folder: Path, world: World, lock: Lock | None, override: TrainingRecipe | None = None) -> dict[str, Any]:
     """Resume the folder's recipe. Fields in CHANGEABLE, such as the path of the data, are taken from `override`."""
     if _is_finished(folder):  # another process has finished it in the meantime
         return _read_result(folder, world)
-    stored = recipe = read_recipe(folder / RECIPE)
-    resumed = any((folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
+    recipe = read_recipe(folder / RECIPE)
     if override is not None:
         fields = asdict(override)
         recipe = replace(recipe, **{name: fields[name] for name in recipe.CHANGEABLE if fields[name] not in (None, "")})
-    prepared = _prepare(recipe, world, resumed)
-    if prepared.recipe != stored:  # store the new path of the data for a later --resume or evaluation
-        broadcast_from_rank_zero(lambda: _write_recipe(prepared.recipe, folder))
-    return _train(prepared, folder, world, lock)
+    return _train(_prepare(recipe, world, _has_checkpoint(folder)), folder, world, lock)
 
 
 def _prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> _PreparedRun:
@@ -197,7 +228,11 @@ def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
     checkpoint = broadcast_from_rank_zero(lambda: newest_checkpoint(checkpoints))
-    resumed_at = 0 if checkpoint is None else check_resumable(checkpoint, model, recipe, task.classes)
+    resumed_at = 0
+    if checkpoint is not None:
+        resumed_at = check_resumable(checkpoint, model, recipe, task.classes, task.fingerprint)
+    # only now, because a refused command must not change the run; it stores the path of moved data
+    broadcast_from_rank_zero(lambda: _write_recipe(recipe, folder))
     if world.is_rank_zero:
         remove_unfinished(checkpoints)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets.training.detection import task
@@ -177,8 +178,13 @@ def test_detection_run_resumes_with_moved_images(trained_detector, single_batch,
     interrupted_run(replace(recipe, **old_paths), tmp_path / "run", monkeypatch, 1)
     (tmp_path / "digits").rename(tmp_path / "elsewhere")
     new_paths = {name: path.replace("digits", "elsewhere") for name, path in old_paths.items()}
-    run.start(replace(recipe, **new_paths), tmp_path / "run")
+    options = [f"--{name.replace('_', '-')}={path}" for name, path in new_paths.items()]
+    resume = ["detect", "train", "--resume", str(tmp_path / "run")]
+    assert main([*resume, *options]) == 0
     assert_same_result(uninterrupted, tmp_path / "run")
+    assert main([*resume, *options]) == 0
+    other = str(trained_detector / "digits/train.json")
+    assert main([*resume, "--data", other]) == 2  # it would not be read
 
 
 def test_result_names_initial_weights_that_were_deleted(trained_detector, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The classification task: data, model and final evaluation."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +12,6 @@ from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.pseudo_labels.student_images import PseudoLabeledImages, open_student_images
 from lambdanets.data.readable import check_readable
-from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device
 from lambdanets.inference.classification import predict_set
 from lambdanets.inference.classification_figures import draw_predictions
@@ -59,7 +57,7 @@ class ClassificationTask(Task):
         self.source, self.left_out = self.splits.source, self.splits.left_out
         self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
         pseudo_fingerprint = self.pseudo_images.fingerprint if self.pseudo_images is not None else ""
-        self.fingerprint = fingerprint(self.splits) + pseudo_fingerprint
+        self.fingerprint = self.splits.fingerprint + pseudo_fingerprint
         self.patience = self.recipe.patience
 
     @classmethod
@@ -91,7 +89,8 @@ class ClassificationTask(Task):
         return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
 
     def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
-        return make_model_card(recipe, self.classes)
+        card = make_model_card(recipe, self.classes)
+        return replace(card, source=replace(card.source, held_out=self.splits.held_out))
 
     def module(self, recipe: ClassificationRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Classification:
         return Classification(
@@ -101,7 +100,7 @@ class ClassificationTask(Task):
     def finish(self, recipe: ClassificationRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         classifier = Classifier(self.model.to(best_device()).eval(), self.card(recipe))
-        evaluated = self.splits.validation if self.splits.test is None else self.splits.test
+        evaluated = self.splits.evaluated
         predictions = predict_set(classifier, evaluated, recipe.micro_batch or recipe.batch_size, recipe.workers)
         draw_predictions(predictions, evaluated, folder / "predictions.png")
         result: dict[str, Any] = {"top1": round(predictions.top1, 6), "validation_images": len(predictions.labels)}
@@ -115,15 +114,3 @@ def open_for_training(recipe: ClassificationRecipe) -> Splits:
     """Return the recipe's data splits, with its hold-out and its subset of training images."""
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
     return subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
-
-
-def fingerprint(splits: Splits) -> str:
-    """Return a hash of the classes and of all file names and labels, or of the shards' hashes. Reads no images."""
-    digest = hashlib.sha256(repr(splits.classes).encode())
-    for images in (splits.train, splits.validation, *([] if splits.test is None else [splits.test])):
-        if isinstance(images, ShardedImages):
-            digest.update(images.fingerprint.encode())
-            continue
-        for index, label in enumerate(images.labels):
-            digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
-    return digest.hexdigest()
