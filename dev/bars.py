@@ -14,7 +14,7 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "training", "inference", "calibration", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 29_250, "lab": 8_920, "everything": 44_490, "tests": 31_290}
+MAX_LINES = {"core": 29_740, "lab": 8_920, "native": 1_340, "everything": 46_340, "tests": 31_510}
 MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 21, 210  # the chosen algorithm depends on the processor
 
 FORWARD = """
@@ -72,7 +72,8 @@ def main() -> int:
     lines = {
         "core": count_lines("src"),
         "lab": count_lines("lab"),
-        "everything": count_lines("src", "lab", "experiments"),
+        "native": count_lines("native"),
+        "everything": count_lines("src", "lab", "native", "experiments"),
         "tests": count_lines("tests"),
     }
     command = [sys.executable, "-c", FORWARD]

@@ -54,8 +54,9 @@ class ReceptiveField:
 
     gradient: (S_1..S_D), the absolute gradient of the sum over the channels at this position with respect to the pixels
         of the network's input, summed over their channels.
-    box: (start, stop) of each axis of the smallest box with all nonzero gradients, the theoretical receptive field; the
+    box: (start, stop) of each axis of the smallest box with all gradients, the theoretical receptive field; the
         whole input as soon as one layer before is global, such as squeeze-and-excitation or the content term.
+        Gradients below 1e-5 of the largest are rounding errors.
     view: the part of the image that the gradient covers; None if the input is not an image.
     """
 
@@ -66,7 +67,7 @@ class ReceptiveField:
 
     @property
     def box(self) -> tuple[tuple[int, int], ...]:
-        nonzero = self.gradient.nonzero()
+        nonzero = (self.gradient > 1e-5 * self.gradient.max()).nonzero()
         if not len(nonzero):
             return ((0, 0),) * self.gradient.ndim
         return tuple((int(low), int(high) + 1) for low, high in zip(nonzero.amin(0), nonzero.amax(0), strict=True))

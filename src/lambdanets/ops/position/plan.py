@@ -14,6 +14,7 @@ from lambdanets.ops.position.fourier import Fourier
 from lambdanets.ops.position.fused import Fused
 from lambdanets.ops.position.lambda_order import LambdaOrder
 from lambdanets.ops.position.mixed import Mixed
+from lambdanets.ops.position.native import Native
 from lambdanets.ops.position.problem import Cost, Problem
 from lambdanets.ops.position.query_order import QueryOrder
 from lambdanets.ops.position.rates import Corrections, Rates, device_corrections, device_rates
@@ -23,6 +24,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
         Fused(),
+        Native(),
         QueryOrder(),
         Mixed(),
         Fourier(),

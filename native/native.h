@@ -1,0 +1,88 @@
+/* What the kernels and dispatch.c share: a problem, teams of threads, and sums in a fixed order. */
+#ifndef LAMBDANETS_NATIVE_H
+#define LAMBDANETS_NATIVE_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef _WIN32
+#include <windows.h>
+#define sched_yield SwitchToThread
+#else
+#include <sched.h>
+#endif
+
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+/* A DFT of length n = f[0] f[1] (f[2]) in 2 or 3 passes; twiddles[l]: exp(-2 pi i a b / (f[l] rest)) as [b < rest][a < f[l]].
+ * Outputs with strides of at least `streamed` vectors bypass the cache. */
+typedef struct {
+  int n, levels, f[3];
+  ptrdiff_t streamed;
+  const void *twiddles[2];
+} axis;
+
+/* Grids (depth, H, W); sequences have depth = H = 1 and `sequence` set, and are transformed as maps of N1 x N2 with
+ * m = m1 + N1 m2 and f = N2 f1 + f2 (four steps), `cross` = exp(-2 pi i m1 f2 / (N1 N2)) as [m1][f2].
+ * Tiles: outputs y0 .. y0 + tile[0] - 1 of each axis, computed from positions y0 - before .. y0 + tile[0] - 1 + after;
+ * before and after are used only if there is more than one tile, else the padding is shared by both sides.
+ * Strides are in elements; the last axis (k or v) is contiguous. */
+typedef struct {
+  int b, h, k, v, u, depth, H, W, sequence;
+  int tile[2], tiles[2], before[2], after[2]; /* rows, columns */
+  int depth_before, depth_scope;              /* offsets -depth_before .. of the table along the depth */
+  int pairs, G;
+  axis axes[2];
+  ptrdiff_t qs_b, qs_h, qs_n, vs_b, vs_u, vs_n, cs_b, cs_k, os_b, os_h, os_n, gs_b, gs_h, gs_n, dq_b, dq_h, dq_n, dv_b,
+      dv_u, dv_n;
+  const void *queries, *values, *content, *spectrum, *cross; /* spectrum: R'^ [depth offset][u][pair][f2][f1] */
+  void *output;
+  const void *grad_output;
+  void *grad_queries, *grad_values, *grad_spectra, *grad_content;
+} problem;
+
+/* Threads that work on one task together: they share columns, rows and working memory. Results do not depend on `size`. */
+typedef struct {
+  int rank, size;
+  int *arrived, *generation; /* of the barrier */
+} team;
+
+static inline void barrier(team *m) {
+  if (m->size == 1) return;
+#if defined(__x86_64__)
+  __builtin_ia32_sfence(); /* non-temporal stores */
+#endif
+  int generation = __atomic_load_n(m->generation, __ATOMIC_ACQUIRE);
+  if (__atomic_add_fetch(m->arrived, 1, __ATOMIC_ACQ_REL) == m->size) {
+    __atomic_store_n(m->arrived, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(m->generation, generation + 1, __ATOMIC_RELEASE);
+  } else
+    for (int spins = 0; __atomic_load_n(m->generation, __ATOMIC_ACQUIRE) == generation; spins++)
+      if (spins > 1000) sched_yield();
+}
+/* first index (end = 0) or end (1) of this member's share of `count` */
+static inline size_t share(size_t count, const team *m, int end) { return count * (m->rank + end) / m->size; }
+
+/* Sums over tasks in the order of tasks, whatever team runs them: a task waits for its turn at each segment. */
+enum { SEGMENTS = 16, TURNS = SEGMENTS + 3 };
+typedef struct {
+  int turn[TURNS];
+} order;
+
+static inline void begin_turn(order *o, int segment, int task, team *m) {
+  if (m->rank == 0)
+    for (int spins = 0; __atomic_load_n(&o->turn[segment], __ATOMIC_ACQUIRE) != task; spins++)
+      if (spins > 1000) sched_yield();
+  barrier(m);
+}
+static inline void end_turn(order *o, int segment, int task, team *m) {
+  barrier(m);
+  if (m->rank == 0) __atomic_store_n(&o->turn[segment], task + 1, __ATOMIC_RELEASE);
+}
+
+static inline int num_tiles(const problem *p) { return p->tiles[0] * p->tiles[1]; }
+#endif

@@ -1,0 +1,323 @@
+"""Native: a compiled CPU kernel that fuses Fourier transforms along two axes with the products, tile by tile in cache.
+
+`native/kernel.c` has the method. This file finds the library for the processor, chooses the lengths of the transforms
+(`transforms.py`), transforms the table, and calls the kernel through ctypes.
+"""
+
+import ctypes
+import math
+import os
+import platform
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusions, Gradients
+from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
+from lambdanets.ops.position.rates import Rates
+from lambdanets.ops.position.transforms import Axis, Geometry, choose_geometry, cross_twiddles, twiddles
+
+FOLDER = Path(__file__).with_name("libraries")
+# By PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower.
+_X86_LIBRARIES = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3", "DEFAULT": "x86-64-v2"}
+WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in narrow vectors, float64
+
+_MAX_TRANSFORMED_POINTS = 1 << 22  # of the table at once, in float64
+_L2_BYTES = 1 << 20
+_STREAMED_BYTES = 16 << 20  # maps above this size are written past the cache
+_MAX_SCRATCH_BYTES = 1 << 30  # above it, maps have fewer query depths, which is slower
+# Vector instructions per second and thread on a 3.7 GHz server CPU, and bytes of a vector.
+_INSTRUCTIONS_PER_SECOND = 4.2e9
+
+
+class _Axis(ctypes.Structure):
+    _fields_ = (
+        ("n", ctypes.c_int),
+        ("levels", ctypes.c_int),
+        ("f", ctypes.c_int * 3),
+        ("streamed", ctypes.c_ssize_t),
+        ("twiddles", ctypes.c_void_p * 2),
+    )
+
+
+class _Problem(ctypes.Structure):
+    """The struct `problem` of native.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("b", "h", "k", "v", "u", "depth", "H", "W", "sequence")),
+        *((name, ctypes.c_int * 2) for name in ("tile", "tiles", "before", "after")),
+        *((name, ctypes.c_int) for name in ("depth_before", "depth_scope", "pairs", "G")),
+        ("axes", _Axis * 2),
+        *(
+            (name, ctypes.c_ssize_t)
+            for name in (
+                *("qs_b", "qs_h", "qs_n", "vs_b", "vs_u", "vs_n", "cs_b", "cs_k", "os_b", "os_h", "os_n"),
+                *("gs_b", "gs_h", "gs_n", "dq_b", "dq_h", "dq_n", "dv_b", "dv_u", "dv_n"),
+            )
+        ),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                *("queries", "values", "content", "spectrum", "cross", "output", "grad_output"),
+                *("grad_queries", "grad_values", "grad_spectra", "grad_content"),
+            )
+        ),
+    )
+
+
+class Library:
+    """A compiled library. lanes: value channels in a vector of each kernel."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.stem
+        self._library = ctypes.CDLL(str(path))
+        self._library.lambdanets_scratch_bytes.restype = ctypes.c_size_t
+        self._library.lambdanets_problem_bytes.restype = ctypes.c_size_t
+        if self._library.lambdanets_problem_bytes() != ctypes.sizeof(_Problem):
+            raise OSError(f"{path} is of another version")
+        self.lanes = tuple(self._library.lambdanets_lanes(kernel) for kernel in (WIDE, NARROW, FLOAT64))
+        self._parallel = _openmp_functions()
+
+    def scratch_bytes(self, problem: _Problem, kernel: int) -> int:
+        return int(self._library.lambdanets_scratch_bytes(ctypes.byref(problem), kernel))
+
+    def run(self, problem: _Problem, kernel: int) -> None:
+        """Compute the output, or the gradients if `grad_output` is set. Raises OutOfMemoryError."""
+        threads = torch.get_num_threads()
+        if self._library.lambdanets_run(ctypes.byref(problem), kernel, threads, *self._parallel):
+            scratch = self.scratch_bytes(problem, kernel)
+            raise torch.OutOfMemoryError(f"the position interaction needs {scratch / 2**20:.0f} MiB per thread")
+
+
+@lru_cache(maxsize=1)
+def library() -> Library | None:
+    """The library for this processor; None if there is none, or if it cannot be loaded."""
+    machine = platform.machine().lower()
+    is_x86 = machine in ("x86_64", "amd64")
+    name = _X86_LIBRARIES.get(torch.backends.cpu.get_cpu_capability(), "") if is_x86 else "aarch64"
+    for path in FOLDER.glob(f"{name}.*"):
+        try:
+            return Library(path)
+        except OSError:
+            continue
+    return None
+
+
+def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
+    """GOMP_parallel and omp_get_num_threads of the runtime that PyTorch has loaded, whose threads are then shared."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None, None
+    for path in dict.fromkeys(line.split()[-1] for line in maps.splitlines() if "libgomp" in line):
+        runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        functions = (runtime.GOMP_parallel, runtime.omp_get_num_threads)
+        return ctypes.cast(functions[0], ctypes.c_void_p), ctypes.cast(functions[1], ctypes.c_void_p)
+    return None, None
+
+
+class Native(Algorithm):
+    name = "native"
+    limits = "supports CPUs for which the installed package has a compiled library"
+
+    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
+        if problem.device not in ("cpu", "meta") or library() is None:
+            return None
+        bound = BoundNative(problem)
+        p, geometry = problem, bound.geometry
+        n1, n2 = (axis.n for axis in geometry.axes)
+        terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)
+        per_tile = bound.full[0] * (geometry.instructions(bound.tile[0]) + 6 * (terms - 1) * n1 * n2)
+        per_pair = bound.num_tiles * per_tile + 4 * p.num_positions * p.heads
+        operations = p.batch * -(-p.value_depth // bound.lanes) * -(-p.query_depth // 2) * per_pair
+        seconds = operations / _INSTRUCTIONS_PER_SECOND / torch.get_num_threads() + rates.call_overhead(4)
+        scratch = bound.scratch_bytes()
+        return Cost(
+            operations=round(2 * bound.lanes * operations),
+            workspace_bytes=scratch[0],
+            seconds=seconds,
+            backward_seconds=2.4 * seconds,
+            backward_workspace_bytes=scratch[1],
+        )
+
+    def bind(self, problem: Problem, rates: Rates) -> "BoundNative":
+        return BoundNative(problem)
+
+    def exclusions(self, problem: Problem) -> Exclusions:
+        # Errors of transforms are relative to the largest sum, which is that of later positions; a NaN spreads.
+        reason = "sums of a causal problem must not depend on later positions" if problem.causal else ""
+        return Exclusions(reason, reason)
+
+    def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
+        return torch.float64 if problem.dtype == torch.float64 else torch.float32
+
+
+class BoundNative(BoundAlgorithm):
+    """full: the grid with three axes, depth, rows and columns. A sequence is transformed as a map of two axes."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        p, lib = problem, library()
+        assert lib is not None
+        self._library = lib
+        self.is_sequence = len(p.grid) == 1
+        missing = (1,) * (3 - len(p.grid))
+        self.full = (*missing, *p.grid)
+        self.before, self.after = ((*(0 for _ in missing), *sides) for sides in (p.before, p.after))
+        self.dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+        axes = slice(2 if self.is_sequence else 1, 3)
+        self.geometry: Geometry = choose_geometry(self.full[axes], self.before[axes], self.after[axes])
+        self.tile = (1, *self.geometry.tile) if self.is_sequence else self.geometry.tile
+        self.num_tiles = math.prod(-(-side // tile) for side, tile in zip(self.full[1:], self.tile, strict=True))
+        points = math.prod(axis.n for axis in self.geometry.axes)
+        wide, narrow, _ = lib.lanes
+        self.kernel = NARROW if 0 < p.value_depth % wide <= narrow and points < 65_536 else WIDE
+        self.kernel = FLOAT64 if self.dtype == torch.float64 else self.kernel
+        self.lanes = lib.lanes[self.kernel]
+
+    def scratch_bytes(self) -> tuple[int, int]:
+        """Bytes of the working memory of all threads, in the forward and in the backward pass."""
+        p = self.problem
+        tasks = p.batch * -(-p.value_depth // self.lanes) * self.num_tiles
+        teams = max(1, min(tasks, torch.get_num_threads()))
+        problem, _ = self._describe()
+        forward = self._library.scratch_bytes(problem, self.kernel)
+        problem.grad_output = problem.grad_queries = problem.grad_values = problem.grad_spectra = 1  # only tested
+        return teams * forward, teams * self._library.scratch_bytes(problem, self.kernel)
+
+    def prepare(self, table: Tensor) -> Prepared:
+        """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, transformed with exp(+), divided by n1 n2."""
+        n1, n2 = (axis.n for axis in self.geometry.axes)
+        table = table.reshape(*(1,) * (5 - table.ndim), *table.shape)  # (depth, rows, columns, k, u)
+        depths, rows, columns, k, u = table.shape
+        complex_dtype = torch.complex128 if self.dtype == torch.float64 else torch.complex64
+        spectra = torch.empty(depths, u, -(-k // 2), n2, n1, dtype=complex_dtype, device=table.device)
+        step = 2 * max(1, _MAX_TRANSFORMED_POINTS // (2 * n1 * n2 * depths * u))
+        for first in range(0, k, step):
+            part = table[..., first : first + step, :].to(torch.float64)
+            pairs = -(-part.shape[3] // 2)
+            if self.is_sequence:
+                padded = part.new_zeros(1, 1, n1 * n2, 2 * pairs, u)
+            else:
+                padded = part.new_zeros(depths, n1, n2, 2 * pairs, u)
+            padded[:, :rows, :columns, : part.shape[3]] = part
+            padded = padded.roll((-self.before[1], -self.before[2]), (1, 2))
+            maps = torch.view_as_complex(padded.permute(0, 4, 1, 2, 3).unflatten(4, (-1, 2)).contiguous())
+            transformed = torch.fft.ifft2(maps, dim=(2, 3))
+            if self.is_sequence:  # f = n2 f1 + f2
+                transformed = transformed.unflatten(3, (n1, n2)).squeeze(2)
+            spectra[:, :, first // 2 : first // 2 + pairs] = transformed.permute(0, 1, 4, 3, 2)
+        return (spectra,)
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        depths, u, pairs, n2, n1 = grad_prepared[0].shape
+        grid = (1, n1 * n2) if self.is_sequence else (n1, n2)
+        rows, columns = (1, *self.problem.scope) if self.is_sequence else self.problem.scope[-2:]
+        k = self.problem.query_depth
+        device = grad_prepared[0].device
+        grad_table = torch.empty(depths, rows, columns, 2 * pairs, u, dtype=self.dtype, device=device)
+        for pair in range(pairs):  # one at a time, because the transform has the size of the map
+            spectra = grad_prepared[0][:, :, pair].mT.reshape(depths, u, *grid)
+            maps = torch.fft.fft2(spectra, norm="forward").roll((self.before[1], self.before[2]), (2, 3))
+            parts = torch.view_as_real(maps[..., :rows, :columns])  # (depth, u, rows, columns, 2)
+            grad_table[..., 2 * pair : 2 * pair + 2, :] = parts.permute(0, 2, 3, 4, 1)
+        return grad_table[..., :k, :].reshape(*self.problem.scope, k, u)
+
+    def _describe(self) -> tuple[_Problem, list[Any]]:
+        """The struct of the kernel without tensors, and what it points to."""
+        p, axes = self.problem, self.geometry.axes
+        c = _Problem(b=p.batch, h=p.heads, k=p.query_depth, v=p.value_depth, u=p.intra_depth)
+        c.depth, c.H, c.W = self.full
+        c.sequence, c.pairs = int(self.is_sequence), -(-p.query_depth // 2)
+        for d in range(2):
+            c.tile[d], c.before[d], c.after[d] = self.tile[d], self.before[1 + d], self.after[1 + d]
+            c.tiles[d] = -(-self.full[1 + d] // self.tile[d])
+        c.depth_before, c.depth_scope = self.before[0], 1 if len(p.grid) < 3 else p.scope[0]
+        keep: list[Any] = []
+        for axis, chosen in zip(c.axes, axes, strict=True):
+            _fill_axis(axis, chosen, self.kernel == FLOAT64, keep)
+        n1, n2 = (axis.n for axis in axes)
+        if self.is_sequence:
+            keep.append(cross_twiddles(n1, n2, self.kernel == FLOAT64))
+            c.cross = keep[-1].ctypes.data
+        # Maps of G pairs fill half of the second-level cache. Two pairs at least share loads and stores of outputs.
+        rows = n1 if self.is_sequence else self.tile[0]
+        bytes_per_pair = rows * n2 * 2 * self.lanes * self.dtype.itemsize
+        group = max(4 if bytes_per_pair > 8 * _L2_BYTES else 2, _L2_BYTES // 2 // bytes_per_pair // 2 * 2)
+        if group * bytes_per_pair > _MAX_SCRATCH_BYTES:
+            group = 2
+        c.G = min(c.pairs, group)
+        if c.G * bytes_per_pair > _STREAMED_BYTES:
+            c.axes[0].streamed = 2 * (c.G * n2 + 1)  # the stride of a map's rows
+        return c, keep
+
+    def _call(self, operands: Operands) -> tuple[_Problem, list[Any]]:
+        queries, (spectra,), values, content = operands
+        c, keep = self._describe()
+        c.b = queries.shape[0]
+        queries = queries if queries.stride(3) == 1 else queries.contiguous()
+        values = values.movedim(3, 1)  # (b, u, n, v)
+        values = values if values.stride(3) == 1 else values.contiguous()
+        c.qs_b, c.qs_h, c.qs_n, _ = queries.stride()
+        c.vs_b, c.vs_u, c.vs_n, _ = values.stride()
+        c.queries, c.values, c.spectrum = map(_address, (queries, values, spectra))
+        keep += [queries, values, spectra]
+        if content is not None:
+            content = content if content.stride(2) == 1 else content.contiguous()
+            c.cs_b, c.cs_k, _ = content.stride()
+            c.content = _address(content)
+            keep.append(content)
+        return c, keep
+
+    def forward(self, operands: Operands) -> Tensor:
+        c, keep = self._call(operands)
+        shape = (c.b, self.problem.num_positions, c.h, c.v)
+        output = operands.queries.new_empty(shape, dtype=self.dtype).transpose(1, 2)
+        c.output = _address(output)
+        c.os_b, c.os_h, c.os_n, _ = output.stride()
+        if c.output:
+            self._library.run(c, self.kernel)
+        del keep
+        return output
+
+    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+        c, keep = self._call(operands)
+        n, spectra = self.problem.num_positions, operands.prepared[0]
+        grad_output = grad_output if grad_output.stride(3) == 1 else grad_output.contiguous()
+        c.grad_output = _address(grad_output)
+        c.gs_b, c.gs_h, c.gs_n, _ = grad_output.stride()
+        grad_queries = grad_values = grad_spectra = None
+        if needs_grad.queries:
+            grad_queries = grad_output.new_empty(c.b, n, c.h, c.k).transpose(1, 2)
+            c.grad_queries = _address(grad_queries)
+            c.dq_b, c.dq_h, c.dq_n, _ = grad_queries.stride()
+        if needs_grad.values:
+            grad_values = grad_output.new_zeros(c.b, c.u, n, c.v)
+            c.grad_values = _address(grad_values)
+            c.dv_b, c.dv_u, c.dv_n, _ = grad_values.stride()
+            grad_values = grad_values.movedim(1, 3)
+        if needs_grad.table:
+            grad_spectra = torch.empty_like(spectra)
+            c.grad_spectra = _address(grad_spectra)
+        if c.grad_output:
+            self._library.run(c, self.kernel)
+        del keep
+        return grad_queries, None if grad_spectra is None else (grad_spectra,), grad_values
+
+
+def _address(x: Tensor) -> int:
+    """The address of a tensor's data; 0 for a meta or fake tensor, which has none."""
+    return 0 if isinstance(x, FakeTensor) else x.data_ptr()
+
+
+def _fill_axis(axis: _Axis, chosen: Axis, double: bool, keep: list[Any]) -> None:
+    axis.n, axis.levels, axis.streamed = chosen.n, len(chosen.factors), 2**62
+    for i, factor in enumerate(chosen.factors):
+        axis.f[i] = factor
+    for i, table in enumerate(twiddles(chosen.factors, double)):
+        axis.twiddles[i] = table.ctypes.data
+        keep.append(table)

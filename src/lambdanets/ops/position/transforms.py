@@ -1,0 +1,160 @@
+"""Lengths and tiles of the transforms of the native kernel, chosen from the sizes of the problem only.
+
+A transform of length n = f_0 f_1 (f_2) runs in two or three passes of straight-line code for the factors (codelets).
+A tile of outputs needs the values within the reach of the table around it; a map that is transformed as a whole needs
+zeros only on one side, because values wrap around.
+
+Tables are arrays of NumPy, which no default device or mode of PyTorch changes.
+"""
+
+import itertools
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Vector operations of the codelet of each size, and the slowdown of those that need more than 32 registers.
+_OPERATIONS = dict(
+    zip(
+        (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16),
+        (4, 14, 16, 36, 40, 66, 57, 100, 92, 104, 204, 160, 178, 161),
+        strict=True,
+    )
+)
+_SPILLS = {12: 1.15, 13: 1.2, 14: 1.2, 15: 1.25, 16: 1.3}
+_MAX_TWO_PASSES = 120  # above this length, three passes may be faster
+_TILED_SIDE = 128  # longer sides are divided if that is faster
+_TILE_LENGTHS = (32, 48, 64, 80, 96, 112, 128, 135, 144, 160, 192, 256)
+_TILE_POINTS = tuple(2**i for i in range(8, 17))  # of sequences
+_CACHED_SIDE, _CACHED_POINTS = 150, 8192  # transforms beyond it leave the second-level cache
+_INSTRUCTIONS_PER_POINT = 12  # products of spectra, loads and stores
+
+
+class Axis(NamedTuple):
+    """instructions: vector instructions of one transform."""
+
+    instructions: float
+    n: int
+    factors: tuple[int, ...]
+
+
+class Geometry(NamedTuple):
+    """tile: outputs along each axis of the grid. axes: the two transformed axes, also of a sequence."""
+
+    tile: tuple[int, ...]
+    axes: tuple[Axis, Axis]
+
+    def instructions(self, rows: int) -> float:
+        """Vector instructions for one pair of query depths and one tile: inverse transforms and products."""
+        first, second = self.axes
+        lines = first.n if len(self.tile) == 1 else rows
+        return second.n * first.instructions + lines * second.instructions + 6 * first.n * second.n
+
+
+@lru_cache(maxsize=4096)
+def cheapest_axis(minimum: int) -> Axis:
+    """The transform of at least this length with the fewest instructions."""
+    sizes = tuple(_OPERATIONS)
+    pairs = itertools.product(sizes, sizes)
+    candidates = [Axis(_two_passes(a, b), a * b, (a, b)) for a, b in pairs if a * b >= minimum]
+    if minimum > _MAX_TWO_PASSES:
+        triples = itertools.combinations_with_replacement(sorted(sizes, reverse=True), 3)
+        candidates += [
+            Axis(n * (sum(map(_per_point, factors)) + 12), n, factors)
+            for factors in triples
+            if minimum <= (n := math.prod(factors)) < 1.5 * minimum + 64
+        ]
+    if not candidates:
+        raise ValueError(f"sides and scopes of the grid must be at most {max(sizes) ** 3}, got {minimum}")
+    return min(candidates)
+
+
+def _two_passes(a: int, b: int) -> float:
+    """Instructions of both passes, twiddles, and a penalty, because a first factor that is larger is faster."""
+    first = (_SPILLS.get(a, 1) * _OPERATIONS[a] + 2.4 * a) * b
+    second = (_SPILLS.get(b, 1) * _OPERATIONS[b] + 2.4 * b) * a
+    return first + second + 6 * (a - 1) * b + 100 * (a < b)
+
+
+def _per_point(size: int) -> float:
+    return _SPILLS.get(size, 1) * _OPERATIONS[size] / size + 2.4
+
+
+@lru_cache(maxsize=1024)
+def _sequence_axes(minimum: int) -> tuple[Axis, Axis]:
+    """Two axes whose product is at least the minimum, the second about one to four times as long as the first."""
+    root = math.sqrt(minimum)
+    candidates = {}
+    for target in range(max(4, int(root / 2)), max(5, int(root) + 2)):
+        first = cheapest_axis(target)
+        if first.n not in candidates:
+            second = cheapest_axis(max(4, -(-minimum // first.n)))
+            candidates[first.n] = (first.instructions * second.n + second.instructions * first.n, first, second)
+    _, first, second = min(candidates.values())
+    return first, second
+
+
+@lru_cache(maxsize=4096)
+def choose_geometry(sides: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> Geometry:
+    """Choose tiles and transforms of a sequence (one side) or a map (two sides), for a table with this reach."""
+    if len(sides) == 1:
+        return _sequence_geometry(sides[0], before[0], after[0])
+    axes, tile = [], []
+    for side, b, a in zip(sides, before, after, strict=True):
+        candidates = [(cheapest_axis(side + max(b, a)), side)]
+        for length in _TILE_LENGTHS if side > _TILED_SIDE else ():
+            outputs = cheapest_axis(length).n - a - b
+            if 0 < outputs < side:
+                outputs = -(-side // -(-side // outputs))  # equal tiles
+                candidates.append((cheapest_axis(outputs + a + b), outputs))
+        costs = [-(-side // outputs) * axis.instructions * _slowdown(axis.n) for axis, outputs in candidates]
+        axis, outputs = candidates[costs.index(min(costs))]
+        axes.append(axis)
+        tile.append(outputs)
+    return Geometry(tuple(tile), (axes[0], axes[1]))
+
+
+def _slowdown(length: int) -> float:
+    return 1 if length <= _CACHED_SIDE else 1.4
+
+
+def _sequence_geometry(n: int, before: int, after: int) -> Geometry:
+    candidates = [(n, _sequence_axes(n + max(before, after)))]
+    for total in _TILE_POINTS:
+        axes = _sequence_axes(total)
+        outputs = axes[0].n * axes[1].n - before - after
+        if 0 < outputs < n:
+            candidates.append((outputs, axes))
+
+    def instructions(candidate: tuple[int, tuple[Axis, Axis]]) -> float:
+        outputs, (first, second) = candidate
+        points = first.n * second.n
+        slowdown = 1 + 0.15 * max(0.0, math.log2(points / _CACHED_POINTS))
+        per_tile = first.instructions * second.n + second.instructions * first.n + _INSTRUCTIONS_PER_POINT * points
+        return -(-n // outputs) * per_tile * slowdown
+
+    outputs, axes = min(candidates, key=instructions)
+    return Geometry((outputs,), axes)
+
+
+@lru_cache(maxsize=256)
+def twiddles(factors: tuple[int, ...], double: bool) -> tuple[NDArray[Any], ...]:
+    """exp(-2 pi i a b / (f rest)) between passes, as [b < rest][a < f], rounded from float64."""
+    tables, n = [], math.prod(factors)
+    for factor in factors[:-1]:
+        rest = n // factor
+        tables.append(_unit_circle(np.outer(np.arange(rest), np.arange(factor)), n, double))
+        n = rest
+    return tuple(tables)
+
+
+@lru_cache(maxsize=4)
+def cross_twiddles(n1: int, n2: int, double: bool) -> NDArray[Any]:
+    """exp(-2 pi i m1 f2 / (n1 n2)), with which the two axes of a map become one sequence."""
+    return _unit_circle(np.outer(np.arange(n1), np.arange(n2)), n1 * n2, double)
+
+
+def _unit_circle(products: NDArray[Any], n: int, double: bool) -> NDArray[Any]:
+    return np.exp(-2j * math.pi / n * products).astype(np.complex128 if double else np.complex64)

@@ -1,0 +1,171 @@
+"""The native engine: every instruction set, any number of threads, forks, DataLoader workers, missing libraries."""
+
+import threading
+from contextlib import nullcontext
+
+import pytest
+import torch
+from interactions import make_inputs
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import lambdanets as ln
+from lambdanets.ops import position_interaction
+from lambdanets.ops.position import native, plan
+from lambdanets.ops.position.native import FOLDER, BoundNative, Library, library
+from lambdanets.ops.position.problem import NeedsGrad, Operands, make_problem
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no library for this processor")
+CAPABILITIES = {"DEFAULT": ("x86-64-v2", "aarch64"), "AVX2": ("x86-64-v3",), "AVX512": ("x86-64-v4",)}
+# Maps, tiles of a large map, a sequence and its tiles, a volume; odd depths and incomplete vectors.
+CASES = {
+    "map": ((14, 11), (9, 7), {}),
+    "large map": ((150, 131), (7, 5), {"batch": 1}),
+    "sequence": ((70,), (139,), {}),
+    "tiles of a sequence": ((1500,), (9,), {}),
+    "volume": ((3, 5, 6), (3, 3, 5), {"u": 2}),
+    "one position": ((1, 1), (1, 1), {}),
+}
+cases = pytest.mark.parametrize(("grid", "sides", "options"), CASES.values(), ids=CASES.keys())
+
+
+def supported_libraries():
+    """Those for this processor: of the instruction set that PyTorch uses, and of smaller ones."""
+    capabilities = list(CAPABILITIES)
+    used = torch.backends.cpu.get_cpu_capability()
+    rank = capabilities.index(used) if used in capabilities else 0
+    names = {name for capability in capabilities[: rank + 1] for name in CAPABILITIES[capability]}
+    return [path for path in sorted(FOLDER.iterdir()) if path.stem in names]
+
+
+def run(algorithm, grid, sides, *, dtype=torch.float32, u=0, **options):
+    """Return the output and all gradients."""
+    inputs = make_inputs(grid, sides, u, k=5, v=19, dtype=torch.float64, **options)
+    inputs = [x.to(dtype).requires_grad_() for x in inputs]
+    y = position_interaction(*inputs, grid, algorithm=algorithm)
+    g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [y.detach(), *torch.autograd.grad(y, inputs, g.to(dtype))]
+
+
+def test_library_is_of_the_instruction_set_of_pytorch():
+    assert library().name in CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), ("aarch64",))
+
+
+@cases
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_library_equals_the_definition(grid, sides, options, dtype, monkeypatch):
+    expected = run("query_order", grid, sides, dtype=torch.float64, **options)
+    plain = run("query_order", grid, sides, dtype=dtype, **options)
+    for path in supported_libraries():
+        monkeypatch.setattr(native, "library", lambda path=path: Library(path))
+        plan._bind.cache_clear()
+        actual = run("native", grid, sides, dtype=dtype, **options)
+        for result, reference, exact in zip(actual, plain, expected, strict=True):
+            allowed = 3 * (reference - exact).norm() + 8 * torch.finfo(dtype).eps * exact.norm()
+            assert (result - exact).norm() <= allowed, path.name
+    plan._bind.cache_clear()
+
+
+@cases
+def test_results_have_the_same_bits_for_any_number_of_threads(grid, sides, options):
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3, 8):
+            torch.set_num_threads(count)
+            results.append(run("native", grid, sides, **options))
+    finally:
+        torch.set_num_threads(threads)
+    for others in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], others, strict=True))
+
+
+def test_eight_threads_at_once_get_the_results_of_one():
+    expected = [run("native", (20 + i, 9), (7, 7)) for i in range(8)]
+    wrong = []
+
+    def work(i):
+        for _ in range(5):
+            actual = run("native", (20 + i, 9), (7, 7))
+            wrong.extend(i for x, y in zip(actual, expected[i], strict=True) if not torch.equal(x, y))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+class Layers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return run("native", (12, 9), (7, 7))[0]
+
+
+@pytest.mark.forks
+def test_workers_of_a_data_loader_get_the_same_results():
+    expected = run("native", (12, 9), (7, 7))[0]
+    for batch in torch.utils.data.DataLoader(Layers(), num_workers=2, multiprocessing_context="fork"):
+        assert torch.equal(batch[0], expected)
+
+
+def test_without_a_library_other_algorithms_are_used(monkeypatch, tmp_path):
+    expected = run("query_order", (14, 11), (9, 7))
+    (tmp_path / f"{library().name}.so").write_bytes(b"not a library")
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    library.cache_clear()
+    plan._make_plan.cache_clear()
+    try:
+        assert library() is None
+        actual = run("auto", (14, 11), (9, 7))
+        with pytest.raises(ValueError, match="'native', which supports CPUs for which"):
+            run("native", (14, 11), (9, 7))
+    finally:
+        monkeypatch.undo()
+        library.cache_clear()
+        plan._make_plan.cache_clear()
+    for x, y in zip(actual, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_working_memory_of_a_large_map_is_bounded():
+    shapes = (1, 4, 2**20, 16), (2047, 2047, 16), (1, 2**20, 16)
+    problem = ln.plan(*(torch.empty(shape, device="meta") for shape in shapes), (1024, 1024)).problem
+    assert max(BoundNative(problem).scratch_bytes()) < 3 << 30
+
+
+def test_tensors_without_data_have_the_shapes_of_results():
+    inputs = [x.float().requires_grad_() for x in make_inputs((6, 5), (3, 3), 0)]
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(x) for x in inputs]
+    for context, x in ((nullcontext(), [x.detach().to("meta") for x in inputs]), (mode, fakes)):
+        with context:
+            x = [y.detach().requires_grad_() for y in x]
+            output = position_interaction(*x, (6, 5), algorithm="native")
+            gradients = torch.autograd.grad(output.sum(), x)
+        assert output.shape == (*inputs[0].shape[:3], inputs[2].shape[2])
+        assert [g.shape for g in gradients] == [y.shape for y in inputs]
+
+
+def test_operands_may_have_any_strides():
+    queries, table, values = make_inputs((6, 5), (3, 3), 0, dtype=torch.float32)
+    expected = position_interaction(queries, table, values, (6, 5), algorithm="native")
+    queries, values = (x.mT.contiguous().mT for x in (queries, values))
+    assert torch.equal(position_interaction(queries, table, values, (6, 5), algorithm="native"), expected)
+
+
+def test_only_the_needed_gradients_are_computed():
+    queries, table, values = make_inputs((6, 5), (3, 3), 0, dtype=torch.float32)
+    problem = make_problem(queries, table[..., None], values[..., None], (6, 5), causal=False)
+    bound = BoundNative(problem)
+    operands = Operands(queries, bound.prepare(table[..., None]), values[..., None], None)
+    grad_output = torch.ones(*queries.shape[:3], values.shape[2])
+    everything = bound.backward(grad_output, operands, NeedsGrad(True, True, True))
+    for i in range(3):
+        needs_grad = NeedsGrad(*(i == j for j in range(3)))
+        gradients = bound.backward(grad_output, operands, needs_grad)
+        assert [x is not None for x in gradients] == list(needs_grad[:3])
+        actual, expected = ((g[0] if isinstance(g, tuple) else g) for g in (gradients[i], everything[i]))
+        assert torch.equal(actual, expected)
