@@ -417,7 +417,7 @@ static __attribute__((noinline)) void NAME(lambda_columns)(const problem *p, NAM
     for (int g = 0; g < count; g++) {
       V *out = w->map + 2 * ((ptrdiff_t)g * N2 + f);
       if (terms == 1) {
-        const V *v = w->spectrum + 2 * (ptrdiff_t)column * N1;
+        const V *v = w->spectrum + z * NAME(spectrum_size)(p) + 2 * (ptrdiff_t)column * N1;
         const REAL *R = spectrum + NAME(table_column)(p, 0, first + g, f);
         (mirrored ? NAME(radix)[a->f[0]].pass1c : NAME(radix)[a->f[0]].pass1p)(v, R, N1 / a->f[0], w->tmp, a->twiddles[0],
                                                                                NAME(mirror)(p));

@@ -23,6 +23,7 @@ CASES = {
     "sequence": ((70,), (139,), {}),
     "tiles of a sequence": ((1500,), (9,), {}),
     "volume": ((3, 5, 6), (3, 3, 5), {"u": 2}),
+    "volume with slices apart": ((3, 4, 5), (1, 3, 3), {}),
     "one position": ((1, 1), (1, 1), {}),
 }
 cases = pytest.mark.parametrize(("grid", "sides", "options"), CASES.values(), ids=CASES.keys())
