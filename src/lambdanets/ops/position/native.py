@@ -221,7 +221,8 @@ class BoundNative(BoundAlgorithm):
         device = grad_prepared[0].device
         grad_table = torch.empty(depths, rows, columns, 2 * pairs, u, dtype=self.dtype, device=device)
         for pair in range(pairs):  # one at a time, because the transform has the size of the map
-            spectra = grad_prepared[0][:, :, pair].mT.reshape(depths, u, *grid)
+            # In float64, because float32 transforms round differently with other numbers of threads.
+            spectra = grad_prepared[0][:, :, pair].mT.reshape(depths, u, *grid).to(torch.complex128)
             maps = torch.fft.fft2(spectra, norm="forward").roll((self.before[1], self.before[2]), (2, 3))
             parts = torch.view_as_real(maps[..., :rows, :columns])  # (depth, u, rows, columns, 2)
             grad_table[..., 2 * pair : 2 * pair + 2, :] = parts.permute(0, 2, 3, 4, 1)
