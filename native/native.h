@@ -45,7 +45,7 @@ typedef struct {
   void *grad_queries, *grad_values, *grad_spectra, *grad_content;
 } problem;
 
-/* Threads that work on one task together: they share columns, rows and working memory. Results do not depend on `size`. */
+/* Threads that work on one task. They share columns, rows and working memory. Results do not depend on `size`. */
 typedef struct {
   int rank, size;
   int *arrived, *generation; /* of the barrier */

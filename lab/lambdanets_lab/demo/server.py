@@ -1,12 +1,12 @@
 """The server of the page, which writes no files."""
 
-import asyncio
 import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -67,7 +67,7 @@ class _Connection(H11Protocol):
     uvicorn waits forever for the rest of the headers, and for clients to read a response.
     """
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+    def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         others = [other for other in self.connections if isinstance(other, _Connection)]
         hosts = [other.client[0] for other in others if other.client]

@@ -114,8 +114,8 @@ def parse_train_command(
     if options.resume is not None:
         if has_recipe or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-        own, given = (each.without_changeable_fields() for each in (recipe, options.recipe))
-        differing = describe_differences(own.fields(), given.fields())
+        own, requested = (each.without_changeable_fields() for each in (recipe, options.recipe))
+        differing = describe_differences(own.fields(), requested.fields())
         if differing and recipe is stored:  # otherwise the folder is rejected later
             raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove these options")
     return TrainCommand(command.split(), arguments, options, name)

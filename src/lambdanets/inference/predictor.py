@@ -31,7 +31,7 @@ class Predictor:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode within the block; a training loop around it goes on as before."""
+    """Put a model into evaluation mode within the block; all modules then have their mode of before."""
     modules = [module for module in model.modules() if module.training]
     try:
         for module in modules:

@@ -151,11 +151,11 @@ def _check_paths(folder: Path, existing: TrainingRecipe, recipe: TrainingRecipe)
     """
     finished = (folder / RESULT).is_file()
     unused = recipe.PATHS if finished else ("weights",) if _has_checkpoint(folder) else ()
-    stored, given = ({name: getattr(each, name) for name in unused} for each in (existing, recipe))
-    for name, path in given.items():  # a path that no longer exists is not absolute
+    stored, requested = ({name: getattr(each, name) for name in unused} for each in (existing, recipe))
+    for name, path in requested.items():  # a path that no longer exists is not absolute
         if path and stored[name] and Path(path).resolve() == Path(stored[name]):
-            given[name] = stored[name]
-    if differing := describe_differences(stored, given):
+            requested[name] = stored[name]
+    if differing := describe_differences(stored, requested):
         raise InputError(
             f"{folder} has a {'finished' if finished else 'started'} run with {differing}; "
             f"choose another folder, or use only --resume {folder}"

@@ -14,7 +14,7 @@ from lambdanets.ops.position import native, plan
 from lambdanets.ops.position.native import FOLDER, BoundNative, Library, library
 from lambdanets.ops.position.problem import NeedsGrad, Operands, make_problem
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no library for this processor")
+pytestmark = pytest.mark.skipif(library() is None, reason="the package was installed without a compiler, so without it")
 CAPABILITIES = {"DEFAULT": ("x86-64-v2", "aarch64"), "AVX2": ("x86-64-v3",), "AVX512": ("x86-64-v4",)}
 # Maps, tiles of a large map, a sequence and its tiles, a volume; odd depths and incomplete vectors.
 CASES = {

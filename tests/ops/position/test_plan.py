@@ -8,7 +8,7 @@ from interactions import make_inputs
 
 import lambdanets as ln
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.native import library
+from lambdanets.ops.position import native
 from lambdanets.ops.position.plan import (
     ALGORITHMS,
     WORKSPACE_LIMIT_BYTES,
@@ -29,7 +29,7 @@ def plan_for(grid, sides, b=8, h=4, k=16, v=16, **options):
 @pytest.fixture
 def without_native(monkeypatch):
     """As installed without a compiler."""
-    monkeypatch.setattr("lambdanets.ops.position.native.library", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: None)
     _make_plan.cache_clear()
     yield
     _make_plan.cache_clear()
@@ -38,13 +38,13 @@ def without_native(monkeypatch):
 def test_plan_chooses_the_native_engine_on_cpus(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # the predictions depend on it
     _make_plan.cache_clear()
-    if library() is None:
-        pytest.skip("no library for this processor")
+    if native.library() is None:
+        pytest.skip("the package was installed without a compiler, so without the native engine")
     for grid, sides in (((56, 56), (23, 23)), ((28, 28), (23, 23)), ((8, 14, 14), (15, 27, 27))):
         plan = plan_for(grid, sides)
         costs = {name: cost.total_seconds for name, cost in plan.costs.items() if cost is not None}
         assert costs["native"] < 2 * min(costs.values())  # with the narrowest vectors it may be slower
-        if library().lanes[0] == 16:
+        if native.library().lanes[0] == 16:
             assert (plan.chosen, plan.backward) == ("native", "native")
     plan = plan_for((56, 56), (23, 23), causal=True)  # NaN in the future would reach the past
     assert "native" not in (plan.chosen, plan.backward)
