@@ -35,7 +35,7 @@ EXPENSIVE_FIXTURES = (
 )
 # Tests with these fixtures run first, then the tests of these files: a worker that started them last would run alone.
 SLOW_FILES = (
-    *("test_export.py", "test_exported_layers.py", "test_int8.py", "test_kernel_verification.py"),
+    *("test_export.py", "test_exported_layers.py", "test_int8.py"),
     *("test_compiled_operations.py", "test_compiled_layers.py", "test_adopted_networks.py"),
     *("test_recipes.py", "test_detection_recipes.py"),
 )

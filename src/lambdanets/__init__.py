@@ -13,7 +13,6 @@ TYPE_CHECKING = False  # type checkers know this name; importing it from typing 
 if TYPE_CHECKING:
     from lambdanets import layers, models, ops
     from lambdanets.adoption import adopt, foreign_state_dict
-    from lambdanets.calibration import calibrate
     from lambdanets.inference.classifier import Classifier
     from lambdanets.inference.detector import Detector
     from lambdanets.inference.evaluation import evaluate
@@ -48,7 +47,6 @@ __all__ = [
     "Segmenter",
     "adopt",
     "attention_map",
-    "calibrate",
     "create_model",
     "decode_step",
     "evaluate",
@@ -76,7 +74,6 @@ _MODULES = {
     "Classifier": ".inference.classifier",
     "Detector": ".inference.detector",
     "Segmenter": ".inference.segmenter",
-    "calibrate": ".calibration",
     "evaluate": ".inference.evaluation",
     "export": "lambdanets_lab.export.export",
     "load": ".inference.loading",

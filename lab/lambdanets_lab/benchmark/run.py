@@ -11,7 +11,7 @@ import torch
 from lambdanets.device import best_device, check_bfloat16, free_memory
 from lambdanets.errors import InputError
 from lambdanets.folders import WorkFolder
-from lambdanets.ops.position.plan import check_algorithm
+from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.progress import Progress
 from lambdanets.provenance import hardware
 from lambdanets.signals import deferred, interruptible

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lambdanets.device import free_memory
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.plan import ALGORITHMS, make_plan
+from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets.ops.position.problem import Cost, Problem
 from lambdanets.timing import summarize
 from lambdanets_lab.benchmark import attention
@@ -72,9 +72,8 @@ def _case(
         dtype=dtype,
         device=device.type,
     )
-    plan = make_plan(problem)
-    auto = plan.chosen if not training or plan.chosen == plan.backward else f"{plan.chosen}, {plan.backward}"
-    sizes = {"setting": setting, "n": n, "pass": phase, "auto": auto}
+    plan = choose(problem)
+    sizes = {"setting": setting, "n": n, "pass": phase, "auto": plan.algorithm}
 
     @functools.cache
     def inputs() -> Inputs:
@@ -108,10 +107,10 @@ def _case(
     def prepare_algorithm(candidate: str) -> Prepared:
         cost = plan.costs[candidate]
         if cost is None:
-            raise Skipped(ALGORITHMS[candidate].limits)
+            raise Skipped(plan.notes[candidate])
         needed_bytes = cost.workspace_bytes * (_BACKWARD_MEMORY_FACTOR if training else 1)
         check_limits(
-            candidate, needed_bytes, _seconds(cost), lambda size: _seconds(_cost_at_size(problem, size, candidate))
+            candidate, needed_bytes, _work(cost), lambda n: _work(_cost_at_size(problem, n, candidate))
         )
         run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
         expected = functools.partial(_expected_lambda, grid, causal, checked_positions)
@@ -235,14 +234,14 @@ def _first_heads(table: Tensor, heads: int) -> Tensor:
     return table[..., :heads].movedim(-1, 0)
 
 
-def _seconds(cost: Cost | None) -> float:
-    return 0.0 if cost is None else cost.seconds + cost.backward_seconds
+def _work(cost: Cost | None) -> float:
+    return 0.0 if cost is None else cost.work
 
 
 def _cost_at_size(problem: Problem, n: int, algorithm: str) -> Cost | None:
-    """Predict the cost of the same problem with n positions."""
+    """The cost of the same problem with n positions."""
     side = round(n ** (1 / len(problem.grid)))
     grid = (side,) * len(problem.grid)
     radius = tuple(s - 1 for s in grid)
     resized = replace(problem, grid=grid, before=radius, after=(0, *radius[1:]) if problem.causal else radius)
-    return make_plan(resized).costs[algorithm]
+    return choose(resized).costs[algorithm]

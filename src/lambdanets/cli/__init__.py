@@ -42,7 +42,7 @@ COMMANDS = {
     "compare": "Compare model variants over several seeds: lambdanets compare STUDIES [RECIPE].",
     "tables": "Compare the paper's tables with this package: lambdanets tables [3 4 ...] [--check].",
     "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | memory | scaling.",
-    "calibrate": "Calibrate the automatic choice of algorithms on this machine: lambdanets calibrate [--device cuda].",
+    "kernels": "Show and check the compiled kernels on this machine: lambdanets kernels [--device cuda].",
 }
 # Commands in `lambdanets_lab.cli`; the others are in this package.
 _LAB_COMMANDS = {"explain", "demo", "export", "compare", "tables", "benchmark"}

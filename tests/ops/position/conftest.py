@@ -1,11 +1,18 @@
 import pytest
 
+from lambdanets.ops.position import choose
 from lambdanets.ops.position.execution import prepared_tables
 
 
+def clear():
+    prepared_tables.clear()
+    choose.bind.cache_clear()
+    choose.choose.cache_clear()
+
+
 @pytest.fixture(autouse=True)
-def clear_prepared_tables():
-    """Clear the cache, because some tests replace algorithms or limits."""
-    prepared_tables.clear()
+def clear_caches():
+    """Clear tables and choices, because some tests replace algorithms, limits or libraries."""
+    clear()
     yield
-    prepared_tables.clear()
+    clear()

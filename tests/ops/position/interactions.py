@@ -9,43 +9,39 @@ from torch import Tensor
 
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Gradients
-from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.choose import ALGORITHMS
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
-from lambdanets.ops.position.rates import Rates, built_in_rates
 
 
 def supported_algorithms(*grid: int) -> list[str]:
     """Return the algorithms that support a grid on CPU in float64, which excludes the fused kernels."""
     ones = (1,) * len(grid)
     problem = Problem(1, 1, grid, 1, 1, 1, ones, ones, False, torch.float64, "cpu")
-    return [
-        name for name, algorithm in ALGORITHMS.items() if algorithm.cost(problem, built_in_rates("cpu", 1)) is not None
-    ]
+    return [name for name, algorithm in ALGORITHMS.items() if not algorithm.unsupported(problem)]
 
 
 class Spy(Algorithm):
-    """Wraps an algorithm: limits the examples per call, counts calls of `prepare` and records queries.
+    """Wraps an algorithm: limits the examples per call, counts `prepare` and records queries.
 
-    compute_dtype: replaces the one that the algorithm would choose.
+    dtype: replaces the one in which the algorithm would compute.
     """
 
-    def __init__(self, name: str, max_batch: int = 1 << 30, compute_dtype: torch.dtype | None = None) -> None:
-        self.inner, self.max_batch, self.forced_dtype = ALGORITHMS[name], max_batch, compute_dtype
+    def __init__(
+        self, name: str, max_batch: int = 1 << 30, dtype: torch.dtype | None = None
+    ) -> None:
+        self.inner, self.max_batch, self.dtype = ALGORITHMS[name], max_batch, dtype
         self.num_prepared, self.queries = 0, list[Tensor]()
 
-    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        return self.inner.cost(problem, rates)
+    def cost(self, problem: Problem) -> Cost:
+        return self.inner.cost(problem)
 
-    def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
-        return self.forced_dtype or self.inner.compute_dtype(problem, rates)
-
-    def bind(self, problem: Problem, rates: Rates) -> BoundAlgorithm:
-        return BoundSpy(self, self.inner.bind(problem.limit_batch(self.max_batch), rates))
+    def bind(self, problem: Problem) -> BoundAlgorithm:
+        return BoundSpy(self, self.inner.bind(problem.limit_batch(self.max_batch)))
 
 
 class BoundSpy(BoundAlgorithm):
     def __init__(self, spy: Spy, inner: BoundAlgorithm) -> None:
-        super().__init__(inner.problem)
+        super().__init__(inner.problem, spy.dtype or inner.dtype)
         self.spy, self.inner = spy, inner
 
     def prepare(self, table: Tensor) -> Prepared:

@@ -1,7 +1,6 @@
 import copy
 import math
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +9,8 @@ from torch import nn
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import execution
-from lambdanets.ops.position import scratch as scratch_module
 from lambdanets.ops.position.execution import prepared_tables
-from lambdanets.ops.position.plan import ALGORITHMS
-from lambdanets.ops.position.rates import built_in_rates
+from lambdanets.ops.position.choose import ALGORITHMS
 from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (6, 7), (5, 5)
@@ -88,52 +85,40 @@ def test_training_uses_the_table_after_each_change(change, algorithm):
     for _ in range(2):
         results = torch.autograd.grad(layer(queries, values).square().sum(), (queries, layer.table, values))
         leaves = [x.detach().clone().requires_grad_() for x in (queries, layer.table, values)]
-        output = position_interaction(*leaves, GRID, algorithm="convolution" if algorithm != "convolution" else "mixed")
+        output = position_interaction(*leaves, GRID, algorithm="query_order" if algorithm != "query_order" else "row_transform")
         assert_all_close(results, torch.autograd.grad(output.square().sum(), leaves), 1e-10)
         change(layer)
 
 
 @algorithms
-def test_prepared_tables_are_not_reused_for_another_number_of_threads(algorithm, monkeypatch):
-    grid, sides = (14, 14), (7, 7)
-    inputs = make_inputs(grid, sides, batch=8, k=8, v=8, dtype=torch.float32)
-    results = []
-    for threads in 1, 16:
-        monkeypatch.setattr(
-            "lambdanets.ops.position.plan.device_rates", lambda device, n=threads: built_in_rates("cpu", n)
-        )
-        results.append(run(inputs, grid, algorithm=algorithm))
-    assert_all_close(*results, 1e-4)
-
-
-def test_prepared_table_shares_no_memory_with_the_table():
-    # With k = u = 1 the weights of the convolution have the memory layout of the table.
+def test_prepared_table_shares_no_memory_with_the_table(algorithm):
+    # With k = u = 1, what is prepared may have the memory layout of the table.
     queries, table, values = make_inputs((4, 4), (5, 5), k=1)
     memory = table[..., 0].clone()
-    position_interaction(queries, memory.unsqueeze(-1), values, (4, 4), algorithm="convolution")
+    position_interaction(queries, memory.unsqueeze(-1), values, (4, 4), algorithm=algorithm)
     memory.copy_(memory.T.clone())
     # This table has the address and the values of the previous one, but other strides.
-    result = position_interaction(queries, memory.T.unsqueeze(-1), values, (4, 4), algorithm="convolution")
+    result = position_interaction(queries, memory.T.unsqueeze(-1), values, (4, 4), algorithm=algorithm)
     torch.testing.assert_close(result, definition.position_interaction(queries, table, values, (4, 4)))
 
 
 def test_table_is_prepared_once_for_several_calls(monkeypatch):
-    spy = Spy("lambda_order")
-    monkeypatch.setitem(ALGORITHMS, "lambda_order", spy)
+    spy = Spy("query_order")
+    monkeypatch.setitem(ALGORITHMS, "query_order", spy)
     inputs = make_inputs(GRID, SIDES)
     for _ in range(3):
-        position_interaction(*inputs, GRID, algorithm="lambda_order")
+        position_interaction(*inputs, GRID, algorithm="query_order")
     assert spy.num_prepared == 1
 
 
 def test_prepared_tables_are_evicted_in_lru_order_at_the_limit(monkeypatch):
     queries, table, values = make_inputs(GRID, SIDES)
-    spy = Spy("lambda_order")
-    monkeypatch.setitem(ALGORITHMS, "lambda_order", spy)
+    spy = Spy("query_order")
+    monkeypatch.setitem(ALGORITHMS, "query_order", spy)
 
     def is_prepared_again(table):
         before = spy.num_prepared
-        position_interaction(queries, table, values, GRID, algorithm="lambda_order")
+        position_interaction(queries, table, values, GRID, algorithm="query_order")
         return spy.num_prepared > before
 
     tables = [table + i for i in range(12)]
@@ -214,32 +199,21 @@ def test_tables_prepared_in_inference_mode_work_in_training(algorithm):
     assert all(x.isfinite().all() for x in torch.autograd.grad(sum(g.square().sum() for g in gradients), inputs))
 
 
-@pytest.mark.parametrize("gain", [0.6, 4.0])
 @pytest.mark.parametrize("max_batch", [1, 100], ids=["single examples", "batched"])
-@algorithms
-def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, max_batch, gain):
-    rates = replace(built_in_rates("cpu", 1), bfloat16_gain=gain)
-    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: rates)
-    spy = Spy(algorithm, max_batch=max_batch)
+@pytest.mark.parametrize(
+    ("algorithm", "dtype"),
+    [(name, None) for name in supported_algorithms(*GRID)] + [("query_order", torch.bfloat16)],
+)
+def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, dtype, max_batch):
+    spy = Spy(algorithm, max_batch=max_batch, dtype=dtype)  # products in bfloat16 as on a GPU
     monkeypatch.setitem(ALGORITHMS, algorithm, spy)
-    grid, sides, batch = (3, 4), (5, 7), 128  # many examples but few pairs per offset, to test the sum over examples
+    # many examples but few pairs per offset, to test the sum over examples
+    grid, sides, batch = (3, 4), (5, 7), 128
     inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
     results = run(inputs, grid, algorithm=algorithm)
     assert_error_within_bfloat16_budget(results, inputs, grid)
-    uses_bfloat16 = gain > 1 and spy.inner.keeps_bfloat16
-    assert {queries.dtype for queries in spy.queries} == {torch.bfloat16 if uses_bfloat16 else torch.float32}
+    assert {queries.dtype for queries in spy.queries} == {dtype or torch.float32}
     assert max(len(queries) for queries in spy.queries) == min(max_batch, batch)
-
-
-@pytest.mark.parametrize("max_batch", [1, 100], ids=["single examples", "batched"])
-@pytest.mark.parametrize(("grid", "sides", "batch"), [((3, 4), (5, 7), 128), ((12, 11), (9, 21), 6), ((41,), (81,), 3)])
-def test_mixed_in_bfloat16_as_on_gpus_stays_within_the_budget(monkeypatch, max_batch, grid, sides, batch):
-    spy = Spy("mixed", max_batch=max_batch, compute_dtype=torch.bfloat16)
-    monkeypatch.setitem(ALGORITHMS, "mixed", spy)
-    inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
-    results = run(inputs, grid, algorithm="mixed")
-    assert {queries.dtype for queries in spy.queries} == {torch.bfloat16}
-    assert_error_within_bfloat16_budget(results, inputs, grid)
 
 
 def assert_error_within_bfloat16_budget(results, inputs, grid):
@@ -314,8 +288,8 @@ def test_deepcopy_does_not_share_the_prepared_table(algorithm):
 
 @algorithms
 def test_bfloat16_table_gradient_sums_many_positions_in_float32(monkeypatch, algorithm):
-    rates = replace(built_in_rates("cpu", 1), bfloat16_gain=4.0)
-    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: rates)
+    if algorithm == "query_order":  # as on a GPU
+        monkeypatch.setitem(ALGORITHMS, algorithm, Spy(algorithm, dtype=torch.bfloat16))
     queries, values = torch.ones(1, 1, 512, 1).bfloat16(), torch.ones(1, 512, 1).bfloat16()
     table = torch.ones(3, 1).bfloat16().requires_grad_()
     position_interaction(queries, table, values, (512,), algorithm=algorithm).sum().backward()
@@ -324,21 +298,9 @@ def test_bfloat16_table_gradient_sums_many_positions_in_float32(monkeypatch, alg
 
 @algorithms
 def test_bfloat16_value_gradient_sums_many_positions_in_float32(monkeypatch, algorithm):
-    rates = replace(built_in_rates("cpu", 1), bfloat16_gain=4.0)
-    monkeypatch.setattr("lambdanets.ops.position.plan.device_rates", lambda device: rates)
+    if algorithm == "query_order":  # as on a GPU
+        monkeypatch.setitem(ALGORITHMS, algorithm, Spy(algorithm, dtype=torch.bfloat16))
     queries, table = torch.ones(1, 1, 1024, 1).bfloat16(), torch.ones(2047, 1).bfloat16()
     values = torch.ones(1, 1024, 1).bfloat16().requires_grad_()
     position_interaction(queries, table, values, (1024,), algorithm=algorithm).sum().backward()
     assert values.grad.flatten().tolist() == pytest.approx([1024.0] * 1024, rel=2**-7)
-
-
-def test_scratch_memory_is_on_the_cpu_with_another_default_device():
-    inputs = make_inputs((5, 6), (3, 5), dtype=torch.float32)
-    expected = position_interaction(*inputs, (5, 6), algorithm="query_order")
-    scratch_module._BUFFERS.by_name.clear()
-    torch.set_default_device("meta")
-    try:
-        actual = position_interaction(*inputs, (5, 6), algorithm="query_order")
-    finally:
-        torch.set_default_device(None)
-    torch.testing.assert_close(actual, expected)

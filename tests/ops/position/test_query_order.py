@@ -5,9 +5,8 @@ import torch
 from interactions import Spy, assert_all_close, make_inputs, run
 
 import lambdanets as ln
-from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.choose import ALGORITHMS
 from lambdanets.ops.position.query_order import BoundQueryOrder, QueryOrder, best_tiling
-from lambdanets.ops.position.rates import built_in_rates
 from lambdanets.ops.position.tiling import Tiling
 
 # grid, sides of the table, u, causal, tiles
@@ -31,15 +30,15 @@ class TiledQueryOrder(QueryOrder):
     def __init__(self, tile):
         self.tile = tile
 
-    def bind(self, problem, rates):
+    def bind(self, problem):
         return BoundQueryOrder(problem, Tiling(problem.at_least_2d(), self.tile))
 
 
 @pytest.mark.parametrize(("grid", "sides", "u", "causal", "tile"), CASES)
-def test_query_order_equals_lambda_order_for_any_tiling(monkeypatch, grid, sides, u, causal, tile):
+def test_query_order_equals_row_transform_for_any_tiling(monkeypatch, grid, sides, u, causal, tile):
     monkeypatch.setitem(ALGORITHMS, "query_order", TiledQueryOrder(tile))
     inputs = make_inputs(grid, sides, u)
-    expected = run(inputs, grid, causal=causal, algorithm="lambda_order")
+    expected = run(inputs, grid, causal=causal, algorithm="row_transform")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="query_order"), expected)
 
 
@@ -47,7 +46,7 @@ def test_query_order_equals_lambda_order_for_any_tiling(monkeypatch, grid, sides
 def test_batched_and_separate_products_have_the_same_gradients(v):
     # 16 * 49 * 49 multiply-adds per channel; from 2 million on, products are separate calls.
     inputs = make_inputs((7, 7), (13, 13), heads=16, v=v)
-    expected = run(inputs, (7, 7), algorithm="lambda_order")
+    expected = run(inputs, (7, 7), algorithm="row_transform")
     assert_all_close(run(inputs, (7, 7), algorithm="query_order"), expected)
 
 
@@ -60,13 +59,11 @@ def test_split_batch_equals_the_full_batch(monkeypatch):
     assert [len(queries) for queries in spy.queries] == [2, 2, 1]
 
 
-@pytest.mark.parametrize("algorithm", ["lambda_order", "convolution", "mixed"])
+@pytest.mark.parametrize("algorithm", ["query_order", "row_transform"])
 def test_gpu_batch_per_call_is_larger_than_cpu_batch(algorithm):
     problem = ln.plan(*make_inputs((28, 28), (23, 23), dtype=torch.float32), (28, 28)).problem
     cpu_batch, gpu_batch = (
-        ALGORITHMS[algorithm]
-        .bind(replace(problem, batch=1 << 20, device=device), built_in_rates("cpu", 1))
-        .problem.batch
+        ALGORITHMS[algorithm].bind(replace(problem, batch=1 << 20, device=device)).problem.batch
         for device in ("cpu", "cuda:0")
     )
     assert 1 <= cpu_batch < gpu_batch
@@ -75,4 +72,4 @@ def test_gpu_batch_per_call_is_larger_than_cpu_batch(algorithm):
 def test_logits_of_the_chosen_tiling_fit_the_cache():
     inputs = make_inputs((28, 28), (23, 23), batch=1, dtype=torch.float32)
     problem = ln.plan(*inputs, (28, 28)).problem
-    assert best_tiling(problem, built_in_rates("cpu", 1)).logits_bytes(1) <= 8 << 20
+    assert best_tiling(problem).logits_bytes(1) <= 8 << 20

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.position.execution import FactorGradients, planned_backward, planned_forward
-from lambdanets.ops.position.plan import Plan, make_plan
+from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.position.problem import Factors, NeedsGrad
 from lambdanets.ops.precision import without_autocast
 
@@ -194,4 +194,4 @@ def _merge_into_batch(
             x = (x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
         merged.append(x)
     problem = replace(plan.problem, batch=plan.problem.batch * size)
-    return merged, make_plan(problem) if plan.automatic else replace(plan, problem=problem)
+    return merged, choose(problem, "auto" if plan.automatic else plan.algorithm)

@@ -1,23 +1,18 @@
-"""Runs an algorithm on a problem: casts to the dtype of the algorithm, caches prepared tables, splits the batch.
-
-If an algorithm chosen by "auto" raises, another one may replace it (`Algorithm.exclude_after_error`). For example, a
-fused kernel that passed its self-test may still need too much shared memory, or fail to compile, at another shape; it
-then raises before it computes anything. An algorithm chosen by the caller is never replaced.
-"""
+"""Runs an algorithm on a problem: casts to its dtype, caches prepared tables, splits the batch."""
 
 import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import mask_future
 from lambdanets.ops.position.algorithm import BoundAlgorithm
-from lambdanets.ops.position.plan import ALGORITHMS, Plan, bind, make_plan
+from lambdanets.ops.position.choose import Plan, bind
 from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.precision import output_dtype, without_autocast, without_tf32_convolutions
 
@@ -28,108 +23,85 @@ FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | No
 CACHE_BYTES = 256 << 20
 
 
-_Result = TypeVar("_Result")
-
-
 def planned_forward(factors: Factors, plan: Plan) -> Tensor:
-    """Call `run_forward` with the algorithm chosen for the forward pass."""
-    return _run_planned(lambda algorithm: run_forward(*factors, plan.problem, algorithm), plan, "forward")
-
-
-def planned_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs_grad: NeedsGrad) -> FactorGradients:
-    """Call `run_backward` with the algorithm chosen for the backward pass."""
-
-    def run(algorithm: str) -> FactorGradients:
-        return run_backward(grad_output, *factors, plan.problem, algorithm, needs_grad)
-
-    return _run_planned(run, plan, "backward")
-
-
-def _run_planned(run: Callable[[str], _Result], plan: Plan, direction: str) -> _Result:
-    algorithm = plan.chosen if direction == "forward" else plan.backward
-    try:
-        return run(algorithm)
-    except torch.OutOfMemoryError:  # other algorithms would need more memory
-        raise
-    except Exception as error:
-        if not plan.automatic or not ALGORITHMS[algorithm].exclude_after_error(plan.problem, direction, error):
-            raise
-    plan = make_plan(plan.problem)
-    return run(plan.chosen if direction == "forward" else plan.backward)
-
-
-def run_forward(
-    queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, problem: Problem, algorithm: str
-) -> Tensor:
     """Compute the output (b, h, n, v).
 
-    queries: (b, h, n, k). table: (r_1..r_D, k, u), cropped to the grid. values: (b, n, v, u). content: (b, k, v), a
-    lambda shared by all positions of an example, or None.
+    queries: (b, h, n, k). table: (r_1..r_D, k, u), cropped to the grid. values: (b, n, v, u).
+    content: (b, k, v), a lambda shared by all positions of an example, or None.
     """
+    queries, table, values, content = factors
     if len(queries) == 0:
-        return queries.new_zeros(*queries.shape[:3], problem.value_depth, dtype=output_dtype(queries.dtype))
-    bound, dtype = bind(problem, algorithm)
+        shape = (*queries.shape[:3], plan.problem.value_depth)
+        return queries.new_zeros(shape, dtype=output_dtype(queries.dtype))
+    bound = bind(plan.problem, plan.algorithm)
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
-        prepared = prepared_tables.get(table, bound, output_dtype(dtype))
+        prepared = prepared_tables.get(table, bound)
         outputs = [
-            bound.forward(_operands(dtype, q, prepared, v, c))
+            bound.forward(_operands(bound.dtype, q, prepared, v, c))
             for q, v, c in _split_batch(bound.problem.batch, queries, values, content)
         ]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return output.to(output_dtype(queries.dtype))
 
 
-def run_backward(
-    grad_output: Tensor,
-    queries: Tensor,
-    table: Tensor,
-    values: Tensor,
-    content: Tensor | None,
-    problem: Problem,
-    algorithm: str,
-    needs_grad: NeedsGrad,
+def planned_backward(
+    grad_output: Tensor, factors: Factors, plan: Plan, needs: NeedsGrad
 ) -> FactorGradients:
-    """Compute the needed gradients of queries, table, values and content from grad_output (b, h, n, v)."""
+    """Compute the needed gradients of the factors from grad_output (b, h, n, v)."""
+    queries, table, values, content = factors
     if len(queries) == 0:
-        factors = zip((queries, table, values, content), needs_grad, strict=True)
-        zeros = (torch.zeros_like(x) if x is not None and needed else None for x, needed in factors)
-        return next(zeros), next(zeros), next(zeros), next(zeros)
+        pairs = zip(factors, needs, strict=True)
+        zeros = [torch.zeros_like(x) if x is not None and needed else None for x, needed in pairs]
+        return zeros[0], zeros[1], zeros[2], zeros[3]
+    needs = needs._replace(content=needs.content and content is not None)
+    if not any(needs):
+        return None, None, None, None
+    bound = bind(plan.problem, plan.algorithm)
+    grads: list[list[Tensor]] = [[], [], []]  # of queries, values and content, by call
+    grad_prepared: Prepared | None = None
     # The backward pass may run inside autocast even if the forward pass did not.
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
-        grad_content = None
-        if needs_grad.content and content is not None:
-            grad_content = _sum_outer_products(queries.to(grad_output.dtype), grad_output).to(content.dtype)
-        if not any(needs_grad[:3]):
-            return None, None, None, grad_content
-        bound, dtype = bind(problem, algorithm)
-        max_batch, result_dtype = bound.problem.batch, output_dtype(dtype)
-        grad_queries, grad_values = [], []
-        grad_prepared: Prepared | None = None
-        prepared = prepared_tables.get(table, bound, result_dtype)
-        for g, q, v, c in _split_batch(max_batch, grad_output, queries, values, content):
-            grad_q, grad_p, grad_v = bound.backward(g.to(result_dtype), _operands(dtype, q, prepared, v, c), needs_grad)
-            grad_queries.append(grad_q)
-            grad_values.append(grad_v)
+        prepared = prepared_tables.get(table, bound)
+        parts = _split_batch(bound.problem.batch, grad_output, queries, values, content)
+        for g, q, v, c in parts:
+            operands = _operands(bound.dtype, q, prepared, v, c)
+            grad_q, grad_p, grad_v, grad_c = bound.backward(
+                g.to(output_dtype(bound.dtype)), operands, needs
+            )
+            for total, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):
+                if part is not None:
+                    total.append(part)
             if grad_p is None:
                 continue
             if grad_prepared is None:
                 # Accumulating several calls in bfloat16 would lose precision.
-                use_float32 = dtype == torch.bfloat16 and max_batch < problem.batch
-                grad_prepared = tuple(x.float() for x in grad_p) if use_float32 else grad_p
+                several = bound.problem.batch < len(queries)
+                grad_prepared = tuple(_widen(x) for x in grad_p) if several else grad_p
             else:
-                grad_prepared = tuple(a.add_(b) for a, b in zip(grad_prepared, grad_p, strict=True))
+                added = zip(grad_prepared, grad_p, strict=True)
+                grad_prepared = tuple(a.add_(b) for a, b in added)
         grad_table = None
         if grad_prepared is not None:
-            grad_table = _restore_future_offsets(bound.grad_table(grad_prepared), problem).to(table.dtype)
-        return (
-            _concatenate(grad_queries, queries.dtype) if needs_grad.queries else None,
-            grad_table,
-            _concatenate(grad_values, values.dtype) if needs_grad.values else None,
-            grad_content,
-        )
+            grad_table = _restore_future_offsets(bound.grad_table(grad_prepared), plan.problem)
+            grad_table = grad_table.to(table.dtype)
+    grad_queries, grad_values, grad_content = (
+        None if not x else (x[0] if len(x) == 1 else torch.cat(x)) for x in grads
+    )
+    return (
+        None if grad_queries is None else grad_queries.to(queries.dtype),
+        grad_table,
+        None if grad_values is None else grad_values.to(values.dtype),
+        None if grad_content is None or content is None else grad_content.to(content.dtype),
+    )
 
 
-def _operands(dtype: torch.dtype, queries: Tensor, prepared: Prepared, values: Tensor, content: Any) -> Operands:
+def _widen(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _operands(
+    dtype: torch.dtype, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None
+) -> Operands:
     content = None if content is None else content.to(output_dtype(dtype))
     return Operands(queries.to(dtype), prepared, values.to(dtype), content)
 
@@ -137,17 +109,6 @@ def _operands(dtype: torch.dtype, queries: Tensor, prepared: Prepared, values: T
 def _split_batch(size: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
     chunks = [itertools.repeat(None) if x is None else x.split(size) for x in tensors]
     return zip(*chunks, strict=False)
-
-
-def _sum_outer_products(first: Tensor, second: Tensor) -> Tensor:
-    """Sum the outer products of first (b, h, n, i) and second (b, h, n, j) over h and n, which gives (b, i, j)."""
-    first, second = (x.transpose(1, 2).flatten(1, 2) for x in (first, second))
-    return torch.bmm(first.mT, second)
-
-
-def _concatenate(tensors: list[Tensor | None], dtype: torch.dtype) -> Tensor:
-    present = [x for x in tensors if x is not None]
-    return (present[0] if len(present) == 1 else torch.cat(present)).to(dtype)
 
 
 def _drop_future_offsets(table: Tensor, problem: Problem) -> Tensor:
@@ -173,9 +134,9 @@ class PreparedTables:
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[int, BoundAlgorithm, torch.dtype], tuple[Tensor, Prepared, int]] = (
-            OrderedDict()
-        )
+        self._entries = OrderedDict[
+            tuple[int, BoundAlgorithm], tuple[Tensor, Prepared, int]
+        ]()
         self._lock = threading.Lock()
         self.nbytes = 0
 
@@ -183,10 +144,11 @@ class PreparedTables:
         """Replace the lock, in a child process after a fork."""
         self._lock = threading.Lock()
 
-    def get(self, table: Tensor, bound: BoundAlgorithm, dtype: torch.dtype) -> Prepared:
+    def get(self, table: Tensor, bound: BoundAlgorithm) -> Prepared:
+        dtype = output_dtype(bound.dtype)
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
             return bound.prepare(_drop_future_offsets(table, bound.problem).to(dtype))
-        key = (table.data_ptr(), bound, dtype)
+        key = (table.data_ptr(), bound)
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:

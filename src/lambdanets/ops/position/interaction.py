@@ -10,9 +10,9 @@ from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
 from lambdanets.ops.geometry import is_exporting, static_shape
 from lambdanets.ops.position.derivatives import interact
 from lambdanets.ops.position.operators import position_interaction_operator
-from lambdanets.ops.position.plan import Plan, check_algorithm, make_plan
+from lambdanets.ops.position.choose import Plan, check_algorithm, choose
 from lambdanets.ops.position.problem import Factors, redilate, undilate
-from lambdanets.ops.position.traced import trace_interaction
+from lambdanets.ops.position.graphs import trace_interaction
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
@@ -37,13 +37,13 @@ def position_interaction(
         sum_k q[b,h,n,k] content[b,k,:] to y.
     dilation: spacing of the offsets, in positions.
     causal: use only context positions up to and including the query in row-major order.
-    algorithm: a name from ALGORITHMS, or "auto" to choose the fastest according to `plan`. Exported graphs have their
-        own choice.
+    algorithm: a name that `plan` prints, or "auto" to choose by it. Exported graphs have their own
+        choice.
 
     Returns (b, h, n, v) in the dtype of the inputs, exact up to rounding. Sums are in float32 or wider. float16 inputs
     are computed in float32, or by fused kernels in float16 scaled by powers of two; under float16 autocast the result
     is float32. Accepts any strides. Twice differentiable; saves only its inputs for the backward pass.
-    Cost: at most b n k u v min(n, prod(r)) multiply-adds; `plan` predicts it. Raises ValueError naming the invalid
+    Cost: at most b n k u v min(n, prod(r)) multiply-adds; `plan` counts them. Raises ValueError naming the invalid
     argument.
     """
     factors = Factors(queries, table, values, content)
@@ -55,7 +55,7 @@ def position_interaction(
             output = position_interaction_operator(*factors, grid, dilation, causal, algorithm)
         else:
             factors, problem = undilate(factors, grid, dilation, causal)
-            output = redilate(interact(factors, make_plan(problem, algorithm)), grid, dilation)
+            output = redilate(interact(factors, choose(problem, algorithm)), grid, dilation)
     return output.to(result_dtype)
 
 
@@ -70,14 +70,15 @@ def plan(
     causal: bool = False,
     algorithm: str = "auto",
 ) -> Plan:
-    """Return the plan that `position_interaction` uses for these arguments: predicted costs and chosen algorithms.
+    """Return the plan of `position_interaction` for these arguments: costs and chosen algorithm.
 
-    The cost of a content lambda is not included, because it is the same for all algorithms. Computes no output, so
-    tensors may be on the meta device. Raises ValueError in the same cases as `position_interaction`.
+    The cost of a content lambda is not included, because it is the same for all algorithms.
+    Computes no output, so tensors may be on the meta device. Raises ValueError in the same cases as
+    `position_interaction`.
     """
     factors = Factors(queries, table, values, content)
     factors, grid, _ = _prepare(factors, grid, dilation, causal, algorithm)
-    return make_plan(undilate(factors._replace(content=None), grid, dilation, causal)[-1], algorithm)
+    return choose(undilate(factors._replace(content=None), grid, dilation, causal)[-1], algorithm)
 
 
 def _prepare(

@@ -8,6 +8,7 @@ import ctypes
 import math
 import os
 import platform
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusions, Gradients
-from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
-from lambdanets.ops.position.rates import Rates
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Gradients
+from lambdanets.ops.position.problem import CALL, Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.transforms import Axis, Geometry, choose_geometry, cross_twiddles, twiddles
+from lambdanets.ops.precision import accumulation_dtype
 
 FOLDER = Path(__file__).with_name("libraries")
 # By PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower.
@@ -29,9 +30,9 @@ WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in 
 _MAX_TRANSFORMED_POINTS = 1 << 22  # of the table at once, in float64
 _L2_BYTES = 1 << 20
 _STREAMED_BYTES = 16 << 20  # maps above this size are written past the cache
+# Causal sums are computed again for the first 1 / _SHRINK of the positions, and so on.
+_SHRINK, _MIN_SEQUENCE = 4, 16
 _MAX_SCRATCH_BYTES = 1 << 30  # above it, maps have fewer query depths, which is slower
-# Vector instructions per second and thread on a 3.7 GHz server CPU, and bytes of a vector.
-_INSTRUCTIONS_PER_SECOND = 4.2e9
 
 
 class _Axis(ctypes.Structure):
@@ -122,45 +123,38 @@ def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]
 
 class Native(Algorithm):
     name = "native"
-    limits = "supports CPUs for which the installed package has a compiled library"
 
-    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        if problem.device not in ("cpu", "meta") or library() is None:
-            return None
+    def unsupported(self, problem: Problem) -> str:
+        if problem.device not in ("cpu", "meta"):
+            return "is for CPUs"
+        if library() is None:
+            return "has no compiled library for this processor (see docs/engine.md)"
+        return ""
+
+    def note(self, problem: Problem) -> str:
+        found = library()
+        return "" if found is None else f"library {found.name}"
+
+    def cost(self, problem: Problem) -> Cost:
         bound = BoundNative(problem)
         p, geometry = problem, bound.geometry
         n1, n2 = (axis.n for axis in geometry.axes)
         terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)
-        per_tile = bound.full[0] * (geometry.instructions(bound.tile[0]) + 6 * (terms - 1) * n1 * n2)
-        per_pair = bound.num_tiles * per_tile + 4 * p.num_positions * p.heads
-        operations = p.batch * -(-p.value_depth // bound.lanes) * -(-p.query_depth // 2) * per_pair
-        seconds = operations / _INSTRUCTIONS_PER_SECOND / torch.get_num_threads() + rates.call_overhead(4)
-        scratch = bound.scratch_bytes()
-        return Cost(
-            operations=round(2 * bound.lanes * operations),
-            workspace_bytes=scratch[0],
-            seconds=seconds,
-            backward_seconds=2.4 * seconds,
-            backward_workspace_bytes=scratch[1],
-        )
+        per_tile = geometry.instructions(bound.tile[0]) + 6 * (terms - 1) * n1 * n2
+        per_pair = bound.full[0] * bound.num_tiles * per_tile + 4 * p.num_positions * p.heads
+        blocks = p.batch * -(-p.value_depth // bound.lanes) * -(-p.query_depth // 2)
+        multiply_adds = bound.lanes * blocks * per_pair
+        return Cost(multiply_adds, max(bound.scratch_bytes()), multiply_adds + 4 * CALL)
 
-    def bind(self, problem: Problem, rates: Rates) -> "BoundNative":
-        return BoundNative(problem)
-
-    def exclusions(self, problem: Problem) -> Exclusions:
-        # Errors of transforms are relative to the largest sum, which is that of later positions; a NaN spreads.
-        reason = "sums of a causal problem must not depend on later positions" if problem.causal else ""
-        return Exclusions(reason, reason)
-
-    def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
-        return torch.float64 if problem.dtype == torch.float64 else torch.float32
+    def bind(self, problem: Problem) -> BoundAlgorithm:
+        return BoundCausalNative(problem) if problem.causal else BoundNative(problem)
 
 
 class BoundNative(BoundAlgorithm):
     """full: the grid with three axes, depth, rows and columns. A sequence is transformed as a map of two axes."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+        super().__init__(problem, accumulation_dtype(problem.dtype))
         p, lib = problem, library()
         assert lib is not None
         self._library = lib
@@ -168,7 +162,6 @@ class BoundNative(BoundAlgorithm):
         missing = (1,) * (3 - len(p.grid))
         self.full = (*missing, *p.grid)
         self.before, self.after = ((*(0 for _ in missing), *sides) for sides in (p.before, p.after))
-        self.dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
         axes = slice(2 if self.is_sequence else 1, 3)
         self.geometry: Geometry = choose_geometry(self.full[axes], self.before[axes], self.after[axes])
         self.tile = (1, *self.geometry.tile) if self.is_sequence else self.geometry.tile
@@ -285,29 +278,101 @@ class BoundNative(BoundAlgorithm):
         del keep
         return output
 
-    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+    def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
         c, keep = self._call(operands)
         n, spectra = self.problem.num_positions, operands.prepared[0]
         grad_output = grad_output if grad_output.stride(3) == 1 else grad_output.contiguous()
         c.grad_output = _address(grad_output)
         c.gs_b, c.gs_h, c.gs_n, _ = grad_output.stride()
-        grad_queries = grad_values = grad_spectra = None
-        if needs_grad.queries:
+        grad_queries = grad_values = grad_spectra = grad_content = None
+        if needs.queries:
             grad_queries = grad_output.new_empty(c.b, n, c.h, c.k).transpose(1, 2)
             c.grad_queries = _address(grad_queries)
             c.dq_b, c.dq_h, c.dq_n, _ = grad_queries.stride()
-        if needs_grad.values:
+        if needs.values:
             grad_values = grad_output.new_zeros(c.b, c.u, n, c.v)
             c.grad_values = _address(grad_values)
             c.dv_b, c.dv_u, c.dv_n, _ = grad_values.stride()
             grad_values = grad_values.movedim(1, 3)
-        if needs_grad.table:
+        if needs.table:
             grad_spectra = torch.empty_like(spectra)
             c.grad_spectra = _address(grad_spectra)
+        if needs.content:
+            grad_content = grad_output.new_empty(c.b, c.k, c.v)
+            c.grad_content = _address(grad_content)
         if c.grad_output:
             self._library.run(c, self.kernel)
         del keep
-        return grad_queries, None if grad_spectra is None else (grad_spectra,), grad_values
+        grad_prepared = None if grad_spectra is None else (grad_spectra,)
+        return grad_queries, grad_prepared, grad_values, grad_content
+
+
+class BoundCausalNative(BoundAlgorithm):
+    """A causal problem. Errors of a transform are relative to its largest sum, and the first of the
+    causal sums have the fewest terms. So the first quarter of the positions is computed again as a
+    problem of its own, of that the first quarter, and so on: a third more work. The same problems
+    give the gradients of the last values, which are in the fewest sums. Later inputs change
+    earlier outputs only by rounding.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem, accumulation_dtype(problem.dtype))
+        whole, *others = problem.grid
+        first = min(whole, problem.before[0] + 1) // _SHRINK
+        smallest = _MIN_SEQUENCE if not others else 1
+        self.parts = [BoundNative(problem)]
+        while first >= smallest:
+            before = min(problem.before[0], first - 1), *problem.before[1:]
+            part = replace(problem, grid=(first, *others), before=before)
+            self.parts.append(BoundNative(part))
+            first //= _SHRINK
+
+    def prepare(self, table: Tensor) -> Prepared:
+        rows = [1 + part.problem.before[0] for part in self.parts]  # the last ones of the table
+        tables = [table[len(table) - count :] for count in rows]
+        return tuple(
+            part.prepare(x)[0] for part, x in zip(self.parts, tables, strict=True)
+        )
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        return self.parts[0].grad_table(grad_prepared)
+
+    def forward(self, operands: Operands) -> Tensor:
+        output = self.parts[0].forward(operands._replace(prepared=operands.prepared[:1]))
+        for part, prepared in zip(self.parts[1:], operands.prepared[1:], strict=True):
+            n = part.problem.num_positions
+            queries, values = operands.queries[:, :, :n], operands.values[:, :n]
+            output[:, :, :n] = part.forward(
+                Operands(queries, (prepared,), values, operands.content)
+            )
+        return output
+
+    def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
+        queries, prepared, values, content = operands
+        whole = operands._replace(prepared=prepared[:1])
+        grad_queries, grad_spectra, grad_values, grad_content = self.parts[0].backward(
+            grad_output, whole, needs
+        )
+        for part, spectra in zip(self.parts[1:], prepared[1:], strict=True):
+            n = part.problem.num_positions
+            if grad_queries is not None:
+                first = Operands(queries[:, :, :n], (spectra,), values[:, :n], content)
+                only_queries = NeedsGrad(queries=True, table=False, values=False)
+                grad_queries[:, :, :n] = _present(
+                    part.backward(grad_output[:, :, :n], first, only_queries)[0]
+                )
+            if grad_values is not None:
+                last = Operands(queries[:, :, -n:], (spectra,), values[:, -n:], None)
+                only_values = NeedsGrad(queries=False, table=False, values=True)
+                grad_values[:, -n:] = _present(
+                    part.backward(grad_output[:, :, -n:], last, only_values)[2]
+                )
+        return grad_queries, grad_spectra, grad_values, grad_content
+
+
+def _present(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x
 
 
 def _address(x: Tensor) -> int:

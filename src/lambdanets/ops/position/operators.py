@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lambdanets.ops.geometry import join_phases, split_phases
 from lambdanets.ops.position.execution import planned_backward, planned_forward
-from lambdanets.ops.position.plan import make_plan
+from lambdanets.ops.position.choose import choose
 from lambdanets.ops.position.problem import Factors, NeedsGrad, redilate, undilate
 from lambdanets.ops.precision import output_dtype
 
@@ -33,7 +33,7 @@ def position_interaction_operator(
     queries: (b, h, n, k). table: (r_1..r_D, k, u). values: (b, n, v, u). content: (b, k, v) or None.
     """
     factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
-    output = redilate(planned_forward(factors, make_plan(problem, algorithm)), grid, dilation)
+    output = redilate(planned_forward(factors, choose(problem, algorithm)), grid, dilation)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -60,7 +60,7 @@ def _backward_operator(
     factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
     if dilation > 1:
         grad_output = split_phases(grad_output.transpose(1, 2), grid, dilation).transpose(1, 2)
-    plan = make_plan(problem, algorithm)
+    plan = choose(problem, algorithm)
     gradients = planned_backward(grad_output, factors, plan, NeedsGrad(*needs_grad))
     grad_queries, grad_table, grad_values, grad_content = gradients
     if grad_table is not None:

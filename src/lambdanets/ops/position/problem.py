@@ -10,7 +10,9 @@ from torch import Tensor
 
 from lambdanets.ops.geometry import crop_to_grid, join_phases, radius, split_phases, static_shape
 
-_MAX_LAMBDA_BYTES = 64 << 20, 256 << 20  # of one call, on a CPU and on a GPU
+# Work is in multiply-adds of large products. A PyTorch call costs as much as CALL of them, and small
+# products cost as if each side were larger by SIDE.
+CALL, SIDE = 400_000, 5
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,6 @@ class Problem:
         """The sides of the table."""
         return tuple(before + 1 + after for before, after in zip(self.before, self.after, strict=True))
 
-    @property
-    def lambda_elements(self) -> int:
-        """Number of elements of all position lambdas, b n k v."""
-        return self.batch * self.num_positions * self.query_depth * self.value_depth
-
-    @property
-    def apply_operations(self) -> int:
-        """FLOPs of applying the lambdas to the queries, two per multiply-add."""
-        return 2 * self.heads * self.lambda_elements
-
     def select_by_device(self, cpu: int, gpu: int) -> int:
         """Return `gpu` if the problem is on a GPU, otherwise `cpu`."""
         return gpu if torch.device(self.device).type == "cuda" else cpu
@@ -63,10 +55,6 @@ class Problem:
     def limit_batch(self, maximum: int) -> "Problem":
         """Return the same problem with at most `maximum` examples, but at least one."""
         return replace(self, batch=min(self.batch, max(1, maximum)))
-
-    def limit_lambda_bytes(self) -> "Problem":
-        """Return the same problem with a batch small enough that its float32 lambdas fit in _MAX_LAMBDA_BYTES."""
-        return self.limit_batch(self.select_by_device(*_MAX_LAMBDA_BYTES) // (4 * self.lambda_elements // self.batch))
 
     def at_least_2d(self) -> "Problem":
         """Return the same problem with at least two axes: a sequence becomes a grid with one row."""
@@ -89,7 +77,7 @@ class Factors(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Inputs of a `BoundAlgorithm`: as `Factors`, with the prepared table, for at most problem.batch examples."""
+    """Inputs of a `BoundAlgorithm`: as `Factors`, but with the prepared table."""
 
     queries: Tensor
     prepared: Prepared
@@ -108,38 +96,26 @@ class NeedsGrad(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted cost of an algorithm.
+    """The cost of an algorithm for a problem.
 
-    operations: FLOPs of the forward pass, two per multiply-add.
-    workspace_bytes: memory in addition to inputs and output, in the forward pass.
-    backward_workspace_bytes: the same for the backward pass; None if equal.
+    multiply_adds: of the forward pass. workspace_bytes: memory in addition to inputs and output, in
+    the pass that needs more. work: time of the forward pass in multiply-adds of large products,
+    by which algorithms are compared.
     """
 
-    operations: int
+    multiply_adds: float
     workspace_bytes: int
-    seconds: float
-    backward_seconds: float
-    backward_workspace_bytes: int | None = None
+    work: float
 
     def repeat(self, count: int) -> "Cost":
         """Return the cost of `count` calls, one after the other."""
-        return replace(
-            self,
-            operations=count * self.operations,
-            seconds=count * self.seconds,
-            backward_seconds=count * self.backward_seconds,
-        )
+        multiply_adds, work = count * self.multiply_adds, count * self.work
+        return replace(self, multiply_adds=multiply_adds, work=work)
 
-    @property
-    def total_seconds(self) -> float:
-        """Seconds of the forward pass plus the backward pass."""
-        return self.seconds + self.backward_seconds
 
-    @property
-    def workspaces(self) -> tuple[int, int]:
-        """Workspace bytes of the forward pass and of the backward pass."""
-        backward = self.backward_workspace_bytes
-        return self.workspace_bytes, self.workspace_bytes if backward is None else backward
+def matmul_work(count: float, rows: float, inner: float, columns: float) -> float:
+    """The work of `count` matrix products of (rows, inner) and (inner, columns)."""
+    return count * (rows + SIDE) * (inner + SIDE) * (columns + SIDE)
 
 
 def make_problem(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], causal: bool) -> Problem:

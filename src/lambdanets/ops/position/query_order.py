@@ -16,10 +16,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm, Gradients
-from lambdanets.ops.position.problem import Cost, NeedsGrad, Prepared, Problem
-from lambdanets.ops.position.rates import Rates
-from lambdanets.ops.position.scratch import scratch
+from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm
+from lambdanets.ops.position.problem import (
+    CALL,
+    Cost,
+    NeedsGrad,
+    Prepared,
+    Problem,
+    matmul_work,
+)
 from lambdanets.ops.position.tiling import (
     Tiling,
     make_block,
@@ -37,6 +42,7 @@ from lambdanets.ops.precision import accumulation_dtype
 _LOGITS_BYTES = 8 << 20, 32 << 20
 # Matrix products with fewer multiply-adds are faster as one bmm and a copy than as separate mm calls.
 _MIN_MULTIPLY_ADDS_PER_MM = 2_000_000
+_WORK_PER_COPIED_ELEMENT = 70  # in multiply-adds
 # Candidates for the sides of tiles, in addition to the side of the grid.
 _TILE_ROWS = (1, 2, 4, 7)
 _TILE_COLUMNS = (2, 4, 7, 8, 16, 32)
@@ -44,19 +50,21 @@ _TILE_COLUMNS = (2, 4, 7, 8, 16, 32)
 
 class QueryOrder(Algorithm):
     name = "query_order"
-    keeps_bfloat16 = True
 
-    def cost(self, problem: Problem, rates: Rates) -> Cost:
-        return _cost(best_tiling(problem.at_least_2d(), rates), rates)
+    def cost(self, problem: Problem) -> Cost:
+        return _cost(best_tiling(problem.at_least_2d()))
 
-    def bind(self, problem: Problem, rates: Rates) -> "BoundQueryOrder":
-        tiling = best_tiling(problem.at_least_2d(), rates)
+    def bind(self, problem: Problem) -> "BoundQueryOrder":
+        tiling = best_tiling(problem.at_least_2d())
         return BoundQueryOrder(_limit_logits_bytes(problem, tiling), tiling)
 
 
 class BoundQueryOrder(BoundPositionAlgorithm):
     def __init__(self, problem: Problem, tiling: Tiling) -> None:
-        super().__init__(problem)
+        # Without hardware for it, products in bfloat16 are slower than in float32.
+        keeps_dtype = problem.dtype == torch.bfloat16 and problem.select_by_device(0, 1)
+        dtype = problem.dtype if keeps_dtype else accumulation_dtype(problem.dtype)
+        super().__init__(problem, dtype)
         self._tiling = tiling
 
     def prepare(self, table: Tensor) -> Prepared:
@@ -78,24 +86,28 @@ class BoundQueryOrder(BoundPositionAlgorithm):
         outputs = []
         for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions_per_tile_row
-            logits = _logits(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
+            logits = torch.bmm(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
             logits = logits.view(rows * self.problem.heads, values.shape[0], -1).transpose(0, 1)
             output = torch.bmm(logits, values[:, window_start:window_stop].flatten(1, 2))
             outputs.append(output.unflatten(1, (stop - start, -1)))
         return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
 
     def position_gradients(
-        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs_grad: NeedsGrad
-    ) -> Gradients:
+        self,
+        grad_output: Tensor,
+        queries: Tensor,
+        prepared: Prepared,
+        values: Tensor,
+        needs: NeedsGrad,
+    ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
         """Recomputes the logits; grad_queries and grad_block are computed from grad_logits."""
         tiling, heads = self._tiling, self.problem.heads
         (block,) = prepared
         queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         grad_output = pack_outputs(grad_output, tiling)
-        grad_queries = torch.empty_like(queries) if needs_grad.queries else None
-        grad_block = _Accumulator(block) if needs_grad.table else None
-        # With several tiles, `unpack_values` adds the windows in a new tensor.
-        grad_values = _Accumulator(values, in_scratch=math.prod(tiling.num_tiles) > 1) if needs_grad.values else None
+        grad_queries = torch.empty_like(queries) if needs.queries else None
+        grad_block = _Accumulator(block) if needs.table else None
+        grad_values = _Accumulator(values) if needs.values else None
         num_windows = values.shape[0]
         for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions_per_tile_row
@@ -103,7 +115,7 @@ class BoundQueryOrder(BoundPositionAlgorithm):
             query_tile = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
             grad_tile = grad_output[:, start:stop].flatten(1, 2)  # ((J, b), (positions, h), v)
             if grad_values is not None:
-                logits = _logits(query_tile, block_tile).view(rows * heads, num_windows, -1)
+                logits = torch.bmm(query_tile, block_tile).view(rows * heads, num_windows, -1)
                 product = torch.bmm(logits.permute(1, 2, 0), grad_tile)
                 grad_values.add(
                     (slice(None), slice(window_start, window_stop)),
@@ -129,12 +141,11 @@ class BoundQueryOrder(BoundPositionAlgorithm):
 class _Accumulator:
     """Accumulates slices of a tensor in float32 or wider.
 
-    If the first addend has the full shape and is in float32 or wider, it is not copied. in_scratch: accumulate in
-    scratch memory.
+    If the first addend has the full shape and is in float32 or wider, it is not copied.
     """
 
-    def __init__(self, like: Tensor, in_scratch: bool = False) -> None:
-        self._like, self._in_scratch = like, in_scratch
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
         self._total: Tensor | None = None
 
     def add(self, index: tuple[slice, ...], addend: Tensor) -> None:
@@ -142,19 +153,13 @@ class _Accumulator:
             if addend.shape == self._like.shape:
                 self._total = addend.to(accumulation_dtype(addend.dtype))
                 return
-            shape, like = tuple(self._like.shape), addend.to(accumulation_dtype(addend.dtype))
-            self._total = (scratch("sum", shape, like) if self._in_scratch else like.new_empty(shape)).zero_()
+            dtype = accumulation_dtype(addend.dtype)
+            self._total = addend.new_zeros(self._like.shape, dtype=dtype)
         self._total[index] += addend
 
     def total(self) -> Tensor:
         assert self._total is not None
         return self._total
-
-
-def _logits(queries: Tensor, block: Tensor) -> Tensor:
-    """Multiply queries (positions, (h, J, b), k) by a block (positions, k, window)."""
-    out = scratch("logits", (*queries.shape[:2], block.shape[2]), queries)
-    return torch.bmm(queries, block, out=out)
 
 
 def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
@@ -164,70 +169,56 @@ def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
     """
     num_windows, rows, depth = grad_tile.shape
     window = values.shape[1]
-    grad_logits = scratch("gradient of logits", (rows, num_windows, window), grad_tile)
     if rows * depth * window < _MIN_MULTIPLY_ADDS_PER_MM:
-        product = scratch("product", (num_windows, rows, window), grad_tile)
-        grad_logits.copy_(torch.bmm(grad_tile, values.transpose(1, 2), out=product).transpose(0, 1))
+        grad_logits = torch.bmm(grad_tile, values.mT).transpose(0, 1).contiguous()
     else:
+        grad_logits = grad_tile.new_empty(rows, num_windows, window)
         for i in range(num_windows):
             torch.mm(grad_tile[i], values[i].T, out=grad_logits[:, i])
     return grad_logits.view(positions, -1, window)
 
 
 @lru_cache(maxsize=1024)
-def best_tiling(problem: Problem, rates: Rates) -> Tiling:
-    """Return the tiling with the lowest predicted time, for a problem with at least two axes."""
+def best_tiling(problem: Problem) -> Tiling:
+    """Return the tiling with the least work, for a problem with at least two axes."""
     rows, *others = problem.grid
     choices = [sorted({min(side, rows) for side in (*_TILE_ROWS, rows)})]
     for side, before, after in zip(others, problem.before[1:], problem.after[1:], strict=True):
         can_tile = before + after < side  # otherwise windows are longer than the axis
-        choices.append([*(tile for tile in _TILE_COLUMNS if can_tile and 2 * tile <= side), side])
+        choices.append([*(x for x in _TILE_COLUMNS if can_tile and 2 * x <= side), side])
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
     limit = problem.select_by_device(*_LOGITS_BYTES)
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
-    return min(fitting, key=lambda tiling: _cost(tiling, rates).total_seconds)
+    return min(fitting, key=lambda tiling: _cost(tiling).work)
 
 
 def _limit_logits_bytes(problem: Problem, tiling: Tiling) -> Problem:
-    """Return the problem with the largest batch for which the logits of a row of tiles fit the cache."""
-    return problem.limit_batch(problem.select_by_device(*_LOGITS_BYTES) // tiling.logits_bytes(1))
+    """Return the problem with the largest batch whose logits of a row of tiles fit the cache."""
+    limit = problem.select_by_device(*_LOGITS_BYTES)
+    return problem.limit_batch(limit // tiling.logits_bytes(1))
 
 
-def _cost(tiling: Tiling, rates: Rates) -> Cost:
+def _cost(tiling: Tiling) -> Cost:
     p = tiling.problem
     k, v, heads = p.query_depth, p.value_depth, p.heads
     batch = _limit_logits_bytes(p, tiling).batch
     num_calls = -(-p.batch // batch)
     num_windows = math.prod(tiling.num_tiles) * batch
-    logits_elements = forward = backward = 0.0
     tile_rows = list(tiling.rows())
+    logits_elements = 0
+    work = CALL * (6.0 * len(tile_rows) + 12)
     for start, stop, window_start, window_stop, _ in tile_rows:
         positions = (stop - start) * tiling.positions_per_tile_row
         window = (window_stop - window_start) * tiling.elements_per_window_row
         logits_elements += positions * heads * num_windows * window
-        logits_seconds = rates.matmul_seconds(positions, heads * num_windows, k, window)
-        output_seconds = rates.matmul_seconds(num_windows, positions * heads, window, v)
-        forward += logits_seconds + output_seconds
-        # the recomputed logits, grad_values and grad_logits, then grad_queries and grad_block
-        grad_queries_seconds = rates.matmul_seconds(positions, heads * num_windows, window, k)
-        grad_block_seconds = rates.matmul_seconds(positions, k, heads * num_windows, window)
-        backward += logits_seconds + 2 * output_seconds + grad_queries_seconds
-        backward += grad_block_seconds
-        if positions * heads * window * v < _MIN_MULTIPLY_ADDS_PER_MM:
-            backward += rates.copy_seconds(4 * positions * heads * num_windows * window)
+        work += matmul_work(positions, heads * num_windows, k, window)
+        work += matmul_work(num_windows, positions * heads, window, v)
     block = math.prod(tiling.tile) * k * tiling.window[0] * tiling.elements_per_window_row
     window_elements = num_windows * p.grid[0] * tiling.elements_per_window_row * v
     packed_elements = heads * batch * p.num_positions * (k + v) + window_elements
-    forward += rates.copy_seconds(4 * packed_elements) + rates.call_overhead(6 * len(tile_rows) + 12)
-    backward += rates.copy_seconds(4 * 3 * packed_elements) + rates.call_overhead(15 * len(tile_rows) + 30)
-    if len(tile_rows) > 1:
-        backward += rates.copy_seconds(4 * block * len(tile_rows))
-    # The block is cached, so a training step prepares it once.
-    preparation_seconds = rates.copy_seconds(6 * block)
-    return Cost(
-        operations=round(2 * num_calls * logits_elements * (k + v)),
-        # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
-        workspace_bytes=p.dtype.itemsize * (4 * block + 3 * packed_elements) + 3 * tiling.logits_bytes(batch),
-        seconds=num_calls * forward + preparation_seconds / 4,
-        backward_seconds=num_calls * backward + 1.75 * preparation_seconds,
-    )
+    work += _WORK_PER_COPIED_ELEMENT * packed_elements
+    # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
+    elements = 4 * block + 3 * packed_elements
+    workspace = p.dtype.itemsize * elements + 3 * tiling.logits_bytes(batch)
+    multiply_adds = num_calls * logits_elements * (k + v)
+    return Cost(multiply_adds, workspace, num_calls * work)

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.position.problem import Problem
-from lambdanets.ops.position.scratch import contiguous
 from lambdanets.ops.precision import accumulation_dtype
 
 
@@ -156,7 +155,7 @@ def pack_queries(queries: Tensor, tiling: Tiling) -> Tensor:
     order = tiling.tiles_first
     d = len(tiling.tile)
     x = x.permute(order[d], *order[d + 1 :], x.ndim - 2, *order[:d], x.ndim - 1)
-    return contiguous("queries", x).view(x.shape[0], tiling.positions_per_tile_row, -1, x.shape[-1])
+    return x.contiguous().view(x.shape[0], tiling.positions_per_tile_row, -1, x.shape[-1])
 
 
 def unpack_queries(grad_queries: Tensor, tiling: Tiling) -> Tensor:
@@ -178,8 +177,6 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
         x = x.unfold(2 + i, window, tile)  # (b, S_1, J_2..J_D, u, v, w_2..w_D)
     d = len(tiling.tile)
     x = x.permute(*range(2, d + 1), 0, 1, *range(d + 3, x.ndim), d + 1, d + 2)
-    # No copy is needed if tiles cover these axes.
-    x = x if all(tiling.covers_axis[1:]) and p.intra_depth == 1 else contiguous("values", x)
     return x.reshape(-1, p.grid[0], tiling.elements_per_window_row, p.value_depth)
 
 
@@ -204,7 +201,7 @@ def pack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:
     p = tiling.problem
     x = tiling.split(outputs.transpose(1, 2).unflatten(1, p.grid))
     x = x.permute(*tiling.tiles_first, x.ndim - 2, x.ndim - 1)
-    return contiguous("outputs", x).view(-1, p.grid[0], tiling.positions_per_tile_row * p.heads, p.value_depth)
+    return x.contiguous().view(-1, p.grid[0], tiling.positions_per_tile_row * p.heads, p.value_depth)
 
 
 def unpack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:

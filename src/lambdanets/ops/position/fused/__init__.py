@@ -1,6 +1,6 @@
 """Fused kernels, which materialize neither embeddings of pairs nor lambdas in global memory, forward or backward.
 
-There are two orders of contraction, chosen by predicted time. The query order computes logits S = q E and then
+There are two orders of contraction. The query order computes logits S = q E and then
 y = S V, with h (k + v) multiply-adds per pair (n, m). The lambda order computes lambda = E V in registers and then
 y = q lambda, or dq = g lambda, with k v multiply-adds per pair. The table's gradient is in either order, that of the
 values in the query order. Sums are in float32; an intermediate result in registers or shared memory between two
@@ -9,123 +9,85 @@ products is rounded to the input dtype.
 
 import itertools
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from types import EllipsisType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.errors import KernelWarning
-from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Exclusions, Gradients
-from lambdanets.ops.position.fused import launches, prediction, scaling, verification
+from lambdanets.ops.position.algorithm import (
+    Algorithm,
+    BoundAlgorithm,
+    Gradients,
+    grad_of_content,
+)
+from lambdanets.ops.position.fused import launches, scaling
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
-from lambdanets.ops.position.fused.self_test_process import dtype_name
 from lambdanets.ops.position.fused.tiles import K, kernels_of_order, max_value_channels
-from lambdanets.ops.position.gpus import GpuSpec, find_gpu_spec
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
-from lambdanets.ops.position.rates import Rates
 from lambdanets.ops.precision import output_dtype
 
 MAX_HEADS = 16
 MAX_TILE = 64
+_CHANNELS_PER_HEAD = 8  # up to which the lambda order is faster
 _MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
-
-# Reasons why "auto" no longer uses the kernels in this process, by problem and "forward" or "backward".
-_EXCLUDED: dict[tuple[Problem, str], str] = {}
 
 
 class Fused(Algorithm):
     name = "fused"
-    limits = (
-        "supports grids with 1 or 2 dimensions, at most 16 heads, tables of fewer than 2^27 offsets and dtypes of at "
-        "most 32 bits, on CUDA devices of compute capability 8.0 or newer with Triton installed"
-    )
 
-    def cost(self, problem: Problem, rates: Rates) -> Cost | None:
-        unsupported = len(problem.grid) > 2 or problem.heads > MAX_HEADS or problem.dtype.itemsize > 4
-        table_elements = K * math.prod(side + 2 * MAX_TILE for side in problem.scope)
-        unsupported = unsupported or max(problem.num_positions, table_elements) >= _MAX_INDEX
-        device = None if unsupported else kernel_device(problem.device)
-        if device is None:
-            return None
+    def unsupported(self, problem: Problem) -> str:
+        p = problem
+        table_elements = K * math.prod(side + 2 * MAX_TILE for side in p.scope)
+        if max(p.num_positions, table_elements) >= _MAX_INDEX:
+            return "supports tables of fewer than 2^27 offsets"
+        if len(p.grid) > 2 or p.heads > MAX_HEADS or p.dtype.itemsize > 4:
+            return (
+                "supports grids with 1 or 2 dimensions, at most 16 heads and dtypes of at most 32 "
+                "bits"
+            )
+        if kernel_device(p.device) is None:
+            return "is for CUDA devices of compute capability 8.0 or newer, with Triton installed"
+        return ""
+
+    def cost(self, problem: Problem) -> Cost:
+        device = kernel_device(problem.device)
+        assert device is not None
         pairs = math.prod(
             side * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
-            for side, before, after in zip(problem.grid, problem.before, problem.before, strict=True)
-        )
-        multiply_adds = problem.heads * (problem.query_depth + problem.value_depth)
-        operations = 2 * problem.batch * pairs * multiply_adds * problem.intra_depth
-        table_copy_elements = 4 * math.prod(problem.scope) * K * problem.intra_depth
-        num_launches = len(list(_launch_slices(problem)))
-        launch_problem = _problem_per_launch(problem)
-        forward, *backward = (
-            num_launches * prediction.kernel_seconds(name, launch_problem, device.capability, _gpu_spec(device))
-            for name in (*_kernels(problem, device), "grad_values", "grad_table_partial")
-        )
-        b, n, h, k, v = problem.batch, problem.num_positions, problem.heads, problem.query_depth, problem.value_depth
-        itemsize, vec_size = problem.dtype.itemsize, launches.VECTOR_BYTES // problem.dtype.itemsize
-        # Depths that are not multiples of the vector size are zero-padded. Several launches are accumulated in float32.
-        padding_bytes = itemsize * b * n * (problem.intra_depth * v + h * v) if v % vec_size else 0
-        accumulator_bytes_per_channel = 8 * b * n if num_launches > 1 else 0
-        copied_bytes, copied_backward_bytes = padding_bytes, 2 * padding_bytes
-        num_scaling_calls, num_scaling_calls_backward = 0, 0
-        if problem.dtype == torch.float16:
-            # maxima of all operands, scales, and scaled copies of all operands except queries and values
-            num_scaling_calls, num_scaling_calls_backward = 6, 10
-            copied_bytes += 2 * b * n * (h * k + v)
-            copied_backward_bytes += 10 * b * n * h * v
-        return Cost(
-            operations,
-            table_copy_elements * itemsize + padding_bytes + accumulator_bytes_per_channel * h * v,
-            seconds=forward
-            + rates.copy_seconds(copied_bytes / 2)
-            + rates.call_overhead(4 * num_launches + num_scaling_calls),
-            backward_seconds=sum(backward)
-            + rates.copy_seconds(copied_backward_bytes / 2)
-            + rates.call_overhead(12 * num_launches + num_scaling_calls_backward),
-            backward_workspace_bytes=table_copy_elements * itemsize
-            + launches.grad_table_partial_bytes(launch_problem, device)
-            + 2 * padding_bytes
-            + accumulator_bytes_per_channel * (h * k + v)
-            + (2 * b * n * h * v if problem.dtype == torch.float16 else 0),
-        )
-
-    def bind(self, problem: Problem, rates: Rates) -> "BoundFused":
-        return BoundFused(problem)
-
-    def compute_dtype(self, problem: Problem, rates: Rates) -> torch.dtype:
-        return problem.dtype  # float16 operands are scaled by powers of two
-
-    def exclusions(self, problem: Problem) -> Exclusions:
-        """Return failures of the self-test, which runs on first use, and of launches in this process."""
-        device = kernel_device(problem.device)
-        if device is None:
-            return Exclusions()
-        results = verification.get_results(device, problem.dtype)
-        output, queries = _kernels(problem, device)
-        forward = _failure_reason(results, [output], problem)
-        backward = _failure_reason(results, [queries, "grad_values", "grad_table"], problem)
-        if _EXCLUDED:
-            forward = _EXCLUDED.get((problem, "forward"), forward)
-            backward = _EXCLUDED.get((problem, "backward"), backward)
-        return Exclusions(forward, backward)
-
-    def exclude_after_error(self, problem: Problem, direction: str, error: Exception) -> bool:
-        """Exclude the kernels from the pass in which they raised, for this problem only, and warn once."""
-        if (problem, direction) not in _EXCLUDED:
-            reason = f"the {direction} pass raised {' '.join(f'{type(error).__name__}: {error}'.split())[:500]}"
-            _EXCLUDED[problem, direction] = reason
-            device = kernel_device(problem.device)
-            warnings.warn(
-                f"A slower exact algorithm replaces the fused kernels for {problem}: {reason}. "
-                f"Please report this with: {verification.describe(device) if device else problem.device}",
-                KernelWarning,
-                stacklevel=2,
+            for side, before, after in zip(
+                problem.grid, problem.before, problem.before, strict=True
             )
-        return True
+        )
+        b, n, h = problem.batch, problem.num_positions, problem.heads
+        k, v, u = problem.query_depth, problem.value_depth, problem.intra_depth
+        itemsize, num_launches = problem.dtype.itemsize, len(list(_launch_slices(problem)))
+        # Depths that are not multiples of the vector size are zero-padded, several launches are
+        # added in float32, and float16 has scaled copies of operands.
+        padded = v % (launches.VECTOR_BYTES // itemsize) > 0
+        workspace = 4 * math.prod(problem.scope) * K * u * itemsize
+        workspace += 2 * itemsize * b * n * (u * v + h * v) * padded
+        workspace += 8 * b * n * (h * k + v) * (num_launches > 1)
+        workspace += 2 * b * n * h * v * (problem.dtype == torch.float16)
+        workspace += launches.grad_table_partial_bytes(_problem_per_launch(problem), device)
+        # No other algorithm is faster on a GPU, whatever the sizes.
+        return Cost(b * pairs * h * (k + v) * u, workspace, work=0)
+
+    def bind(self, problem: Problem) -> "BoundFused":
+        return BoundFused(problem, problem.dtype)  # float16 operands are scaled by powers of two
+
+    def fault(self, problem: Problem) -> str:
+        """The failures of the check of the kernels, which runs on first use."""
+        # It runs the kernels, so it imports this module.
+        from lambdanets.ops.position.fused.check import get_checks
+
+        device = kernel_device(problem.device)
+        assert device is not None
+        checks = get_checks(device, problem.dtype)
+        kernels = (*_kernels(problem, device), "grad_values", "grad_table")
+        return "; ".join(f"{name} {checks[name].reason}" for name in kernels if checks[name].reason)
 
 
 class BoundFused(BoundAlgorithm):
@@ -144,13 +106,16 @@ class BoundFused(BoundAlgorithm):
             self._orders(values)[0], queries, table, values, _symmetric(self.problem, len(values)), content
         )
 
-    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
+    def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
         queries, (table,), values, content = operands
         symmetric = _symmetric(self.problem, len(values))
+        order = self._orders(values)[1]
         grad_queries, grad_table, grad_values = gradients(
-            self._orders(values)[1], grad_output, queries, table, values, symmetric, needs_grad, content
+            order, grad_output, queries, table, values, symmetric, needs, content
         )
-        return grad_queries, None if grad_table is None else (grad_table,), grad_values
+        grad_content = grad_of_content(queries, grad_output) if needs.content else None
+        grad_prepared = None if grad_table is None else (grad_table,)
+        return grad_queries, grad_prepared, grad_values, grad_content
 
     def _orders(self, values: Tensor) -> tuple[str, str]:
         device = kernel_device(str(values.device))
@@ -158,30 +123,22 @@ class BoundFused(BoundAlgorithm):
         return _orders(replace(self.problem, batch=len(values), dtype=values.dtype), device)
 
 
-def _failure_reason(results: verification.SelfTestResults, kernels: Sequence[str], problem: Problem) -> str:
-    failed = [f"{name} {results[name].reason}" for name in kernels if not results[name].passed]
-    return f"{dtype_name(problem.dtype)} self-test: {'; '.join(failed)}" if failed else ""
-
-
 def _symmetric(problem: Problem, batch: int) -> Problem:
     """Return the problem with a symmetric, non-causal table, as `BoundFused.prepare` returns, and another batch."""
     return replace(problem, batch=batch, after=problem.before, causal=False)
 
 
-@lru_cache(maxsize=1024)
 def _orders(problem: Problem, device: KernelDevice) -> tuple[str, str]:
-    """Return the orders of the output and of the queries' gradient: that with the lower predicted time.
+    """Return the orders of the output and of the queries' gradient: the faster ones on an H200.
 
-    The sum of lambdas is the same for both, so one order is best for both. float32 supports only the query order, and
-    the loads of the gradient's lambda order are pipelined only for warpgroups.
+    The query order takes time for each of the h logits of a pair, the lambda order for each of its
+    k v products. The sum of lambdas is the same for output and gradient, so one order is best for
+    both. float32 supports only the query order, and the loads of the gradient's lambda order are
+    pipelined only for warpgroups.
     """
-    launch_problem, gpu = _problem_per_launch(problem), _gpu_spec(device)
-    orders = ("query",) if problem.dtype.itemsize > 2 else ("query", "lambda")
-
-    def seconds(order: str) -> float:
-        return prediction.kernel_seconds(kernels_of_order(order)[0], launch_problem, device.capability, gpu)
-
-    order = min(orders, key=seconds)
+    channels = _problem_per_launch(problem).value_depth
+    is_lambda = problem.dtype.itemsize == 2 and channels <= _CHANNELS_PER_HEAD * problem.heads
+    order = "lambda" if is_lambda else "query"
     return order, order if device.capability[0] in (9, 10) else "query"
 
 
@@ -189,10 +146,6 @@ def _kernels(problem: Problem, device: KernelDevice) -> tuple[str, str]:
     """Return the kernels of the output and of the queries' gradient."""
     forward, gradient = _orders(problem, device)
     return kernels_of_order(forward)[0], kernels_of_order(gradient)[1]
-
-
-def _gpu_spec(device: KernelDevice) -> GpuSpec:
-    return find_gpu_spec(device.name, device.capability)
 
 
 def _problem_per_launch(problem: Problem) -> Problem:

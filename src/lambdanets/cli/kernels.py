@@ -1,0 +1,57 @@
+"""`lambdanets kernels`."""
+
+import dataclasses
+
+from lambdanets.cli.arguments import parse
+from lambdanets.errors import InputError
+from lambdanets.signals import interruptible
+from lambdanets.terminal import echo
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """Options of kernels."""
+
+    device: str = "cpu"
+    """cpu, cuda, or one GPU such as cuda:1, whose kernels are compiled and checked."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run `lambdanets kernels` and return its exit code: 1 if a kernel of the GPU fails."""
+    description = (
+        "Show the compiled library for this processor, or check the kernels on a GPU in all dtypes: "
+        "each is compiled and compared with the definition in float64."
+    )
+    options = parse(Kernels, arguments, prog="lambdanets kernels", description=description)
+    import torch
+
+    from lambdanets.device import resolve_device
+    from lambdanets.ops.position.native import library
+    from lambdanets.text_tables import text_table
+
+    device = resolve_device(options.device)
+    if device.type == "cpu":
+        found = library()
+        name = "none for this processor (see docs/engine.md)" if found is None else found.name
+        echo(f"compiled library: {name}", f"threads: {torch.get_num_threads()}")
+        return 0
+    from lambdanets.ops.position.fused import check
+    from lambdanets.ops.position.fused.device import kernel_device
+
+    gpu = kernel_device(str(device))
+    if gpu is None:
+        raise InputError(
+            "the kernels need Triton and a GPU of compute capability 8.0 or newer; "
+            "install triton, or other algorithms are used"
+        )
+    rows = [["kernel", "dtype", "seconds", "error", "allowed", "result"]]
+    failed = False
+    with interruptible():
+        for dtype in check.DTYPES:
+            for name, result in check.check(gpu, dtype).items():
+                numbers = (result.seconds, result.error, result.allowed)
+                cells = ["-" if number is None else f"{number:.2g}" for number in numbers]
+                rows.append([name, check.dtype_name(dtype), *cells, result.reason or "right"])
+                failed |= bool(result.reason)
+    echo(*text_table(rows).split("\n"), check.describe(gpu))
+    return int(failed)

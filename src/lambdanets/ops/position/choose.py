@@ -1,0 +1,107 @@
+"""Chooses the algorithm for a position interaction and explains the choice.
+
+GPUs use `fused` and CPUs use `native` where they can, unless `query_order` has less work: windows
+of a few positions. Without them, the choice is between `query_order` and `row_transform`.
+
+To add an algorithm, subclass `Algorithm` and `BoundAlgorithm` in a new file in this folder, and
+add it to ALGORITHMS.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm
+from lambdanets.ops.position.fused import Fused
+from lambdanets.ops.position.native import Native
+from lambdanets.ops.position.problem import Cost, Problem
+from lambdanets.ops.position.query_order import QueryOrder
+from lambdanets.ops.position.row_transform import RowTransform
+
+# In order of preference at equal work.
+ALGORITHMS: dict[str, Algorithm] = {
+    algorithm.name: algorithm for algorithm in (Fused(), Native(), QueryOrder(), RowTransform())
+}
+
+# Limit on the workspace (memory in addition to inputs and output) of one call, which gets as many
+# examples as fit. Algorithms that need more for one example are chosen only if all do.
+WORKSPACE_LIMIT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen algorithm, and the costs of all; prints as a table.
+
+    costs: by algorithm name, None if the algorithm does not support the problem.
+    notes: by algorithm name, why it is not supported or not chosen, or what it runs on.
+    """
+
+    problem: Problem
+    algorithm: str
+    costs: dict[str, Cost | None]
+    notes: dict[str, str] = field(default_factory=dict)
+    automatic: bool = False
+
+    def __str__(self) -> str:
+        lines = [f"  {'algorithm':<16}{'GFLOP':>10}{'workspace MiB':>16}"]
+        for name, cost in self.costs.items():
+            cells = ["-", "-"]
+            if cost is not None:
+                cells = [f"{2e-9 * cost.multiply_adds:.3f}", f"{cost.workspace_bytes / 2**20:.1f}"]
+            line = f"{'*' if name == self.algorithm else '':2}{name:<16}{cells[0]:>10}{cells[1]:>16}"
+            lines.append(f"{line}  {self.notes.get(name, '')}".rstrip())
+        return "\n".join([*lines, "* chosen"])
+
+
+def check_algorithm(algorithm: str) -> None:
+    """Raise ValueError unless `algorithm` is "auto" or a name in ALGORITHMS."""
+    if algorithm not in ("auto", *ALGORITHMS):
+        names = ", ".join(["auto", *ALGORITHMS])
+        raise ValueError(f"algorithm must be one of {names}; got {algorithm!r}")
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: Problem, algorithm: str = "auto") -> Plan:
+    """Plan with the named algorithm or, with "auto", the one with the least work.
+
+    Kernels for GPUs are checked when they would be chosen for the first time (`Algorithm.fault`).
+    Raises ValueError for an algorithm that does not support the problem.
+    """
+    check_algorithm(algorithm)
+    costs, notes = {}, {}
+    for name, candidate in ALGORITHMS.items():
+        missing = candidate.unsupported(problem)
+        notes[name] = missing or candidate.note(problem)
+        costs[name] = None if missing else _fit_batch(problem, candidate)[1]
+    if algorithm != "auto":
+        if costs[algorithm] is None:
+            reason = notes[algorithm]
+            raise ValueError(f"algorithm must support the problem, but {algorithm!r} {reason}")
+        return Plan(problem, algorithm, costs, notes)
+    usable = {name: cost for name, cost in costs.items() if cost is not None}
+    while fault := ALGORITHMS[chosen := _least_work(usable)].fault(problem):
+        del usable[chosen]
+        notes[chosen] = fault
+    return Plan(problem, chosen, costs, notes, automatic=True)
+
+
+@lru_cache(maxsize=4096)
+def bind(problem: Problem, algorithm: str) -> BoundAlgorithm:
+    """Bind the named algorithm to a problem that it supports, for as many examples as fit."""
+    chosen = ALGORITHMS[algorithm]
+    return chosen.bind(problem.limit_batch(_fit_batch(problem, chosen)[0]))
+
+
+def _fit_batch(problem: Problem, algorithm: Algorithm) -> tuple[int, Cost]:
+    """Halve the batch until the workspace fits; return it and the cost of all calls."""
+    batch, cost = problem.batch, algorithm.cost(problem)
+    while batch > 1 and cost.workspace_bytes > WORKSPACE_LIMIT_BYTES:
+        batch = -(-batch // 2)
+        cost = algorithm.cost(problem.limit_batch(batch))
+    return batch, cost.repeat(-(-problem.batch // batch))
+
+
+def _least_work(costs: dict[str, Cost]) -> str:
+    fitting = {name for name, cost in costs.items() if cost.workspace_bytes <= WORKSPACE_LIMIT_BYTES}
+    if not fitting:
+        return min(costs, key=lambda name: costs[name].workspace_bytes)
+    return min((name for name in costs if name in fitting), key=lambda name: costs[name].work)

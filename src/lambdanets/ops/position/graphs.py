@@ -1,0 +1,77 @@
+"""The position term in graphs: torch.export, ONNX and torch.jit.trace.
+
+Graphs contain only standard operations: no custom operators, no FFTs, and no Python loops over
+dynamic sizes. With fixed sides, the query order of all pairs is used or `row_transform`, whichever
+has fewer multiply-adds. Tensors that depend only on the table are computed in the graph; runtimes
+fold them into constants when they load it. With dynamic sides, a convolution with the whole table
+is used, which is valid for every size.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lambdanets.ops.geometry import crop_to_grid, mask_future, pairwise_embeddings, split_phases, static_shape
+from lambdanets.ops.position.problem import Factors, redilate
+from lambdanets.ops.position.row_transform import (
+    choose_rows,
+    multiply_adds,
+    prepare,
+    row_transform,
+)
+from lambdanets.ops.precision import output_dtype
+
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def trace_interaction(factors: Factors, grid: Sequence[int], dilation: int, causal: bool) -> Tensor:
+    """Compute the output (b, h, n, v) for checked factors with standard PyTorch operations."""
+    queries, table, values, content = factors
+    queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
+    table = table.to(values.dtype)
+    if causal:
+        table = mask_future(table, len(grid))
+    if any(isinstance(side, torch.SymInt) for side in grid):
+        output = _convolution(queries, table, values, grid, dilation)
+    else:
+        if dilation > 1:
+            queries = split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
+            values = split_phases(values, grid, dilation)
+        sides = tuple(-(-side // dilation) for side in grid)
+        table = crop_to_grid(table, sides)
+        output = redilate(_fixed_sides(queries, table, values, sides), grid, dilation)
+    return output if content is None else output + factors.queries.to(content.dtype) @ content.unsqueeze(1)
+
+
+def _fixed_sides(
+    queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]
+) -> Tensor:
+    _, heads, n, depth = static_shape(queries)
+    *_, value_depth, intra_depth = static_shape(values)
+    radii = [side // 2 for side in static_shape(table)[: len(grid)]]
+    rows = choose_rows(grid, radii, radii, for_graph=True)
+    by_rows = multiply_adds(rows, depth, value_depth, intra_depth) + heads * n * depth * value_depth
+    if n * n * heads * (depth + value_depth) * intra_depth < by_rows:
+        return _query_order(queries, table, values, grid)
+    return row_transform(queries, prepare(table, rows), values, rows)
+
+
+def _query_order(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:
+    """Multiply queries by the embeddings of all pairs first, then the logits by values."""
+    n = math.prod(grid)
+    embeddings = pairwise_embeddings(table, grid, 1).reshape(n, queries.shape[3], -1)  # (n, k, (u, m))
+    logits = (queries.transpose(1, 2) @ embeddings).flatten(1, 2)  # (b, (n, h), (u, m))
+    output = logits @ values.permute(0, 3, 1, 2).flatten(1, 2)
+    return output.unflatten(1, (n, -1)).transpose(1, 2)
+
+
+def _convolution(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], dilation: int = 1) -> Tensor:
+    maps = values.permute(0, 2, 3, 1).unflatten(3, tuple(grid)).contiguous()  # (b, v, u, S_1..S_D)
+    weights = table.movedim((len(grid), len(grid) + 1), (0, 1))  # (k, u, r_1..r_D)
+    padding = [side // 2 * dilation for side in weights.shape[2:]]
+    lambdas = _CONVOLUTIONS[len(grid)](maps.flatten(0, 1), weights, padding=padding, dilation=dilation)
+    lambdas = lambdas.unflatten(0, (-1, values.shape[2])).flatten(3)  # (b, v, k, n)
+    return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas)
