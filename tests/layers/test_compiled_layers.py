@@ -14,7 +14,7 @@ LAYERS = {
     "2d": (LambdaLayer2d, {}, ((8, 8), (9, 12), (16, 20), (14, 14))),
     "2d convolution, dilated": (
         LambdaLayer2d,
-        {"algorithm": "convolution", "dilation": 2},
+        {"algorithm": "row_transform", "dilation": 2},
         ((8, 9), (9, 12), (16, 20)),
     ),
     "2d stride, intra-depth, other normalizations": (
@@ -95,7 +95,7 @@ def test_compiles_under_autocast_and_channels_last():
     "options",
     [
         {},
-        {"algorithm": "convolution"},
+        {"algorithm": "row_transform"},
         {"causal": True},
         {"stride": 2},
         {"position_bias": True, "stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False)},

@@ -68,7 +68,7 @@ VARIANTS = {
     "non-square scope": {"scope": (3, 5)},
     "global": {"scope": None, "grid": (5, 6)},
     "dilated": {"dilation": 2},
-    "convolution": {"algorithm": "convolution"},
+    "row transform": {"algorithm": "row_transform"},
     "causal": {"causal": True},
     "causal, dilated, intra-depth": {"causal": True, "dilation": 2, "intra_depth": 2},
     "l2 keys": {"normalize_keys": "l2"},

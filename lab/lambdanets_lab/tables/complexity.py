@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lambdanets.ops import lambda_interaction, position_interaction
+from lambdanets.ops import lambda_interaction
 from lambdanets.ops.linear_attention import linear_attention
 
 Sizes = Mapping[str, int]
@@ -115,13 +116,11 @@ def _lambda_layer(s: Sizes, multi_head: bool = False) -> Tensor:
 
 def _lambda_convolution(s: Sizes) -> Tensor:
     side, scope = math.isqrt(s["n"]), math.isqrt(s["r"])
-    return position_interaction(
-        torch.empty(s["b"], s["h"], s["n"], s["k"]),
-        torch.empty(scope, scope, s["k"]),
-        torch.empty(s["b"], s["n"], s["d"] // s["h"]),
-        (side, side),
-        algorithm="convolution",
-    )
+    maps = torch.empty(s["b"] * s["d"] // s["h"], 1, side, side)
+    weights = torch.empty(s["k"], 1, scope, scope)
+    lambdas = F.conv2d(maps, weights, padding=scope // 2).flatten(2)
+    lambdas = lambdas.unflatten(0, (s["b"], -1)).permute(0, 3, 2, 1)  # (b, n, k, v)
+    return torch.empty(s["b"], s["n"], s["h"], s["k"]) @ lambdas
 
 
 _OPERATIONS: dict[tuple[str, str], tuple[Operation, list[Sizes]]] = {

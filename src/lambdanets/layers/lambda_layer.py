@@ -12,7 +12,7 @@ from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.maps import average_pool, check_pool, counts_padding, memory_format
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
 from lambdanets.ops.geometry import fix_sides, static_shape
-from lambdanets.ops.position.plan import check_algorithm
+from lambdanets.ops.position.choose import check_algorithm
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

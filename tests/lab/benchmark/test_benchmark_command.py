@@ -46,7 +46,7 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys):
     assert results["finished"]
     assert len(results["rows"]) == NUM_ROWS[kind]
     ran = [row for row in results["rows"] if row["skip_reason"] is None]
-    assert {"lambdanets", "timm", "convolution", "lambdanets CCCL", "resnet50", "lambda_order"} & {
+    assert {"lambdanets", "timm", "convolution", "lambdanets CCCL", "resnet50", "row_transform"} & {
         row["candidate"] for row in ran
     }
     reasons = [row["skip_reason"] for row in results["rows"] if row not in ran]

@@ -56,15 +56,15 @@ def test_every_algorithm_and_attention_are_measured():
 
 def test_sizes_predicted_to_exceed_the_time_limit_are_skipped():
     sizes = {"setting": "square map", "n": 16, "pass": "inference"}
-    rows = [Row(sizes, "convolution", seconds=[5.0])]
-    options = Scaling(sides=(16,), lengths=(), passes=("inference",), candidates=("convolution",), memory=1.0)
+    rows = [Row(sizes, "query_order", seconds=[5.0])]
+    options = Scaling(sides=(16,), lengths=(), passes=("inference",), candidates=("query_order",), memory=1.0)
     (case,) = scaling.make_cases(options, CPU, rows)
     (row,) = measure_case(case, rows, MeasureOptions(CPU, time=True))
     assert row.skip_reason.startswith("would take about")
 
 
 def test_sizes_that_exceed_the_memory_limit_are_skipped():
-    names = ("lambda_order", "sdpa")
+    names = ("query_order", "sdpa")
     options = Scaling(sides=(512,), lengths=(), passes=("inference",), candidates=names, memory=0.25)
     (case,) = scaling.make_cases(options, CPU, [])
     rows = measure_case(case, [], MeasureOptions(CPU, time=True, repeats=1))

@@ -6,7 +6,7 @@ from lambdanets.ops.position.execution import prepared_tables
 
 def clear():
     prepared_tables.clear()
-    choose.bind.cache_clear()
+    choose._bind.cache_clear()
     choose.choose.cache_clear()
 
 

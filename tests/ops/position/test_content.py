@@ -6,7 +6,7 @@ from interactions import Spy, assert_all_close, make_inputs, supported_algorithm
 from torch.autograd import gradcheck, gradgradcheck
 
 from lambdanets.ops import definition, position_interaction
-from lambdanets.ops.position.plan import ALGORITHMS
+from lambdanets.ops.position.choose import ALGORITHMS
 from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (3, 4), (3, 5)

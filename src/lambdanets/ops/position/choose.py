@@ -84,11 +84,14 @@ def choose(problem: Problem, algorithm: str = "auto") -> Plan:
     return Plan(problem, chosen, costs, notes, automatic=True)
 
 
-@lru_cache(maxsize=4096)
 def bind(problem: Problem, algorithm: str) -> BoundAlgorithm:
     """Bind the named algorithm to a problem that it supports, for as many examples as fit."""
-    chosen = ALGORITHMS[algorithm]
-    return chosen.bind(problem.limit_batch(_fit_batch(problem, chosen)[0]))
+    return _bind(problem, ALGORITHMS[algorithm])
+
+
+@lru_cache(maxsize=4096)
+def _bind(problem: Problem, algorithm: Algorithm) -> BoundAlgorithm:
+    return algorithm.bind(problem.limit_batch(_fit_batch(problem, algorithm)[0]))
 
 
 def _fit_batch(problem: Problem, algorithm: Algorithm) -> tuple[int, Cost]:

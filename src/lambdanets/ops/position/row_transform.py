@@ -39,7 +39,8 @@ _SMOOTH_SIZES = (16, 18, 20, 24, 25, 27, 30, 32)
 _NUM_TILES = (1, 2, 4)
 _MIN_TILE_ROWS = 4
 _LAMBDA_BYTES = 8 << 20, 64 << 20  # of a tile, on a CPU and on a GPU
-_WORK_PER_POINT = 6  # of an FFT, in multiply-adds: n log n, but slower than products
+_SLOWDOWN = 1.3  # compared with query_order at equal work
+_WORK_PER_POINT = 200  # of an FFT, in multiply-adds: n log n, but slower than products
 
 
 class Tile(NamedTuple):
@@ -106,7 +107,7 @@ def choose_rows(
     uses_fft = grid[-1] > _MAX_MATRIX_SIDE and not for_graph
     length = minimum | 1  # odd: no Nyquist frequency
     if uses_fft:  # a power of two times factors of 2, 3 and 5, for which FFTs are fast and exact
-        step = 1 << (minimum.bit_length() - 5)
+        step = 1 << max(0, minimum.bit_length() - 5)
         length = step * next(size for size in _SMOOTH_SIZES if size * step >= minimum)
     heights = [-(-grid[0] // n) for n in _NUM_TILES if n == 1 or grid[0] // n >= _MIN_TILE_ROWS]
     candidates = [Rows(grid, before, after, length, rows, 1 << 30, uses_fft) for rows in heights]
@@ -341,7 +342,7 @@ def _cost(problem: Problem) -> Cost:
     k, v, columns = p.query_depth, p.value_depth, rows.columns
     products = p.batch * multiply_adds(rows, k, v, p.intra_depth)
     applied = p.batch * p.num_positions * p.heads * k * v
-    calls = -(-p.batch // batch) * (12 + 8 * -(-p.grid[0] // rows.tile) * -(-k // rows.depths))
+    calls = -(-p.batch // batch) * (12 + 8 * -(-rows.grid[0] // rows.tile) * -(-k // rows.depths))
     work = matmul_work(1, products / 64**2, 64, 64) + CALL * calls
     work += matmul_work(p.batch * p.num_positions, p.heads, k, v)
     if rows.uses_fft:
@@ -349,8 +350,8 @@ def _cost(problem: Problem) -> Cost:
         work += _WORK_PER_POINT * p.batch * points
     frequencies, itemsize = rows.frequencies, max(4, p.dtype.itemsize)
     block = frequencies * 4 * k * rows.tile * columns * rows.window * columns * p.intra_depth
-    spectra = 2 * frequencies * p.grid[0] * columns * p.intra_depth * batch * v
+    spectra = 2 * frequencies * rows.grid[0] * columns * p.intra_depth * batch * v
     lambdas = rows.tile * columns * rows.length * rows.depths * batch * v
     packed = batch * p.num_positions * p.heads * (k + v)
     workspace = itemsize * (6 * block + 4 * spectra + 8 * lambdas + 2 * packed)
-    return Cost(products + applied, round(workspace), work)
+    return Cost(products + applied, round(workspace), _SLOWDOWN * work)

@@ -1,0 +1,144 @@
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from interactions import make_inputs
+
+import lambdanets as ln
+from lambdanets.ops import position_interaction
+from lambdanets.ops.position import native
+from lambdanets.ops.position.choose import ALGORITHMS, WORKSPACE_LIMIT_BYTES, _bind, bind, choose
+
+
+def plan_for(grid, sides, b=8, h=4, k=16, v=16, **options):
+    n = math.prod(grid)
+    shapes = (b, h, n, k), (*sides, k), (b, n, v)
+    return ln.plan(*(torch.empty(shape, device="meta") for shape in shapes), grid, **options)
+
+
+@pytest.fixture
+def without_native(monkeypatch):
+    """As installed without a compiler."""
+    monkeypatch.setattr(native, "library", lambda: None)
+
+
+PROBLEMS = {
+    "map": ((28, 28), (23, 23)),
+    "small map": ((7, 7), (23, 23)),
+    "small scope": ((56, 56), (7, 7)),
+    "sequence": ((1024,), (2047,)),
+    "volume": ((8, 14, 14), (3, 7, 7)),
+}
+problems = pytest.mark.parametrize(("grid", "sides"), PROBLEMS.values(), ids=PROBLEMS.keys())
+
+
+@pytest.mark.skipif(native.library() is None, reason="the package was built without a compiler")
+@pytest.mark.parametrize("causal", [False, True])
+def test_native_is_chosen_on_cpus(causal):
+    for grid, sides in (((56, 56), (23, 23)), ((28, 28), (7, 7)), ((4096,), (8191,))):
+        plan = plan_for(grid, sides, causal=causal)
+        assert plan.algorithm == "native"
+        assert f"library {native.library().name}" in str(plan)
+
+
+@pytest.mark.usefixtures("without_native")
+def test_query_order_is_chosen_for_small_windows_without_native():
+    plans = [plan_for((side, side), (3, 3)) for side in (7, 14, 28, 56)]
+    plans += [plan_for((side, side), (23, 23), v=64) for side in (7, 14)]
+    assert {plan.algorithm for plan in plans} == {"query_order"}
+
+
+@pytest.mark.usefixtures("without_native")
+def test_row_transform_is_chosen_for_large_windows_without_native():
+    for grid, sides in (((56, 56), (23, 23)), ((65536,), (2 * 65536 - 1,))):
+        plan = plan_for(grid, sides, b=1)
+        assert plan.algorithm == "row_transform"
+        assert "no compiled library" in str(plan)
+
+
+def test_algorithms_below_the_workspace_limit_are_preferred(monkeypatch):
+    default = plan_for((56, 56), (23, 23), b=1)
+    limit = default.costs[default.algorithm].workspace_bytes - 1
+    smaller = [cost for cost in default.costs.values() if cost and cost.workspace_bytes <= limit]
+    monkeypatch.setattr("lambdanets.ops.position.choose.WORKSPACE_LIMIT_BYTES", limit)
+    choose.cache_clear()
+    plan = plan_for((56, 56), (23, 23), b=1)
+    if smaller:
+        assert plan.costs[plan.algorithm].workspace_bytes <= limit
+    else:  # then the smallest
+        workspaces = [cost.workspace_bytes for cost in plan.costs.values() if cost]
+        assert plan.costs[plan.algorithm].workspace_bytes == min(workspaces)
+
+
+@pytest.mark.usefixtures("without_native")
+def test_large_batches_are_split_instead_of_slower():
+    for side, scope in ((224, 3), (160, 5)):
+        single, plan = (plan_for((side, side), (scope, scope), b=b) for b in (1, 32))
+        assert plan.algorithm == "query_order"
+        cost = plan.costs["query_order"]
+        assert cost.workspace_bytes <= WORKSPACE_LIMIT_BYTES
+        assert cost.work <= 33 * single.costs["query_order"].work
+
+
+def test_a_split_batch_gives_the_same_result(monkeypatch):
+    inputs = make_inputs((6, 5), (3, 3), 0)
+    expected = position_interaction(*inputs, (6, 5), algorithm="query_order")
+    monkeypatch.setattr("lambdanets.ops.position.choose.WORKSPACE_LIMIT_BYTES", 1)
+    choose.cache_clear()
+    _bind.cache_clear()
+    assert bind(ln.plan(*inputs, (6, 5)).problem, "query_order").problem.batch == 1
+    actual = position_interaction(*inputs, (6, 5), algorithm="query_order")
+    torch.testing.assert_close(actual, expected)
+
+
+def test_plan_prints_every_algorithm_and_marks_its_choice():
+    plan = ln.plan(*make_inputs((4, 4), (3, 3), 0), (4, 4))
+    assert all(name in str(plan) for name in ALGORITHMS)
+    assert re.search(rf"^\* {plan.algorithm} ", str(plan), re.MULTILINE)
+
+
+def test_an_algorithm_that_does_not_support_the_problem_is_refused():
+    for function in ln.plan, position_interaction:
+        with pytest.raises(ValueError, match="'fused' supports grids with"):
+            function(*make_inputs((4, 4), (3, 3), 0), (4, 4), algorithm="fused")
+
+
+def test_plan_prints_why_an_algorithm_is_not_supported():
+    plan = ln.plan(*make_inputs((2, 4, 3), (3, 3, 5), 0), (2, 4, 3))
+    (line,) = [line for line in str(plan).splitlines() if "fused" in line]
+    assert "supports grids with 1 or 2 dimensions" in line
+    assert plan.costs["fused"] is None
+
+
+def test_a_named_algorithm_is_used_even_if_it_is_slow():
+    assert plan_for((128, 128), (63, 63), algorithm="query_order").algorithm == "query_order"
+    assert plan_for((128, 128), (63, 63)).algorithm != "query_order"
+
+
+@problems
+def test_costs_are_positive_and_grow_with_the_batch(grid, sides):
+    plans = [plan_for(grid, sides, b=b).costs for b in (1, 4, 64)]
+    for name, cost in plans[0].items():
+        if cost is None:
+            continue
+        counts = [(costs[name].multiply_adds, costs[name].work) for costs in plans]
+        assert all(value > 0 for value in (*counts[0], cost.workspace_bytes)), name
+        for smaller, larger in itertools.pairwise(counts):
+            assert all(small < large for small, large in zip(smaller, larger, strict=True)), name
+
+
+@problems
+def test_meta_tensors_have_the_same_plan_as_cpu_tensors(grid, sides):
+    n = math.prod(grid)
+    shapes = (2, 4, n, 16), (*sides, 16), (2, n, 16)
+    meta, cpu = (
+        ln.plan(*(torch.empty(shape, device=device) for shape in shapes), grid)
+        for device in ("meta", "cpu")
+    )
+    assert (meta.algorithm, meta.costs) == (cpu.algorithm, cpu.costs)
+
+
+def test_empty_batch_is_planned_as_one_example():
+    assert plan_for((14, 14), (7, 7), b=0) == plan_for((14, 14), (7, 7), b=1)

@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from interactions import assert_all_close, make_inputs, run
+
+import lambdanets as ln
+from lambdanets.ops.position import row_transform
+from lambdanets.ops.position.choose import ALGORITHMS
+from lambdanets.ops.position.row_transform import BoundRowTransform, RowTransform, choose_rows
+
+# grid, sides of the table, u, causal
+CASES = {
+    "even last axis": ((5, 8), (3, 5), 0, False),
+    "odd last axis": ((5, 7), (3, 5), 0, False),
+    "one column": ((6, 1), (5, 1), 0, False),
+    "two columns, larger table": ((4, 2), (7, 3), 0, False),
+    "odd, causal, intra-depth": ((7, 5), (5, 9), 2, True),
+    "sequence": ((11,), (7,), 0, False),
+    "causal sequence": ((12,), (23,), 0, True),
+    "volume": ((3, 4, 5), (3, 3, 5), 0, False),
+}
+cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
+
+
+class SmallTiles(RowTransform):
+    """With a fixed number of rows per tile and of query depths."""
+
+    def __init__(self, tile, depths):
+        self.sizes = {"tile": tile, "depths": depths}
+
+    def bind(self, problem):
+        bound = BoundRowTransform(problem)
+        bound.rows = bound.rows._replace(**self.sizes)
+        return bound
+
+
+@cases
+@pytest.mark.parametrize(("tile", "depths"), [(1, 100), (2, 3), (3, 1), (100, 100)])
+@pytest.mark.parametrize("longest", [0, 128], ids=["torch.fft", "matrices"])
+def test_tiles_and_transforms_equal_query_order(
+    monkeypatch, tile, depths, longest, grid, sides, u, causal
+):
+    monkeypatch.setattr(row_transform, "_MAX_MATRIX_SIDE", longest)
+    row_transform._fit_cache.cache_clear()
+    monkeypatch.setitem(ALGORITHMS, "row_transform", SmallTiles(tile, depths))
+    inputs = make_inputs(grid, sides, u)
+    expected = run(inputs, grid, causal=causal, algorithm="query_order")
+    assert_all_close(run(inputs, grid, causal=causal, algorithm="row_transform"), expected)
+    row_transform._fit_cache.cache_clear()
+
+
+@pytest.mark.parametrize("side", [1, 2, 7, 8, 31, 129, 1031])
+@pytest.mark.parametrize("scope", [1, 3, 9, 61, 4001])
+def test_transform_is_long_enough_to_avoid_wrap_around(side, scope):
+    reach = min(scope // 2, side - 1)
+    for before, after in ((reach, 0), (0, reach), (reach, reach)):
+        for for_graph in (False, True):
+            rows = choose_rows((2, side), (0, before), (0, after), for_graph)
+            assert side + reach <= rows.length < 1.25 * (side + reach) + 2
+
+
+def test_gradient_of_the_table_is_the_adjoint_of_prepare():
+    inputs = make_inputs((6, 7), (5, 5))
+    problem = replace(ln.plan(*inputs, (6, 7)).problem, batch=1)
+    bound = BoundRowTransform(problem)
+    table = inputs[1].unsqueeze(-1)
+    block = bound.prepare(table)[0]
+    grad = torch.randn(block.shape, generator=torch.Generator().manual_seed(0), dtype=block.dtype)
+    expected = (block * grad).sum()
+    torch.testing.assert_close((bound.grad_table((grad,)) * table).sum(), expected)
