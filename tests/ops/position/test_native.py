@@ -38,11 +38,11 @@ def supported_libraries():
     return [path for path in sorted(FOLDER.iterdir()) if path.stem in names]
 
 
-def run(algorithm, grid, sides, *, dtype=torch.float32, u=0, **options):
+def run(algorithm, grid, sides, *, dtype=torch.float32, u=0, causal=False, **options):
     """Return the output and all gradients."""
     inputs = make_inputs(grid, sides, u, k=5, v=19, dtype=torch.float64, **options)
     inputs = [x.to(dtype).requires_grad_() for x in inputs]
-    y = position_interaction(*inputs, grid, algorithm=algorithm)
+    y = position_interaction(*inputs, grid, causal=causal, algorithm=algorithm)
     g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return [y.detach(), *torch.autograd.grad(y, inputs, g.to(dtype))]
 
@@ -78,6 +78,29 @@ def test_results_have_the_same_bits_for_any_number_of_threads(grid, sides, optio
         torch.set_num_threads(threads)
     for others in results[1:]:
         assert all(torch.equal(x, y) for x, y in zip(results[0], others, strict=True))
+
+
+@pytest.mark.parametrize(("grid", "sides"), [((2048,), (4095,)), ((48, 40), (95, 79))])
+def test_first_causal_sums_are_as_exact_as_direct_sums(grid, sides):
+    exact, direct, actual = (
+        run(algorithm, grid, sides, dtype=dtype, batch=1, causal=True)
+        for algorithm, dtype in (
+            ("query_order", torch.float64),
+            ("query_order", torch.float32),
+            ("native", torch.float32),
+        )
+    )
+    n = len(exact[0][0, 0])
+    for position in (0, 1, 5, 40, n // 3):
+        first = slice(position, position + max(1, position // 4))
+        last = slice(n - first.stop, n - first.start)
+        # Outputs and gradients of queries have the fewest terms at first, those of values at last.
+        for i, rows in ((0, first), (1, first), (3, last)):
+            expected = exact[i][..., rows, :]
+            error, budget = (
+                (x[i][..., rows, :] - expected).norm() / expected.norm() for x in (actual, direct)
+            )
+            assert error <= 4 * budget + 2e-6, (i, position)
 
 
 def test_eight_threads_at_once_get_the_results_of_one():

@@ -319,15 +319,14 @@ class BoundCausalNative(BoundAlgorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, accumulation_dtype(problem.dtype))
-        whole, *others = problem.grid
-        first = min(whole, problem.before[0] + 1) // _SHRINK
-        smallest = _MIN_SEQUENCE if not others else 1
+        side, *others = problem.grid
+        side = min(side, problem.before[0] + 1)  # later positions have no more terms
+        smallest = 1 if others else _MIN_SEQUENCE
         self.parts = [BoundNative(problem)]
-        while first >= smallest:
-            before = min(problem.before[0], first - 1), *problem.before[1:]
-            part = replace(problem, grid=(first, *others), before=before)
-            self.parts.append(BoundNative(part))
-            first //= _SHRINK
+        while side > smallest:
+            side = max(smallest, side // _SHRINK)
+            before = min(problem.before[0], side - 1), *problem.before[1:]
+            self.parts.append(BoundNative(replace(problem, grid=(side, *others), before=before)))
 
     def prepare(self, table: Tensor) -> Prepared:
         rows = [1 + part.problem.before[0] for part in self.parts]  # the last ones of the table
