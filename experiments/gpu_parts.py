@@ -25,16 +25,19 @@ from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
 from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
-from lambdanets.ops.position.fused import launches, prediction
-from lambdanets.ops.position.fused.device import kernel_device
-from lambdanets.ops.position.fused.self_test import CASES, FULL_TILE_CASE, Case, Example, check_kernel, run_kernel
-from lambdanets.ops.position.fused.tiles import (
-    Tiles,
-    choose_tiles,
-    max_value_channels,
+from lambdanets.ops.position.fused import launches
+from lambdanets.ops.position.fused.check import (
+    CASES,
+    FULL_TILE_CASE,
+    Case,
+    Example,
+    check_kernel,
+    kernels_for_dtype,
+    run_kernel,
 )
-from lambdanets.ops.position.fused.verification import kernels_for_dtype, retest
-from lambdanets.ops.position.gpus import find_gpu_spec
+from lambdanets.ops.position.fused.check import check as check_and_store
+from lambdanets.ops.position.fused.device import kernel_device
+from lambdanets.ops.position.fused.tiles import Tiles, choose_tiles, max_value_channels
 from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
 
 # side of the map, value depth, scope (None: global), batch: layers of LambdaResNet-50 at 224 pixels, and others
@@ -68,7 +71,7 @@ CHECKS = [
     Case(2, 4, (40, 40), (23, 23), 16, 16, inside_nan=False),
     Case(33, 8, (14, 14), (7, 7), 16, 128, content=True, inside_nan=False),
 ]
-# The problems of `layers`, at full size. Their tiles differ from those of the self-test.
+# The problems of `layers`, at full size. Their tiles differ from those of `CASES`.
 LAYER_CHECKS = [
     Case(b, 4, (side, side), (r or 1,) * 2, 16, v, content=True, inside_nan=False) for side, v, r, b in SHAPES
 ]
@@ -233,7 +236,7 @@ def measure_seconds(call: Callable[[], Any]) -> float:
 def launched_configurations(architecture: int) -> list[Any]:
     """The configurations that the other parts launch, those of layers first, each with whether it has a content lambda.
 
-    The self-test alone would compile 40 of them one after the other.
+    The part self_test alone would compile 40 of them one after the other.
     """
     from kernels import Configuration, kernel_names
 
@@ -302,7 +305,7 @@ def compile_kernels(part: Part) -> None:
 
 
 def smoke(part: Part) -> None:
-    """Compare whole layers under autocast with convolutions: few heads, unusual depths, one example, large maps."""
+    """Compare whole layers under autocast with float32: few heads, unusual depths, one example, large maps."""
     for name, options, batch, side in SMOKE:
         # Triton's interpreter does not support bfloat16 products
         for dtype in (torch.float16,) if part.dry_run else (torch.bfloat16, torch.float16):
@@ -313,13 +316,13 @@ def smoke(part: Part) -> None:
             with part.record_errors(f"{name}, {dtype}"):
                 error, usual = layer_error(part, options, (batch, 64, side, side), dtype)
                 correct = error < max(_SMOKE_TOLERANCE, 2 * usual)
-                part.write_row(f"{name}, {dtype}", error=error, error_of_convolution=usual, correct=correct)
+                part.write_row(f"{name}, {dtype}", error=error, error_of_query_order=usual, correct=correct)
 
 
 def layer_error(part: Part, options: dict[str, Any], sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[float, float]:
-    """Maximum relative error of output and gradients under autocast, and that of convolutions, which it may have.
+    """Maximum relative error of output and gradients under autocast, and that of query_order, which it may have.
 
-    The reference are convolutions in float32.
+    The reference is query_order in float32.
     """
     torch.manual_seed(0)
     layer = LambdaLayer2d(64, scope=7, algorithm="fused", **options).to(part.device)
@@ -327,7 +330,7 @@ def layer_error(part: Part, options: dict[str, Any], sizes: tuple[int, ...], dty
     # the gradients of a mean would underflow in float16 without loss scaling, and those of a sum overflow
     weights = torch.randn_like(layer(x)) / (sizes[0] * sizes[2] * sizes[3]) ** 0.5
     results = []
-    for algorithm, autocast in (("fused", True), ("convolution", True), ("convolution", False)):
+    for algorithm, autocast in (("fused", True), ("query_order", True), ("query_order", False)):
         layer.algorithm = algorithm
         with torch.autocast(part.device.split(":")[0], dtype, enabled=autocast):
             y = layer(x)
@@ -343,7 +346,7 @@ def max_error(results: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def check(part: Part) -> None:
-    """Compare all kernels with float64 references, and check that 20 runs are bit-identical."""
+    """Compare all kernels with float64 references, and check that 10 runs are bit-identical."""
     cases = [(case, (torch.bfloat16,)) for case in LAYER_CHECKS] + [(case, DTYPES) for case in CHECKS]
     for case, dtypes in [(Case(3, 4, (5, 7), (3, 5), 16, 16, content=True), DTYPES)] if part.dry_run else cases:
         for dtype in dtypes:
@@ -357,12 +360,10 @@ def check(part: Part) -> None:
                         continue
                     with part.record_errors(name, kernel):
                         result = check_kernel(kernel, [example])
-                        if result["reason"].startswith("raises"):
-                            raise RuntimeError(result["reason"])
-                        bit_identical = is_bit_identical(kernel, example, 2 if part.dry_run else 10)
-                        part.write_row(
-                            name, correct=not result["reason"], error=result["error"], bit_identical=bit_identical
-                        )
+                        if result.reason.startswith("raises"):
+                            raise RuntimeError(result.reason)
+                        same = is_bit_identical(kernel, example, 2 if part.dry_run else 10)
+                        part.write_row(name, correct=not result.reason, error=result.error, bit_identical=same)
 
 
 def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
@@ -423,10 +424,7 @@ def make_inputs(
 
 
 def time_kernels(part: Part) -> None:
-    """Measure and predict the time of each kernel: all shapes in bfloat16, the first two also in other dtypes."""
-    device = kernel_device(part.device)
-    assert device is not None
-    gpu = find_gpu_spec(device.name, device.capability)
+    """Measure the time of each kernel: all shapes in bfloat16, the first two also in other dtypes."""
     problems = [(shape, torch.bfloat16) for shape in (*SHAPES, *MORE_SHAPES)]
     problems += [(shape, dtype) for dtype in (torch.float16, torch.float32) for shape in SHAPES[:2]]
     for shape, dtype in problems[-1:] if part.dry_run else problems:
@@ -441,19 +439,15 @@ def time_kernels(part: Part) -> None:
             if part.skip(name, kernel):
                 continue
             with part.record_errors(name, kernel):
-                predicted = prediction.kernel_seconds(kernel, problem, device.capability, gpu)
                 calls = [partial(call, *tensors) for tensors in sets]
                 times = measure_calls(calls)
                 if not part.dry_run:  # of the kernel alone, without padding of the table and scaling of float16
                     times |= profiled_time(kernel, calls)
-                part.write_row(name, predicted_us=1e6 * predicted, **times)
+                part.write_row(name, **times)
 
 
 def time_tiles(part: Part) -> None:
     """Measure kernels with other tiles, after comparing their results with those of the chosen tiles."""
-    device = kernel_device(part.device)
-    assert device is not None
-    gpu = find_gpu_spec(device.name, device.capability)
     choose = launches.choose_tiles
     inputs: dict[Any, tuple[list[list[Tensor]], Problem]] = {}
     for shape, kernel, tiles in CANDIDATES[:2] if part.dry_run else CANDIDATES:
@@ -472,7 +466,7 @@ def time_tiles(part: Part) -> None:
 
         with part.record_errors(name, f"{kernel} {tiles}"):
             expected = _tensor(call(*sets[0]))
-            launches.choose_tiles = prediction.choose_tiles = choose_candidate
+            launches.choose_tiles = choose_candidate
             try:
                 result = _tensor(call(*sets[0]))
                 error = ((result - expected).norm() / expected.norm()).item()
@@ -480,10 +474,9 @@ def time_tiles(part: Part) -> None:
                 times = measure_calls(calls, samples=9, graph=False)
                 if not part.dry_run:
                     times |= profiled_time(kernel, calls)
-                predicted = prediction.kernel_seconds(kernel, problem, device.capability, gpu)
-                part.write_row(name, error=error, correct=error < 0.02, predicted_us=1e6 * predicted, **times)
+                part.write_row(name, error=error, correct=error < 0.02, **times)
             finally:
-                launches.choose_tiles = prediction.choose_tiles = choose
+                launches.choose_tiles = choose
 
 
 def _tensor(result: Any) -> Tensor:
@@ -530,12 +523,12 @@ def profiled_time(kernel: str, calls: list[Callable[[], Any]]) -> dict[str, Any]
 
 
 def self_test(part: Part) -> None:
-    """Run the self-test that `auto` requires for each kernel, and store its results for the later parts."""
+    """Run the check that `auto` requires for each kernel, and store its results for the later parts."""
     device = kernel_device(part.device)
     assert device is not None
-    for dtype in DTYPES:
-        if not part.dry_run and not part.out_of_time(f"{dtype}"):
-            for name, result in retest(device, dtype).items():
+    for dtype in (torch.float16,) if part.dry_run else DTYPES:
+        if not part.out_of_time(f"{dtype}"):
+            for name, result in check_and_store(device, dtype).items():
                 part.write_row(f"{name} {dtype}", correct=not result.reason, error=result.error, reason=result.reason)
 
 
@@ -550,7 +543,7 @@ def layers(part: Part) -> None:
         "3x3 convolution": convolution,
         "lambda layer, auto": lambda layer: layer,
     }
-    for algorithm in ("fused", "query_order", "convolution"):
+    for algorithm in ("fused", "query_order"):
         builders[f"lambda layer, {algorithm}"] = partial(with_algorithm, algorithm)
     builders |= {peer: partial(build_peer, peer) for peer in PEERS}
     shapes = SHAPES[:1] if part.dry_run else (*SHAPES, (28, 64, 23, 128))

@@ -33,7 +33,7 @@ INVALID_COMMANDS = [
         "benchmark tables --tables 3",
         "benchmark layr",
         "benchmark layer --scopes 8",
-        "calibrate --threads x",
+        "kernels --threads x",
     ),
 ]
 SCRIPT = """

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lambdanets import device
-from lambdanets.ops.position.gpus import SPECIFICATIONS, find_gpu_spec
 
 
 @pytest.mark.parametrize(("code", "rejected"), [(-signal.SIGILL, True), (0, False)])
@@ -91,17 +90,3 @@ def test_free_memory_of_a_cgroup_above_its_limit_is_zero(cgroup):
 def test_free_memory_without_cgroups_is_that_of_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=5))
     assert device.free_memory(torch.device("cpu"), tmp_path, tmp_path / "none") == 5
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA GH200 480GB", "H200"),
-        ("Tesla T4", "T4"),
-        ("NVIDIA RTX A1000 Laptop GPU", "RTX 3090"),
-        ("NVIDIA T400", "RTX 3090"),
-    ],
-)
-def test_specification_of_a_gpu_is_that_of_its_whole_name(name, expected):
-    assert find_gpu_spec(name, (8, 6)) == SPECIFICATIONS[expected]

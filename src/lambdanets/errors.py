@@ -64,7 +64,7 @@ def one_line(error: BaseException) -> str:
 
 
 class KernelWarning(UserWarning):
-    """A fused kernel failed its self-test or its launch on this GPU, and a PyTorch algorithm replaces it."""
+    """A fused kernel failed its check on this GPU, and a slower exact algorithm replaces it."""
 
 
 class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process
@@ -115,7 +115,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")  # without PyTorch loaded, the error is not PyTorch's
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
-    messages = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+    messages = (
+        "can't allocate memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "Triton Error [CUDA]: out of memory",
+    )
     return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
 
 

@@ -12,26 +12,26 @@ from lambdanets.ops.position.fused.device import KernelDevice
 from scripts import ROOT, load_script
 
 ROWS = [
-    {"part": "kernels", "name": "forward", "graph_us": 30.0, "predicted_us": 20.0},
+    {"part": "kernels", "name": "forward", "graph_us": 30.0},
     {"part": "check", "name": "a kernel", "correct": True, "bit_identical": True},
     {"part": "check", "name": "another", "correct": True, "bit_identical": False},
     {"part": "smoke", "name": "whole part", "failure": "CUDA error: an illegal memory access"},
 ]
 
 
-def test_table_has_ratios_and_failures(tmp_path):
+def test_table_has_times_and_failures(tmp_path):
     script = load_script("experiments/gpu.py")
     path = tmp_path / "gpu.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + '{"part": "half a li')
     table = script.format_table(script.read_rows(path))
-    assert "30.0       20.0   1.50" in table
+    assert table.splitlines()[1].split() == ["kernels", "forward", "30.0"]
     assert "1 of 2 checks are correct and bit-identical" in table
     assert "WRONG check another" in table
     assert "FAILED smoke whole part: CUDA error" in table
 
 
 @pytest.mark.slow
-def test_dry_run_measures_kernels_and_predictions(tmp_path):
+def test_dry_run_measures_kernels(tmp_path):
     pytest.importorskip("triton", reason="the kernels need Triton")
     command = [
         sys.executable,
@@ -50,9 +50,9 @@ def test_dry_run_measures_kernels_and_predictions(tmp_path):
     assert run.returncode == 0, run.stderr
     assert not [row for row in rows if "failure" in row]
     assert {row["part"] for row in rows} == {"machine", "kernels"}
-    timed = [row for row in rows if "predicted_us" in row]
-    assert len(timed) == 4
-    assert all(row["predicted_us"] > 0 < row["eager_us"] for row in timed)
+    times = [row["eager_us"] for row in rows if "eager_us" in row]
+    assert len(times) == 4
+    assert min(times) > 0
 
 
 FAULTY_PART = """

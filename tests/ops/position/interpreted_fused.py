@@ -7,21 +7,22 @@ larger tensors of NaN, and new tensors are filled with NaN.
 import itertools
 import json
 import math
+import os
 import tempfile
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lambdanets import LambdaLayer2d, position_interaction
-from lambdanets.ops.position.fused import launches, scaling
+from lambdanets import LambdaLayer2d, plan, position_interaction
+from lambdanets.ops.position.fused import check, launches, scaling
+from lambdanets.ops.position.fused.check import Case, kernels_for_dtype, make_example, run_kernel
 from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, offset64
-from lambdanets.ops.position.fused.self_test import CASES as SELF_TEST_CASES
-from lambdanets.ops.position.fused.self_test import Case, make_example, run_kernel
 from lambdanets.ops.position.fused.tiles import K, max_value_channels
-from lambdanets.ops.position.fused.verification import kernels_for_dtype
 
 CASES = {
     "ragged tiles": (torch.float16, Case(5, 2, (7, 9), (5, 5), 16, 16)),
@@ -32,7 +33,7 @@ CASES = {
     "several launches": (torch.float16, Case(1, 1, (2, 5), (3, 3), 24, 144, 2)),
     "one position": (torch.float16, Case(2, 4, (1, 1), (1, 1), 16, 16)),
     "ragged tiles in float32": (torch.float32, Case(3, 2, (6, 9), (5, 5), 16, 16)),
-    **{f"self-test {i}": ((torch.float16, torch.float32)[i % 2], case) for i, case in enumerate(SELF_TEST_CASES)},
+    **{f"check {i}": ((torch.float16, torch.float32)[i % 2], case) for i, case in enumerate(check.CASES)},
 }
 
 
@@ -124,13 +125,27 @@ def last_row_offsets() -> list[tuple[int, int]]:
     return offsets
 
 
+def automatic_choice() -> dict[str, Any]:
+    """The algorithm of "auto" after the check of a small case, the reasons that it stores, and the output's error."""
+    check.CASES = (Case(1, 2, (2, 3), (3, 3), 16, 16),)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (1, 2, 9, 16), (5, 5, 16), (1, 9, 16)
+    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LAMBDANETS_CACHE"] = folder
+        algorithm = plan(*inputs, (3, 3)).algorithm
+        (reasons,) = json.loads(Path(folder, "kernels.json").read_text()).values()
+    y, exact = (position_interaction(*inputs, (3, 3), algorithm=name) for name in ("auto", "query_order"))
+    return {"algorithm": algorithm, "reasons": reasons, "error": ((y - exact).norm() / exact.norm()).item()}
+
+
 def large_table_gradient_error() -> float:
     """Return the relative error of a table gradient beyond the range of float16, with float16 queries and values."""
     generator = torch.Generator().manual_seed(0)
     queries, values = (torch.rand(shape, generator=generator).half() for shape in ((4, 2, 20, 16), (4, 20, 16)))
     table = torch.rand(3, 3, 16, generator=generator, requires_grad=True)
     results = []
-    for algorithm in ("fused", "lambda_order"):
+    for algorithm in ("fused", "query_order"):
         with torch.autocast("cpu", torch.float16):
             y = position_interaction(queries, table, values, (4, 5), algorithm=algorithm)
         assert y.dtype == torch.float32
@@ -202,5 +217,6 @@ if __name__ == "__main__":
         "scaling": scaling_errors(),
         "offsets": last_row_offsets(),
         "large table gradient": large_table_gradient_error(),
+        "auto": automatic_choice(),
     }
     print(json.dumps(results))

@@ -11,10 +11,10 @@ from interpreted_fused import CASES
 
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.fused import Fused, device
+from lambdanets.ops.position.fused.check import kernels_for_dtype
 from lambdanets.ops.position.fused.device import KernelDevice
 from lambdanets.ops.position.fused.tiles import choose_table_step, choose_tile_shape, choose_tiles
 from lambdanets.ops.position.problem import Problem
-from lambdanets.ops.position.rates import built_in_rates
 from scripts import load_script
 
 PROBLEM = Problem(
@@ -31,7 +31,6 @@ PROBLEM = Problem(
     device="cuda",
 )
 GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
-RATES = built_in_rates("cuda", 1)
 KERNELS = load_script("experiments/kernels.py")
 # All kernels with the minimum and maximum number of heads, the maximum value depth, a depth of 24, and batch 1.
 CONFIGURATIONS = [
@@ -64,6 +63,13 @@ def test_kernels_equal_the_definition_if_inputs_are_surrounded_by_nan(case, inte
 def test_output_and_its_gradient_are_written_once(interpreted):
     # Kernels add the content term and write the final layout; a copy, padding or a sum would allocate another tensor.
     assert interpreted["storages"] == {"forward": 1, "backward": 1, "writes": 0}
+
+
+def test_kernels_are_chosen_after_they_were_right(interpreted):
+    auto = interpreted["auto"]
+    assert auto["algorithm"] == "fused"
+    assert auto["reasons"] == dict.fromkeys(kernels_for_dtype(torch.float32), "")
+    assert auto["error"] < 1e-6
 
 
 def test_table_gradient_may_exceed_the_range_of_float16(interpreted):
@@ -122,33 +128,31 @@ def test_kernel_report_finds_oversized_spilling_and_stalling_kernels():
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_fused_has_no_cost_for_unsupported_problems(change, monkeypatch):
+def test_fused_says_which_problems_it_does_not_support(change, monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU if device == "cuda" else None)
-    assert Fused().cost(PROBLEM, RATES) is not None
-    assert Fused().cost(replace(PROBLEM, **change), RATES) is None
+    assert Fused().unsupported(PROBLEM) == ""
+    assert Fused().unsupported(replace(PROBLEM, **change)) != ""
 
 
-def test_fused_has_no_cost_without_triton(monkeypatch):
+def test_fused_needs_triton(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert Fused().cost(PROBLEM, RATES) is not None
     monkeypatch.setattr(device, "TRITON_INSTALLED", False)
-    assert Fused().cost(PROBLEM, RATES) is None
+    assert "with Triton installed" in Fused().unsupported(PROBLEM)
 
 
 def test_cost_counts_only_pairs_within_the_scope(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
     # 8 positions with a radius of 2: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs per axis.
-    assert Fused().cost(PROBLEM, RATES).operations == 2 * 2 * 34 * 34 * 4 * (16 + 16)
+    assert Fused().cost(PROBLEM).multiply_adds == 2 * 34 * 34 * 4 * (16 + 16)
 
 
-def test_backward_workspace_includes_partial_table_gradients(monkeypatch):
+def test_workspace_includes_partial_table_gradients(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
-    large = replace(PROBLEM, batch=1, grid=(256, 256), before=(255, 255), after=(255, 255), value_depth=64)
-    forward, backward = Fused().cost(large, RATES).workspaces
-    assert forward < 64 << 20
-    assert backward > 1 << 30  # 2,044 MiB of float32 partial sums
+    side = {"grid": (256, 256), "before": (255, 255), "after": (255, 255)}
+    one, eight = (replace(PROBLEM, batch=b, value_depth=64, **side) for b in (1, 8))
+    assert Fused().cost(one).workspace_bytes > 1 << 30  # 2,044 MiB of float32 partial sums
     # the size of the partial sums does not depend on the batch
-    assert sum(Fused().cost(replace(large, batch=8), RATES).workspaces) == forward + backward
+    assert Fused().cost(one).workspace_bytes == Fused().cost(eight).workspace_bytes
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_small_batches_use_fewer_examples_per_program():
 @pytest.mark.parametrize(
     ("side", "v", "order"), [(56, 16, "lambda"), (28, 32, "lambda"), (14, 64, "query"), (7, 128, "query")]
 )
-def test_predicted_order_is_the_one_measured_to_be_faster(side, v, order):
+def test_order_is_the_one_measured_to_be_faster(side, v, order):
     radius = (min(11, side - 1),) * 2
     layer = replace(PROBLEM, batch=128, grid=(side, side), value_depth=v, before=radius, after=radius)
     assert fused._orders(layer, KernelDevice("cuda:0", "NVIDIA H200", (9, 0))) == (order, order)

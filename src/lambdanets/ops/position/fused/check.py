@@ -1,9 +1,9 @@
 """Checks the fused kernels on the user's GPU: "auto" uses only those that were right.
 
 At the first use of a device and dtype, every kernel computes small problems, and the results are
-compared with `ops.definition` in float64. This takes the time to compile a few dozen kernels. The
-results are stored in the user's cache folder, by device, versions and a hash of the kernels' source.
-`lambdanets kernels --device cuda` checks again. algorithm="fused" does not require a check.
+compared with `ops.definition` in float64. This takes the time to compile a few dozen kernels. Why
+kernels failed is stored in the user's cache folder, by device, versions and a hash of the kernels'
+source. `lambdanets kernels --device cuda` checks again. algorithm="fused" does not require a check.
 
 To detect reads outside of the inputs, these are slices of larger tensors of NaN, except in the
 largest case, unless their depths require an aligned copy.
@@ -19,7 +19,8 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.errors import KernelWarning
+from lambdanets.errors import KernelWarning, is_out_of_memory, one_line
 from lambdanets.files import atomic_write, user_cache_folder
 from lambdanets.ops import definition
 from lambdanets.ops.geometry import crop_to_grid
@@ -66,21 +67,13 @@ CASES = (
 # Large enough for full tiles; too slow for the interpreter.
 FULL_TILE_CASE = Case(2112, 4, (3, 5), (3, 3), 16, 16, inside_nan=False)
 
-# Index of each gradient kernel in the result of `fused.gradients`.
-_GRADIENT_INDICES = {
-    "grad_queries": 0,
-    "grad_queries_lambda_order": 0,
-    "grad_table": 1,
-    "grad_values": 2,
-}
-
 
 @dataclass(frozen=True)
 class Check:
     """The result of a kernel in a dtype on a device.
 
     reason: why the kernel failed, or "". error: largest relative error. allowed: its tolerance.
-    seconds: duration, including compilation.
+    seconds: duration, including compilation. Stored results have only the reason.
     """
 
     reason: str = ""
@@ -124,16 +117,14 @@ def get_checks(device: KernelDevice, dtype: torch.dtype) -> Checks:
     Other threads wait. If kernels fail, issues one KernelWarning that says what to report.
     """
     with _lock:
-        found = _known.get((device, dtype))
-        if found is not None:
-            return found
-        stored = _read().get(describe(device), {}).get(dtype_name(dtype), {})
-        with contextlib.suppress(TypeError):  # of another version
-            found = {name: Check(**row) for name, row in stored.items()}
-        if not found or found.keys() < set(kernels_for_dtype(dtype)):
-            found = check(device, dtype)
-        _known[device, dtype] = found
-    failed = [f"{name} {result.reason}" for name, result in found.items() if result.reason]
+        if (device, dtype) in _known:
+            return _known[device, dtype]
+        stored = _read(device, dtype)
+        if stored is not None:
+            _known[device, dtype] = stored
+            return stored
+        checks = check(device, dtype)
+    failed = [f"{name} {result.reason}" for name, result in checks.items() if result.reason]
     if failed:
         warnings.warn(
             f"A slower exact algorithm replaces fused kernels for {dtype_name(dtype)}: "
@@ -141,46 +132,58 @@ def get_checks(device: KernelDevice, dtype: torch.dtype) -> Checks:
             KernelWarning,
             stacklevel=2,
         )
-    return found
-
-
-def check(device: KernelDevice, dtype: torch.dtype) -> Checks:
-    """Check all kernels for a dtype, and store the results unless memory was too short."""
-    cases = CASES if device.is_interpreter else (*CASES, FULL_TILE_CASE)
-    with torch.no_grad():
-        examples = [make_example(case, dtype, device.device) for case in cases]
-        checks = {name: check_kernel(name, examples) for name in kernels_for_dtype(dtype)}
-    if not any("OutOfMemory" in result.reason for result in checks.values()):
-        _store(device, dtype, checks)
-    _known[device, dtype] = checks
     return checks
 
 
-def forget() -> None:
-    """Forget the results in this process, but not in the cache folder."""
-    _known.clear()
+def check(device: KernelDevice, dtype: torch.dtype) -> Checks:
+    """Check all kernels for a dtype, and store the results.
+
+    Raises OutOfMemoryError, which says nothing about the kernels.
+    """
+    from lambdanets.ops.position.choose import choose  # imports this package
+
+    future = Future[Checks]()
+
+    def run() -> None:
+        try:
+            future.set_result(_check_kernels(device, dtype))
+        except BaseException as error:
+            future.set_exception(error)
+
+    # The caller may be in inference mode, autocast, vmap or a mode of fake tensors. A new thread is
+    # not; as a daemon, it does not keep an interrupted process alive.
+    threading.Thread(target=run, daemon=True).start()
+    checks = future.result()
+    _store(device, dtype, checks)
+    _known[device, dtype] = checks
+    choose.cache_clear()  # its plans know the previous results
+    return checks
+
+
+def _check_kernels(device: KernelDevice, dtype: torch.dtype) -> Checks:
+    cases = CASES if device.is_interpreter else (*CASES, FULL_TILE_CASE)
+    examples = [make_example(case, dtype, device.device) for case in cases]
+    return {name: check_kernel(name, examples) for name in kernels_for_dtype(dtype)}
 
 
 def check_kernel(kernel: str, examples: Sequence[Example]) -> Check:
     """The largest error of a kernel over all examples, or why it failed."""
-    start = time.perf_counter()
-    worst = Check("", 0.0, 1.0)
-    for example in examples:
-        try:
+    start, worst = time.perf_counter(), (0.0, 1.0)
+    try:
+        for example in examples:
             result, exact, terms = run_kernel(kernel, example)
             error = max_relative_error(result, exact)
-        except Exception as exception:
-            text = " ".join(f"{type(exception).__name__}: {exception}".split())[:500]
-            return Check(f"raises {text}", seconds=time.perf_counter() - start)
-        allowed = error_tolerance(example.problem.dtype, terms)
-        if not error <= allowed:  # also true for NaN
-            reason = f"is wrong: max relative error {error:.3g}, tolerance {allowed:.3g}"
-            return Check(reason, error, allowed, time.perf_counter() - start)
-        assert worst.error is not None
-        assert worst.allowed is not None
-        if error / allowed > worst.error / worst.allowed:
-            worst = Check("", error, allowed)
-    return Check("", worst.error, worst.allowed, time.perf_counter() - start)
+            allowed = error_tolerance(example.problem.dtype, terms)
+            if not error <= allowed:  # also true for NaN
+                reason = f"is wrong: max relative error {error:.3g}, tolerance {allowed:.3g}"
+                return Check(reason, error, allowed, time.perf_counter() - start)
+            worst = max(worst, (error, allowed), key=lambda pair: pair[0] / pair[1])
+    except Exception as exception:
+        if is_out_of_memory(exception):
+            raise
+        reason = f"raises {type(exception).__name__}: {one_line(exception)}"[:500]
+        return Check(reason, seconds=time.perf_counter() - start)
+    return Check("", *worst, time.perf_counter() - start)
 
 
 def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
@@ -194,12 +197,11 @@ def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
     rounded = [random(b, h, n, k), random(*case.sides, k, u), random(b, n, v, u)]
     rounded.append(random(b, h, n, v))
     content = random(b, k, v) if case.content else None
-    with torch.enable_grad():
-        q, r, values = (x.double().requires_grad_() for x in rounded[:3])
-        output = definition.position_interaction(q, r, values, case.grid)
-        if content is not None:
-            output = output + q @ content.double().unsqueeze(1)
-        dq, dr, dv = torch.autograd.grad(output, (q, r, values), rounded[3].double())
+    q, r, wide_values = (x.double().requires_grad_() for x in rounded[:3])
+    output = definition.position_interaction(q, r, wide_values, case.grid)
+    if content is not None:
+        output = output + q @ content.double().unsqueeze(1)
+    dq, dr, dv = torch.autograd.grad(output, (q, r, wide_values), rounded[3].double())
     place = surround_with_nan if case.inside_nan else torch.Tensor.clone
     queries, table, values, grad_output = (place(x.to(device)) for x in rounded)
     table = crop_to_grid(table, case.grid)
@@ -228,18 +230,17 @@ def surround_with_nan(x: Tensor) -> Tensor:
 def run_kernel(kernel: str, example: Example) -> tuple[Tensor, Tensor, int]:
     """The result of a kernel, the float64 result, and the number of terms per element."""
     queries, table, values, grad_output = example.inputs
-    if kernel in _GRADIENT_INDICES:
-        index = _GRADIENT_INDICES[kernel]
-        needs = NeedsGrad(*(index == i for i in range(3)))
-        order = "lambda" if kernel.endswith("lambda_order") else "query"
-        inputs = grad_output, queries, table, values
-        gradient = fused.gradients(order, *inputs, example.problem, needs, example.content)[index]
-        assert gradient is not None
-        return gradient, example.exact[1 + index], example.terms[1 + index]
-    order = kernel.removeprefix("forward_").removesuffix("_order")
-    inputs = queries, table, values
-    output = fused.forward_in_order(order, *inputs, example.problem, example.content)
-    return output, example.exact[0], example.terms[0]
+    problem, content = example.problem, example.content
+    order = "lambda" if kernel.endswith("lambda_order") else "query"
+    if kernel.startswith("forward"):
+        output = fused.forward_in_order(order, queries, table, values, problem, content)
+        return output, example.exact[0], example.terms[0]
+    index = ("queries", "table", "values").index(kernel.split("_")[1])
+    needs = NeedsGrad(*(index == i for i in range(3)))
+    inputs = (grad_output, queries, table, values)
+    gradient = fused.gradients(order, *inputs, problem, needs, content)[index]
+    assert gradient is not None
+    return gradient, example.exact[1 + index], example.terms[1 + index]
 
 
 def max_relative_error(result: Tensor, exact: Tensor) -> float:
@@ -264,7 +265,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def describe(device: KernelDevice) -> str:
-    """Device and versions, for warnings and as the key of stored results."""
+    """Device and versions, for warnings and for the key of stored results."""
     capability = ".".join(map(str, device.capability))
     return f"{device.name}, compute capability {capability}, {_versions()}"
 
@@ -290,19 +291,35 @@ def _results_file() -> Path:
     return (Path(folder) if folder else user_cache_folder()) / "kernels.json"
 
 
-def _read() -> dict[str, Any]:
+def _key(device: KernelDevice, dtype: torch.dtype) -> str:
+    return f"{dtype_name(dtype)}, {describe(device)}"
+
+
+def _read_file() -> dict[str, Any]:
     try:
-        content = json.loads(_results_file().read_text())
+        content = json.loads(_results_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
+def _read(device: KernelDevice, dtype: torch.dtype) -> Checks | None:
+    """The stored results; None if some are missing, or were not written by this code."""
+    try:
+        rows = _read_file()[_key(device, dtype)]
+        reasons = {name: rows[name] for name in kernels_for_dtype(dtype)}
+    except (KeyError, TypeError):
+        return None
+    if not all(isinstance(reason, str) for reason in reasons.values()):
+        return None
+    return {name: Check(reason) for name, reason in reasons.items()}
+
+
 def _store(device: KernelDevice, dtype: torch.dtype, checks: Checks) -> None:
     """Add results to the file, if it can be written."""
     with contextlib.suppress(OSError):
-        _results_file().parent.mkdir(parents=True, exist_ok=True)
-        content = _read()
-        rows = {name: asdict(result) for name, result in checks.items()}
-        content.setdefault(describe(device), {})[dtype_name(dtype)] = rows
-        atomic_write(_results_file(), json.dumps(content, indent=1).encode())
+        path = _results_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        reasons = {name: result.reason for name, result in checks.items()}
+        content = _read_file() | {_key(device, dtype): reasons}
+        atomic_write(path, json.dumps(content, indent=1).encode())

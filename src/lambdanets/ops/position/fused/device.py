@@ -33,7 +33,7 @@ def max_shared_memory(capability: tuple[int, int]) -> int:
 
 
 def kernel_device(device: str) -> KernelDevice | None:
-    """Return the device, or None if it does not support the kernels (see `Fused.limits`).
+    """Return the device, or None if it does not support the kernels (see `Fused.unsupported`).
 
     With TRITON_INTERPRET=1, which must be set before Triton is imported, Triton interprets the kernels on any device.
     The device is then treated like compute capability 9.0.

@@ -60,12 +60,12 @@ def choose_tiles(
 
     A small map with few programs is not faster with more of them: products then have fewer rows.
     """
-    tiles = large_batch_tiles(kernel, capability, itemsize, heads, value_depth)
+    tiles = _large_batch_tiles(kernel, capability, itemsize, heads, value_depth)
     minimum = _min_examples(kernel, next_power_of_2(heads), tiles)
     return replace(tiles, examples=max(min(tiles.examples, next_power_of_2(batch)), minimum))
 
 
-def large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
+def _large_batch_tiles(kernel: str, capability: tuple[int, int], itemsize: int, heads: int, value_depth: int) -> Tiles:
     """Return the sizes for a kernel with a large batch and a large map."""
     h = next_power_of_2(heads)
     v = max(16, next_power_of_2(min(value_depth, max_value_channels(itemsize))))
@@ -160,7 +160,7 @@ def choose_tile_shape(
     for tile_rows in _powers_of_two(positions, grid[0]):
         for step_rows in _powers_of_two(step, grid[0]):
             tile_columns, step_columns = positions // tile_rows, step // step_rows
-            steps = count_steps(grid, radius, (tile_rows, tile_columns, step_rows, step_columns))
+            steps = _count_steps(grid, radius, (tile_rows, tile_columns, step_rows, step_columns))
             if fewest is None or steps < fewest:
                 best, fewest = (tile_rows, tile_columns, step_rows, step_columns), steps
     return best
@@ -192,7 +192,7 @@ def count_row_pairs(rows: int, radius: int, step_rows: int) -> int:
     return sum(min(rows - 1, rows - 1 - first) - max(0, 1 - first - step_rows) + 1 for first in firsts)
 
 
-def count_steps(grid: tuple[int, int], radius: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
+def _count_steps(grid: tuple[int, int], radius: tuple[int, int], shape: tuple[int, int, int, int]) -> int:
     """Return the total number of steps of all tiles; shape: rows and columns of a tile and of a step."""
     rows, columns, step_rows, step_columns = shape
     return _count_axis_steps(grid[0], radius[0], rows, step_rows) * _count_axis_steps(

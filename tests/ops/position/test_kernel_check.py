@@ -1,0 +1,152 @@
+"""Tests that "auto" uses fused kernels only after they were right, without the kernels.
+
+test_fused_kernels.py has the check of the interpreted kernels.
+"""
+
+import json
+import os
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from interactions import assert_all_close, make_inputs
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lambdanets.errors import KernelWarning
+from lambdanets.ops import plan, position_interaction
+from lambdanets.ops.position.choose import choose
+from lambdanets.ops.position.fused import check
+from lambdanets.ops.position.fused.device import kernel_device
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+GRID, KERNEL = (7, 7), "forward_query_order"
+INPUTS = make_inputs(GRID, (13, 13), heads=4, k=16, v=16, dtype=torch.float32)
+PROBLEM = plan(*INPUTS, GRID, algorithm="query_order").problem
+
+
+class Kernels:
+    """Kernels that are right except for `faults`: kernels and functions of the exact result."""
+
+    def __init__(self, file):
+        self.file, self.faults, self.runs = file, {}, 0
+
+    def run(self, kernel, example):
+        self.runs += kernel == KERNEL
+        exact = example.exact[0]
+        return self.faults.get(kernel, torch.clone)(exact), exact, 1
+
+
+def raise_error(error):
+    raise error
+
+
+def chosen():
+    """The algorithm for PROBLEM in a process without stored plans."""
+    choose.cache_clear()
+    return choose(PROBLEM).algorithm
+
+
+@pytest.fixture
+def kernels(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(check, "_known", {})
+    monkeypatch.setattr(check, "CASES", (check.Case(1, 2, (2, 3), (3, 3), 16, 16),))
+    replaced = Kernels(tmp_path / "kernels.json")
+    monkeypatch.setattr(check, "run_kernel", replaced.run)
+    return replaced
+
+
+def test_right_kernels_are_checked_once_and_stored(kernels):
+    assert chosen() == "fused"
+    check._known.clear()
+    assert (chosen(), kernels.runs) == ("fused", 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (lambda exact: raise_error(RuntimeError("a\nb")), "raises RuntimeError: a b"),
+        (lambda exact: exact + 1, "is wrong: max relative error"),
+        (lambda exact: exact * torch.nan, "is wrong: max relative error nan"),
+    ],
+    ids=["raises", "wrong", "NaN"],
+)
+def test_failing_kernel_is_replaced_with_one_warning(fault, reason, kernels):
+    kernels.faults[KERNEL] = fault
+    with pytest.warns(KernelWarning, match=f"for float32: {KERNEL} {reason}.*torch .*lambdanets"):
+        result = position_interaction(*INPUTS, GRID)
+    exact = position_interaction(*(x.double() for x in INPUTS), GRID, algorithm="query_order")
+    assert_all_close([result.double()], [exact], 1e-5)
+    check._known.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen() != "fused"
+    assert KERNEL in choose(PROBLEM).notes["fused"]
+    assert kernels.runs == 1
+
+
+@pytest.mark.filterwarnings("ignore::lambdanets.errors.KernelWarning")
+def test_another_check_changes_the_plan(kernels):
+    kernels.faults[KERNEL] = lambda exact: exact + 1
+    assert choose(PROBLEM).algorithm != "fused"
+    kernels.faults.clear()
+    check.check(kernel_device("cpu"), torch.float32)
+    assert choose(PROBLEM).algorithm == "fused"
+
+
+def test_out_of_memory_is_raised_and_not_stored(kernels):
+    kernels.faults[KERNEL] = lambda exact: raise_error(torch.OutOfMemoryError("CUDA"))
+    with pytest.raises(torch.OutOfMemoryError):
+        position_interaction(*INPUTS, GRID)
+    kernels.faults.clear()
+    assert chosen() == "fused"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"%s": []}', '{"%s": {"grad_table": 1}}', "\udc80"])
+def test_unreadable_results_are_replaced(text, kernels):
+    key = check._key(kernel_device("cpu"), torch.float32)
+    kernels.file.write_bytes(text.replace("%s", key).encode("utf-8", "surrogateescape"))
+    assert chosen() == "fused"
+    assert json.loads(kernels.file.read_text())[key]["grad_table"] == ""
+
+
+@pytest.mark.parametrize("folder", [os.devnull, ""], ids=["not a folder", "no home"])
+def test_results_need_no_folder(folder, kernels, monkeypatch):
+    monkeypatch.setenv("LAMBDANETS_CACHE", folder)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: raise_error(RuntimeError("no home folder")))
+    assert (chosen(), chosen(), kernels.runs) == ("fused", "fused", 1)
+
+
+def test_other_threads_wait_for_the_check(kernels):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(chosen())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (results, kernels.runs) == (["fused"] * 4, 1)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.inference_mode(), FakeTensorMode(), torch.device("meta"), torch.autocast("cpu")],
+    ids=lambda mode: type(mode).__name__,
+)
+def test_check_does_not_run_in_the_mode_of_the_caller(mode, kernels):
+    with mode:
+        assert chosen() == "fused"
+
+
+def test_check_does_not_run_inside_vmap(kernels):
+    torch.func.vmap(lambda x: x if chosen() == "fused" else None)(torch.ones(2))
+
+
+def test_kernels_chosen_by_name_need_no_check(kernels):
+    assert choose(PROBLEM, "fused").algorithm == "fused"
+    assert choose(PROBLEM, "query_order").algorithm == "query_order"
+    assert kernels.runs == 0

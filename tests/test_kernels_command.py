@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from lambdanets import device
+from lambdanets.cli import main
+from lambdanets.ops.position.fused import check
+from lambdanets.ops.position.fused.check import Check
+from lambdanets.ops.position.native import library
+
+
+def test_kernels_names_the_library_and_threads_of_the_processor(capsys):
+    assert main(["kernels"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("compiled library: ")
+    assert library() is None or lines[0].endswith(library().name)
+    assert lines[1] == f"threads: {torch.get_num_threads()}"
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda"])
+def test_kernels_rejects_devices_that_do_not_exist(name, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert main(["kernels", "--device", name]) == 2
+    assert f"device must be cpu, got '{name}'; PyTorch finds no GPU" in capsys.readouterr().err
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The name of a GPU that only the kernels support."""
+    monkeypatch.setattr(device, "resolve_device", torch.device)
+    return "cuda:0"
+
+
+def test_kernels_rejects_gpus_without_kernels(gpu, capsys, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["kernels", "--device", gpu]) == 2
+    assert "device must be a GPU of compute capability 8.0 or newer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reason", ["", "raises RuntimeError: out of registers"])
+def test_kernels_prints_every_check_of_a_gpu(reason, gpu, capsys, monkeypatch):
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    checks = {"grad_values": Check("", 0.01, 0.02, 3.0), "grad_table": Check(reason, seconds=1.0)}
+    monkeypatch.setattr(check, "check", lambda *arguments: checks)
+    assert main(["kernels", "--device", gpu]) == (1 if reason else 0)
+    output = capsys.readouterr().out
+    rows = [line.split() for line in output.splitlines()]
+    assert rows.count(["grad_values", "3", "0.01", "0.02", "right"]) == 3
+    assert [row[0] for row in rows if row[1:2] == ["seconds"]] == ["bfloat16", "float16", "float32"]
+    assert output.count(f"\ngrad_table {reason}\n") == (3 if reason else 0)
