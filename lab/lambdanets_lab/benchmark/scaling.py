@@ -109,9 +109,7 @@ def _case(
         if cost is None:
             raise Skipped(plan.notes[candidate])
         needed_bytes = cost.workspace_bytes * (_BACKWARD_MEMORY_FACTOR if training else 1)
-        check_limits(
-            candidate, needed_bytes, _work(cost), lambda n: _work(_cost_at_size(problem, n, candidate))
-        )
+        check_limits(candidate, needed_bytes, _work(cost), lambda n: _work(_cost_at_size(problem, n, candidate)))
         run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
         expected = functools.partial(_expected_lambda, grid, causal, checked_positions)
         return _prepare(inputs(), lambda i: run(i.queries, i.table, i.values), expected, checked_positions)

@@ -26,9 +26,7 @@ class Spy(Algorithm):
     dtype: replaces the one in which the algorithm would compute.
     """
 
-    def __init__(
-        self, name: str, max_batch: int = 1 << 30, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, name: str, max_batch: int = 1 << 30, dtype: torch.dtype | None = None) -> None:
         self.inner, self.max_batch, self.dtype = ALGORITHMS[name], max_batch, dtype
         self.num_prepared, self.queries = 0, list[Tensor]()
 

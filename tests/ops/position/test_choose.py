@@ -133,10 +133,7 @@ def test_costs_are_positive_and_grow_with_the_batch(grid, sides):
 def test_meta_tensors_have_the_same_plan_as_cpu_tensors(grid, sides):
     n = math.prod(grid)
     shapes = (2, 4, n, 16), (*sides, 16), (2, n, 16)
-    meta, cpu = (
-        ln.plan(*(torch.empty(shape, device=device) for shape in shapes), grid)
-        for device in ("meta", "cpu")
-    )
+    meta, cpu = (ln.plan(*(torch.empty(shape, device=device) for shape in shapes), grid) for device in ("meta", "cpu"))
     assert (meta.algorithm, meta.costs) == (cpu.algorithm, cpu.costs)
 
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import execution
-from lambdanets.ops.position.execution import prepared_tables
 from lambdanets.ops.position.choose import ALGORITHMS
+from lambdanets.ops.position.execution import prepared_tables
 from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (6, 7), (5, 5)
@@ -85,7 +85,8 @@ def test_training_uses_the_table_after_each_change(change, algorithm):
     for _ in range(2):
         results = torch.autograd.grad(layer(queries, values).square().sum(), (queries, layer.table, values))
         leaves = [x.detach().clone().requires_grad_() for x in (queries, layer.table, values)]
-        output = position_interaction(*leaves, GRID, algorithm="query_order" if algorithm != "query_order" else "row_transform")
+        other = "query_order" if algorithm != "query_order" else "row_transform"
+        output = position_interaction(*leaves, GRID, algorithm=other)
         assert_all_close(results, torch.autograd.grad(output.square().sum(), leaves), 1e-10)
         change(layer)
 

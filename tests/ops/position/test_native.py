@@ -97,9 +97,7 @@ def test_first_causal_sums_are_as_exact_as_direct_sums(grid, sides):
         # Outputs and gradients of queries have the fewest terms at first, those of values at last.
         for i, rows in ((0, first), (1, first), (3, last)):
             expected = exact[i][..., rows, :]
-            error, budget = (
-                (x[i][..., rows, :] - expected).norm() / expected.norm() for x in (actual, direct)
-            )
+            error, budget = ((x[i][..., rows, :] - expected).norm() / expected.norm() for x in (actual, direct))
             assert error <= 4 * budget + 2e-6, (i, position)
 
 

@@ -38,9 +38,7 @@ class SmallTiles(RowTransform):
 @cases
 @pytest.mark.parametrize(("tile", "depths"), [(1, 100), (2, 3), (3, 1), (100, 100)])
 @pytest.mark.parametrize("longest", [0, 128], ids=["torch.fft", "matrices"])
-def test_tiles_and_transforms_equal_query_order(
-    monkeypatch, tile, depths, longest, grid, sides, u, causal
-):
+def test_tiles_and_transforms_equal_query_order(monkeypatch, tile, depths, longest, grid, sides, u, causal):
     monkeypatch.setattr(row_transform, "_MAX_MATRIX_SIDE", longest)
     row_transform._fit_cache.cache_clear()
     monkeypatch.setitem(ALGORITHMS, "row_transform", SmallTiles(tile, depths))

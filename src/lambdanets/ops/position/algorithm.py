@@ -111,9 +111,7 @@ class Algorithm(ABC):
 
 def grad_of_content(queries: Tensor, grad_output: Tensor) -> Tensor:
     """Sum q (b, h, n, k) times g (b, h, n, v) over h and n, which gives (b, k, v)."""
-    queries, grad_output = (
-        x.to(grad_output.dtype).transpose(1, 2).flatten(1, 2) for x in (queries, grad_output)
-    )
+    queries, grad_output = (x.to(grad_output.dtype).transpose(1, 2).flatten(1, 2) for x in (queries, grad_output))
     return torch.bmm(queries.mT, grad_output)
 
 

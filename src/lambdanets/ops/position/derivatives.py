@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.execution import FactorGradients, planned_backward, planned_forward
 from lambdanets.ops.position.choose import Plan, choose
+from lambdanets.ops.position.execution import FactorGradients, planned_backward, planned_forward
 from lambdanets.ops.position.problem import Factors, NeedsGrad
 from lambdanets.ops.precision import without_autocast
 

@@ -44,9 +44,7 @@ def planned_forward(factors: Factors, plan: Plan) -> Tensor:
         return output.to(output_dtype(queries.dtype))
 
 
-def planned_backward(
-    grad_output: Tensor, factors: Factors, plan: Plan, needs: NeedsGrad
-) -> FactorGradients:
+def planned_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs: NeedsGrad) -> FactorGradients:
     """Compute the needed gradients of the factors from grad_output (b, h, n, v)."""
     queries, table, values, content = factors
     if len(queries) == 0:
@@ -65,9 +63,7 @@ def planned_backward(
         parts = _split_batch(bound.problem.batch, grad_output, queries, values, content)
         for g, q, v, c in parts:
             operands = _operands(bound.dtype, q, prepared, v, c)
-            grad_q, grad_p, grad_v, grad_c = bound.backward(
-                g.to(output_dtype(bound.dtype)), operands, needs
-            )
+            grad_q, grad_p, grad_v, grad_c = bound.backward(g.to(output_dtype(bound.dtype)), operands, needs)
             for total, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):
                 if part is not None:
                     total.append(part)
@@ -134,9 +130,7 @@ class PreparedTables:
     """
 
     def __init__(self) -> None:
-        self._entries = OrderedDict[
-            tuple[int, BoundAlgorithm], tuple[Tensor, Prepared, int]
-        ]()
+        self._entries = OrderedDict[tuple[int, BoundAlgorithm], tuple[Tensor, Prepared, int]]()
         self._lock = threading.Lock()
         self.nbytes = 0
 

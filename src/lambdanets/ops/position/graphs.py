@@ -46,9 +46,7 @@ def trace_interaction(factors: Factors, grid: Sequence[int], dilation: int, caus
     return output if content is None else output + factors.queries.to(content.dtype) @ content.unsqueeze(1)
 
 
-def _fixed_sides(
-    queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]
-) -> Tensor:
+def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:
     _, heads, n, depth = static_shape(queries)
     *_, value_depth, intra_depth = static_shape(values)
     radii = [side // 2 for side in static_shape(table)[: len(grid)]]

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
 from lambdanets.ops.geometry import is_exporting, static_shape
-from lambdanets.ops.position.derivatives import interact
-from lambdanets.ops.position.operators import position_interaction_operator
 from lambdanets.ops.position.choose import Plan, check_algorithm, choose
-from lambdanets.ops.position.problem import Factors, redilate, undilate
+from lambdanets.ops.position.derivatives import interact
 from lambdanets.ops.position.graphs import trace_interaction
+from lambdanets.ops.position.operators import position_interaction_operator
+from lambdanets.ops.position.problem import Factors, redilate, undilate
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 

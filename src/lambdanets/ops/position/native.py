@@ -331,9 +331,7 @@ class BoundCausalNative(BoundAlgorithm):
     def prepare(self, table: Tensor) -> Prepared:
         rows = [1 + part.problem.before[0] for part in self.parts]  # the last ones of the table
         tables = [table[len(table) - count :] for count in rows]
-        return tuple(
-            part.prepare(x)[0] for part, x in zip(self.parts, tables, strict=True)
-        )
+        return tuple(part.prepare(x)[0] for part, x in zip(self.parts, tables, strict=True))
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         return self.parts[0].grad_table(grad_prepared)
@@ -343,31 +341,23 @@ class BoundCausalNative(BoundAlgorithm):
         for part, prepared in zip(self.parts[1:], operands.prepared[1:], strict=True):
             n = part.problem.num_positions
             queries, values = operands.queries[:, :, :n], operands.values[:, :n]
-            output[:, :, :n] = part.forward(
-                Operands(queries, (prepared,), values, operands.content)
-            )
+            output[:, :, :n] = part.forward(Operands(queries, (prepared,), values, operands.content))
         return output
 
     def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
         queries, prepared, values, content = operands
         whole = operands._replace(prepared=prepared[:1])
-        grad_queries, grad_spectra, grad_values, grad_content = self.parts[0].backward(
-            grad_output, whole, needs
-        )
+        grad_queries, grad_spectra, grad_values, grad_content = self.parts[0].backward(grad_output, whole, needs)
         for part, spectra in zip(self.parts[1:], prepared[1:], strict=True):
             n = part.problem.num_positions
             if grad_queries is not None:
                 first = Operands(queries[:, :, :n], (spectra,), values[:, :n], content)
                 only_queries = NeedsGrad(queries=True, table=False, values=False)
-                grad_queries[:, :, :n] = _present(
-                    part.backward(grad_output[:, :, :n], first, only_queries)[0]
-                )
+                grad_queries[:, :, :n] = _present(part.backward(grad_output[:, :, :n], first, only_queries)[0])
             if grad_values is not None:
                 last = Operands(queries[:, :, -n:], (spectra,), values[:, -n:], None)
                 only_values = NeedsGrad(queries=False, table=False, values=True)
-                grad_values[:, -n:] = _present(
-                    part.backward(grad_output[:, :, -n:], last, only_values)[2]
-                )
+                grad_values[:, -n:] = _present(part.backward(grad_output[:, :, -n:], last, only_values)[2])
         return grad_queries, grad_spectra, grad_values, grad_content
 
 

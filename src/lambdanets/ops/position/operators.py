@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.geometry import join_phases, split_phases
-from lambdanets.ops.position.execution import planned_backward, planned_forward
 from lambdanets.ops.position.choose import choose
+from lambdanets.ops.position.execution import planned_backward, planned_forward
 from lambdanets.ops.position.problem import Factors, NeedsGrad, redilate, undilate
 from lambdanets.ops.precision import output_dtype
 

@@ -14,9 +14,9 @@ a block of R^. Gradients are those of PyTorch, tile by tile. Memory: the lambdas
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -95,9 +95,7 @@ class Rows(NamedTuple):
             yield Tile(slice(start, stop), window, slice(window.start - first, window.stop - first))
 
 
-def choose_rows(
-    grid: Sequence[int], before: Sequence[int], after: Sequence[int], for_graph: bool
-) -> Rows:
+def choose_rows(grid: Sequence[int], before: Sequence[int], after: Sequence[int], for_graph: bool) -> Rows:
     """The length of the transform, and the tiles whose windows have the fewest rows."""
     missing = (0,) * (len(grid) == 1)
     grid, before, after = ((*axis, *sides) for axis, sides in zip(
@@ -155,8 +153,9 @@ def _table_spectra(table: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         padded = F.pad(table, [0, 0, 0, 0, 0, rows.length - table.shape[axis]])
         spectra = torch.fft.rfft(padded.roll(-before, axis), dim=axis)
         return spectra.real, -spectra.imag
-    cosines, sines = _basis(rows, range(-before, after + 1), table)
-    return tuple(torch.einsum("fd,...dku->...fku", basis, table) for basis in (cosines, sines))
+    bases = _basis(rows, range(-before, after + 1), table)
+    real, imaginary = (torch.einsum("fd,...dku->...fku", basis, table) for basis in bases)
+    return real, imaginary
 
 
 def _transforms(rows: Rows, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,9 +194,7 @@ def transform_values(values: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
     return spectra.unflatten(0, (-1, 2)).movedim(1, 4)
 
 
-def apply_tile(
-    queries: Tensor, block: Tensor, value_spectra: Tensor, prepared: Prepared, rows: Rows
-) -> Tensor:
+def apply_tile(queries: Tensor, block: Tensor, value_spectra: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
     """Compute the output (b, T, S_2, W, h, v) of a tile for some query depths.
 
     queries: (b, T, S_2, W, h, k). block: (f, 2, k, T, S_2, w, S_2, u, 2), a part of R^.
@@ -268,8 +265,7 @@ class BoundRowTransform(BoundPositionAlgorithm):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         p = self.problem
         zeros = grad_prepared[0].new_zeros(*p.scope, p.query_depth, p.intra_depth)
-        _, adjoint = torch.func.vjp(lambda table: prepare(table, self.rows)[0], zeros)
-        (grad_table,) = adjoint(grad_prepared[0])
+        (grad_table,) = _adjoint(lambda table: prepare(table, self.rows)[0], zeros)(*grad_prepared)
         return grad_table
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
@@ -284,9 +280,7 @@ class BoundRowTransform(BoundPositionAlgorithm):
         needs: NeedsGrad,
     ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
         rows, block = self.rows, prepared[0]
-        value_spectra, transform_adjoint = torch.func.vjp(
-            lambda x: transform_values(x, prepared, rows), values
-        )
+        value_spectra = transform_values(values, prepared, rows)
         maps, grad_maps = _query_maps(queries, rows), _query_maps(grad_output, rows)
         grad_queries, grad_spectra = torch.zeros_like(maps), torch.zeros_like(value_spectra)
         grad_block = torch.zeros_like(block)
@@ -298,16 +292,26 @@ class BoundRowTransform(BoundPositionAlgorithm):
                     _part(block, tile, depths),
                     value_spectra[:, tile.window],
                 )
-                _, adjoint = torch.func.vjp(apply, *operands)
-                grad_q, grad_b, grad_v = adjoint(grad_maps[:, tile.rows])
+                grad_q, grad_b, grad_v = _adjoint(apply, *operands)(grad_maps[:, tile.rows])
                 grad_queries[:, tile.rows, ..., depths] = grad_q
                 _part(grad_block, tile, depths).add_(grad_b)
                 grad_spectra[:, tile.window] += grad_v
+        grad_values = None
+        if needs.values:
+            transform = partial(transform_values, prepared=prepared, rows=rows)
+            (grad_values,) = _adjoint(transform, values)(grad_spectra)
+        grad_queries = grad_queries.flatten(1, 3).transpose(1, 2)
         return (
-            grad_queries.flatten(1, 3).transpose(1, 2) if needs.queries else None,
+            grad_queries if needs.queries else None,
             (grad_block,) if needs.table else None,
-            transform_adjoint(grad_spectra)[0] if needs.values else None,
+            grad_values,
         )
+
+
+def _adjoint(function: Callable[..., Tensor], *operands: Tensor) -> Callable[..., tuple[Any, ...]]:
+    """The function from the gradient of the output of `function` to those of its operands."""
+    pullback: Callable[..., tuple[Any, ...]] = torch.func.vjp(function, *operands)[1]
+    return pullback
 
 
 @lru_cache(maxsize=1024)

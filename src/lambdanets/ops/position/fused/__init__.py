@@ -44,10 +44,7 @@ class Fused(Algorithm):
         if max(p.num_positions, table_elements) >= _MAX_INDEX:
             return "supports tables of fewer than 2^27 offsets"
         if len(p.grid) > 2 or p.heads > MAX_HEADS or p.dtype.itemsize > 4:
-            return (
-                "supports grids with 1 or 2 dimensions, at most 16 heads and dtypes of at most 32 "
-                "bits"
-            )
+            return "supports grids with 1 or 2 dimensions, at most 16 heads and dtypes of at most 32 bits"
         if kernel_device(p.device) is None:
             return "is for CUDA devices of compute capability 8.0 or newer, with Triton installed"
         return ""
@@ -57,9 +54,7 @@ class Fused(Algorithm):
         assert device is not None
         pairs = math.prod(
             side * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
-            for side, before, after in zip(
-                problem.grid, problem.before, problem.before, strict=True
-            )
+            for side, before, after in zip(problem.grid, problem.before, problem.before, strict=True)
         )
         b, n, h = problem.batch, problem.num_positions, problem.heads
         k, v, u = problem.query_depth, problem.value_depth, problem.intra_depth
