@@ -261,7 +261,7 @@ static size_t NAME(carve)(const problem *p, NAME(work) *w, char *base, int rank,
   int N1 = p->axes[0].n, N2 = p->axes[1].n, longest = N1 > N2 ? N1 : N2;
   size_t at = 0, n = (size_t)p->depth * p->tile[0] * p->tile[1], slots = (size_t)p->depth * p->u;
   int rows = p->sequence ? N1 : p->tile[0], cols = p->sequence ? N2 : p->tile[1];
-  int copied = p->v % VL != 0 || p->grad_output;
+  int copied = p->v % VL != 0 || p->os_v != 1 || p->grad_output;
 #define TAKE(field, type, count)                        \
   if (w) w->field = (type *)(base + at);                \
   at += (((size_t)(count) * sizeof(type)) + 127) / 128 * 128 + 128;
@@ -449,6 +449,36 @@ static void NAME(add_content)(const problem *p, NAME(work) *w, const NAME(part) 
   }
 }
 
+/* Copy row r of the outputs (from memory, or to it with `store`). Channels that are maps
+ * are copied one by one: the row is in the cache, and memory is accessed along the positions. */
+static void NAME(copy_row)(NAME(row) r, int h, int lanes, V *y, REAL *o, ptrdiff_t o_n, ptrdiff_t o_h, ptrdiff_t o_v, int store) {
+  y += r.local * h;
+  o += r.global * o_n;
+  if (o_v == 1) {
+    for (int x = 0; x < r.count; x++)
+      for (int j = 0; j < h; j++) {
+        V *from = y + r.step * x * h + j;
+        REAL *at = o + r.step * x * o_n + j * o_h;
+        if (store)
+          NAME(store_lanes)(at, *from, lanes);
+        else
+          *from = NAME(load_lanes)(at, lanes);
+      }
+    return;
+  }
+  for (int j = 0; j < h; j++)
+    for (int l = 0; l < VL; l++) {
+      REAL *lane = (REAL *)(y + j) + l, *at = o + j * o_h + l * o_v;
+      ptrdiff_t y_x = r.step * h * VL, o_x = r.step * o_n;
+      if (l >= lanes)
+        for (int x = 0; x < r.count; x++) lane[x * y_x] = 0;
+      else if (store)
+        for (int x = 0; x < r.count; x++) at[x * o_x] = lane[x * y_x];
+      else
+        for (int x = 0; x < r.count; x++) lane[x * y_x] = at[x * o_x];
+    }
+}
+
 /* inverse DFT of one row of T: lam[x] = (lambda_{k+1}, lambda_k) for x < count */
 INLINE void NAME(lambda_row)(const problem *p, NAME(work) *w, int y, int g, V *lam, int count) {
   int N2 = p->axes[1].n;
@@ -502,8 +532,8 @@ __attribute__((visibility("hidden"))) void NAME(forward_task)(const problem *p, 
   NAME(carve)(p, &w, scratch, m->rank, m->size);
   NAME(part) t = NAME(part_of)(p, task);
   NAME(values_spectra)(p, &w, &t, m);
-  int direct = t.lanes == VL, rows = NAME(map_rows)(p, &t);
-  REAL *output = (REAL *)p->output + t.example * p->os_b + t.channel;
+  int direct = t.lanes == VL && p->os_v == 1, rows = NAME(map_rows)(p, &t);
+  REAL *output = (REAL *)p->output + t.example * p->os_b + t.channel * p->os_v;
   const REAL *queries = (const REAL *)p->queries + t.example * p->qs_b;
   for (int z = 0; z < p->depth; z++)
     for (int first = 0; first < p->pairs; first += p->G) {
@@ -522,16 +552,10 @@ __attribute__((visibility("hidden"))) void NAME(forward_task)(const problem *p, 
           (both ? NAME(apply_2) : NAME(apply_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, out, y_x, y_h, r.count, p->h,
                                                  fresh, odd);
         }
+        if (!direct && first + count == p->pairs)
+          NAME(copy_row)(r, p->h, t.lanes, w.y, output, p->os_n, p->os_h, p->os_v, 1);
       }
       barrier(m);
-    }
-  if (direct) return;
-  for (int z = 0; z < p->depth; z++)
-    for (int y = share(rows, m, 0); y < share(rows, m, 1); y++) {
-      NAME(row) r = NAME(row_of)(p, &t, z, y);
-      for (int x = 0; x < r.count; x++)
-        for (int j = 0; j < p->h; j++)
-          NAME(store_lanes)(output + (r.global + r.step * x) * p->os_n + j * p->os_h, w.y[(r.local + r.step * x) * p->h + j], t.lanes);
     }
 }
 
@@ -750,15 +774,12 @@ __attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p,
   memset(w.grad_table + from, 0, (share(own, m, 1) - from) * sizeof(REAL));
   if (m->rank == 0) memset(w.grad_content, 0, 2 * p->pairs * sizeof(V));
   NAME(values_spectra)(p, &w, &t, m);
-  const REAL *g = (const REAL *)p->grad_output + t.example * p->gs_b + t.channel;
+  REAL *g = (REAL *)p->grad_output + t.example * p->gs_b + t.channel * p->gs_v;
   const REAL *queries = (const REAL *)p->queries + t.example * p->qs_b;
   REAL *grad_queries = (REAL *)p->grad_queries + t.example * p->dq_b;
   for (int z = 0; z < p->depth; z++) {
     for (int y = share(rows, m, 0); y < share(rows, m, 1); y++) {
-      NAME(row) r = NAME(row_of)(p, &t, z, y);
-      for (int x = 0; x < r.count; x++)
-        for (int j = 0; j < h; j++)
-          w.y[(r.local + r.step * x) * h + j] = NAME(load_lanes)(g + (r.global + r.step * x) * p->gs_n + j * p->gs_h, t.lanes);
+      NAME(copy_row)(NAME(row_of)(p, &t, z, y), h, t.lanes, w.y, g, p->gs_n, p->gs_h, p->gs_v, 0);
     }
     for (int first = 0; first < p->pairs; first += p->G) {
       int count = p->pairs - first < p->G ? p->pairs - first : p->G;

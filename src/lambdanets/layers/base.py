@@ -11,9 +11,11 @@ from lambdanets.layers.embeddings import EdgeEmbedding, EmbeddingTable, Relative
 from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
 from lambdanets.layers.projection import Projection, project
-from lambdanets.ops import content_lambda, lambda_interaction, position_interaction
+from lambdanets.ops import content_lambda, lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization
+from lambdanets.ops.position.interaction import interact_on_grid
+from lambdanets.ops.position.problem import Factors
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype
 
 
@@ -180,13 +182,16 @@ class LambdaBase(Layer, ABC):
     def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
         """Convert the interaction (b, h, n, v) to the layout of the layer's output, and pool it if configured."""
 
-    def interact(self, inputs: Interaction) -> Tensor:
-        """Return the sum of the content term and the position term, (b, h, n, v)."""
+    def interact(self, inputs: Interaction, channels_first: bool = False) -> Tensor:
+        """Return the sum of the content term and the position term, (b, h, n, v).
+
+        channels_first: whether it should be in memory as (b, h, v, n).
+        """
         queries, keys, values, grid, mask, _, embeddings, table = inputs
         output: Tensor | None = None
         bias = self.position_bias
         valid = None if mask is None else mask[:, 0]
-        # position_interaction adds the content lambda itself if all positions share it
+        # the position interaction adds the content lambda itself if all positions share it
         merge_content = keys is not None and table is not None and not (self.multi_head or self.causal)
         if (keys is not None and not merge_content) or embeddings is not None:
             output = self.interact_pairs(inputs)
@@ -194,18 +199,19 @@ class LambdaBase(Layer, ABC):
             if mask is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
                 padding = ~mask if self.multi_head else ~mask[:, 0]
                 values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
-            options: dict[str, Any] = {"dilation": self.dilation, "causal": self.causal, "algorithm": self.algorithm}
+            options = (grid, self.dilation, self.causal, self.algorithm, channels_first)
+            content = None
             if merge_content and keys is not None:
                 content = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=valid)
-                options["content"] = content if bias is None else content + bias.to(content.dtype).unsqueeze(-1)
+                content = content if bias is None else content + bias.to(content.dtype).unsqueeze(-1)
             if self.multi_head:
                 terms = [
-                    position_interaction(queries[:, i : i + 1], table[i], values[:, i], grid, **options)
+                    interact_on_grid(Factors(queries[:, i : i + 1], table[i], values[:, i], None), *options)
                     for i in range(self.heads)
                 ]
                 position_term = torch.cat(terms, dim=1)
             else:
-                position_term = position_interaction(queries, table, values, grid, **options)
+                position_term = interact_on_grid(Factors(queries, table, values, content), *options)
             output = position_term if output is None else output + position_term
         assert output is not None
         return output if bias is None or merge_content else output + self._bias_term(queries).to(output.dtype)

@@ -120,8 +120,9 @@ class GridLambdaLayer(LambdaBase):
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, mask)
         inputs = self.prepare(x, mask)
-        output = self.finish(self.interact(inputs), inputs)
-        return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
+        layout = memory_format(x)
+        output = self.finish(self.interact(inputs, channels_first=layout is None), inputs)
+        return output.contiguous(memory_format=layout or torch.contiguous_format)
 
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> Interaction:
         """Check and project the arguments of `forward`."""
@@ -158,8 +159,10 @@ class GridLambdaLayer(LambdaBase):
 
     def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
         """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), 0 at the padding, and pooled."""
-        # rows (b, n, h v) are maps in channels_last; the gradient is converted to this memory format once
-        output = contiguous_gradient(output.transpose(1, 2).flatten(2)).transpose(-2, -1).unflatten(2, inputs.grid)
+        rows = output.transpose(1, 2).flatten(2)  # (b, n, h v): maps in channels_last, or contiguous maps
+        if output.stride(2) != 1:  # then the gradient is converted to channels_last once
+            rows = contiguous_gradient(rows)
+        output = rows.transpose(-2, -1).unflatten(2, inputs.grid)
         padding = None if inputs.padding is None else inputs.padding.unflatten(1, inputs.grid)
         if padding is not None:
             output = output.masked_fill(padding.unsqueeze(1), 0)

@@ -1,5 +1,6 @@
 """The native engine: every instruction set, any number of threads, forks, DataLoader workers, missing libraries."""
 
+import math
 import threading
 from contextlib import nullcontext
 
@@ -11,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lambdanets as ln
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import choose, native
+from lambdanets.ops.position.interaction import interact_on_grid
 from lambdanets.ops.position.native import FOLDER, BoundNative, Library, library
-from lambdanets.ops.position.problem import NeedsGrad, Operands, make_problem
+from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, make_problem
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the package was installed without a compiler, so without it")
 CAPABILITIES = {"DEFAULT": ("x86-64-v2", "aarch64"), "AVX2": ("x86-64-v3",), "AVX512": ("x86-64-v4",)}
@@ -191,3 +193,29 @@ def test_only_the_needed_gradients_are_computed():
         assert [x is not None for x in gradients] == list(needs_grad)
         actual, expected = ((g[0] if isinstance(g, tuple) else g) for g in (gradients[i], everything[i]))
         assert torch.equal(actual, expected)
+
+
+@cases
+def test_channels_may_be_maps(grid, sides, options):
+    factors = make_inputs(grid, sides, k=5, v=19, dtype=torch.float32, **options)
+    generator = torch.Generator().manual_seed(1)
+    grad_output = torch.randn(*factors[0].shape[:3], 19, generator=generator)
+    results = []
+    for channels_first in (False, True):
+        inputs = [x.clone().requires_grad_() for x in factors]
+        output = interact_on_grid(Factors(*inputs, None), grid, 1, False, "native", channels_first)
+        assert output.mT.is_contiguous() == channels_first or math.prod(grid) == 1
+        g = grad_output.mT.contiguous().mT if channels_first else grad_output
+        results.append([output, *torch.autograd.grad(output, inputs, g)])
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@cases
+def test_every_element_of_a_result_is_written(grid, sides, options):
+    expected = run("native", grid, sides, **options)
+    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
+    try:
+        actual = run("native", grid, sides, **options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))

@@ -47,14 +47,30 @@ def position_interaction(
     argument.
     """
     factors = Factors(queries, table, values, content)
+    return interact_on_grid(factors, grid, dilation, causal, algorithm)
+
+
+def interact_on_grid(
+    factors: Factors,
+    grid: Sequence[int],
+    dilation: int,
+    causal: bool,
+    algorithm: str,
+    channels_first: bool = False,
+) -> Tensor:
+    """`position_interaction` for layers.
+
+    channels_first: whether the next layer needs the output (b, h, n, v) as maps (b, h v, n) in memory. Algorithms may
+    ignore it.
+    """
     factors, grid, result_dtype = _prepare(factors, grid, dilation, causal, algorithm)
-    with without_autocast(queries.device):
+    with without_autocast(factors.queries.device):
         if is_exporting() or torch.jit.is_tracing():
             output = trace_interaction(factors, grid, dilation, causal)
         elif torch.compiler.is_compiling():
             output = position_interaction_operator(*factors, grid, dilation, causal, algorithm)
         else:
-            factors, problem = undilate(factors, grid, dilation, causal)
+            factors, problem = undilate(factors, grid, dilation, causal, channels_first)
             output = redilate(interact(factors, choose(problem, algorithm)), grid, dilation)
     return output.to(result_dtype)
 

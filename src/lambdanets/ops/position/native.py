@@ -57,8 +57,8 @@ class _Problem(ctypes.Structure):
         *(
             (name, ctypes.c_ssize_t)
             for name in (
-                *("qs_b", "qs_h", "qs_n", "vs_b", "vs_u", "vs_n", "cs_b", "cs_k", "os_b", "os_h", "os_n"),
-                *("gs_b", "gs_h", "gs_n", "dq_b", "dq_h", "dq_n", "dv_b", "dv_u", "dv_n"),
+                *("qs_b", "qs_h", "qs_n", "vs_b", "vs_u", "vs_n", "cs_b", "cs_k", "os_b", "os_h", "os_n", "os_v"),
+                *("gs_b", "gs_h", "gs_n", "gs_v", "dq_b", "dq_h", "dq_n", "dv_b", "dv_u", "dv_n"),
             )
         ),
         *(
@@ -228,6 +228,7 @@ class BoundNative(BoundAlgorithm):
         p, axes = self.problem, self.geometry.axes
         c = _Problem(b=p.batch, h=p.heads, k=p.query_depth, v=p.value_depth, u=p.intra_depth)
         c.depth, c.H, c.W = self.full
+        c.os_v = int(not p.channels_first)
         c.sequence, c.pairs = int(self.is_sequence), -(-p.query_depth // 2)
         for d in range(2):
             c.tile[d], c.before[d], c.after[d] = self.tile[d], self.before[1 + d], self.after[1 + d]
@@ -271,10 +272,13 @@ class BoundNative(BoundAlgorithm):
 
     def forward(self, operands: Operands) -> Tensor:
         c, keep = self._call(operands)
-        shape = (c.b, self.problem.num_positions, c.h, c.v)
-        output = operands.queries.new_empty(shape, dtype=self.dtype).transpose(1, 2)
+        n, queries = self.problem.num_positions, operands.queries
+        if self.problem.channels_first:
+            output = queries.new_empty(c.b, c.h, c.v, n, dtype=self.dtype).mT
+        else:
+            output = queries.new_empty(c.b, n, c.h, c.v, dtype=self.dtype).transpose(1, 2)
         c.output = _address(output)
-        c.os_b, c.os_h, c.os_n, _ = output.stride()
+        c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
         if c.output:
             self._library.run(c, self.kernel)
         del keep
@@ -283,16 +287,17 @@ class BoundNative(BoundAlgorithm):
     def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
         c, keep = self._call(operands)
         n, spectra = self.problem.num_positions, operands.prepared[0]
-        grad_output = grad_output if grad_output.stride(3) == 1 else grad_output.contiguous()
         c.grad_output = _address(grad_output)
-        c.gs_b, c.gs_h, c.gs_n, _ = grad_output.stride()
+        c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
         grad_queries = grad_values = grad_spectra = grad_content = None
         if needs.queries:
             grad_queries = grad_output.new_empty(c.b, n, c.h, c.k).transpose(1, 2)
             c.grad_queries = _address(grad_queries)
             c.dq_b, c.dq_h, c.dq_n, _ = grad_queries.stride()
         if needs.values:
-            grad_values = grad_output.new_zeros(c.b, c.u, n, c.v)
+            # Tiles add to the values around them; a single one writes each value once.
+            grad_values = grad_output.new_empty(c.b, c.u, n, c.v)
+            grad_values = grad_values.zero_() if self.num_tiles > 1 else grad_values
             c.grad_values = _address(grad_values)
             c.dv_b, c.dv_u, c.dv_n, _ = grad_values.stride()
             grad_values = grad_values.movedim(1, 3)

@@ -24,6 +24,7 @@ class Problem:
     causal: use only context positions up to and including the query in row-major order; `after` is then 0 along the
     first axis.
     device: "cpu", or "cuda:0" and so on, since a machine may have different GPUs; "cuda" is the current GPU.
+    channels_first: whether the output should be in memory as (b, h, v, n), which algorithms may ignore.
     """
 
     batch: int
@@ -37,6 +38,7 @@ class Problem:
     causal: bool
     dtype: torch.dtype
     device: str
+    channels_first: bool = False
 
     @property
     def num_positions(self) -> int:
@@ -138,7 +140,9 @@ def make_problem(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
     )
 
 
-def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool) -> tuple[Factors, Problem]:
+def undilate(
+    factors: Factors, grid: Sequence[int], dilation: int, causal: bool, channels_first: bool = False
+) -> tuple[Factors, Problem]:
     """Return the factors of the equivalent undilated problem, with the table cropped to the grid, and the problem.
 
     A dilation d on a grid with D axes gives d^D independent problems, which are merged into the batch.
@@ -151,6 +155,7 @@ def undilate(factors: Factors, grid: Sequence[int], dilation: int, causal: bool)
         values = split_phases(values, grid, dilation)
         grid = [-(-side // dilation) for side in grid]
     problem = make_problem(queries, table, values, grid, causal)
+    problem = replace(problem, channels_first=channels_first and dilation == 1)
     return Factors(queries, crop_to_grid(table, grid), values, content), problem
 
 
