@@ -37,7 +37,7 @@ static const struct {
     FOR_EACH_KERNEL(ENTRY)
 };
 
-enum { MAX_THREADS = 256, PAGE = 4096, HUGE_PAGE = 2 << 20, MAX_KEPT = 16 << 20 };
+enum { MAX_THREADS = 256, PAGE = 4096, HUGE_PAGE = 2 << 20 };
 
 typedef struct {
   int arrived, generation, task;
@@ -56,9 +56,17 @@ typedef struct {
   shared_team teams[MAX_THREADS];
 } job;
 
-/* Working memory that a thread keeps for its next call. */
+/* Working memory that a thread keeps for its next call, until it ends. */
 static __thread char *kept;
 static __thread size_t kept_bytes;
+#ifdef _WIN32
+enum { MAX_KEPT = 0 };
+#else
+enum { MAX_KEPT = 16 << 20 };
+static pthread_key_t kept_key;
+static pthread_once_t kept_once = PTHREAD_ONCE_INIT;
+static void create_kept_key(void) { pthread_key_create(&kept_key, free); }
+#endif
 
 static char *allocate(size_t bytes) {
 #ifdef _WIN32
@@ -84,11 +92,20 @@ static void release(char *memory) {
 
 static char *get_scratch(size_t bytes) {
   if (bytes > MAX_KEPT) return allocate(bytes);
+  ALLOW(kept, kept_bytes);
   if (kept_bytes < bytes) {
     release(kept);
     kept = allocate(bytes);
     kept_bytes = kept ? bytes : 0;
+#ifndef _WIN32
+    pthread_once(&kept_once, create_kept_key);
+    pthread_setspecific(kept_key, kept);
+#endif
   }
+#ifdef LAMBDANETS_DEBUG
+  if (kept) memset(kept, 0xff, kept_bytes);
+  FORBID(kept + bytes, kept_bytes - bytes);
+#endif
   return kept;
 }
 

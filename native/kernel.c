@@ -259,12 +259,16 @@ static NAME(part) NAME(part_of)(const problem *p, int task) {
 /* shared by the team, then the pieces of each member */
 static size_t NAME(carve)(const problem *p, NAME(work) *w, char *base, int rank, int size) {
   int N1 = p->axes[0].n, N2 = p->axes[1].n, longest = N1 > N2 ? N1 : N2;
-  size_t at = 0, n = (size_t)p->depth * p->tile[0] * p->tile[1], slots = (size_t)p->depth * p->u;
+  size_t at = 0, bytes, n = (size_t)p->depth * p->tile[0] * p->tile[1], slots = (size_t)p->depth * p->u;
   int rows = p->sequence ? N1 : p->tile[0], cols = p->sequence ? N2 : p->tile[1];
   int copied = p->v % VL != 0 || p->os_v != 1 || p->grad_output;
-#define TAKE(field, type, count)                        \
-  if (w) w->field = (type *)(base + at);                \
-  at += (((size_t)(count) * sizeof(type)) + 127) / 128 * 128 + 128;
+#define TAKE(field, type, count)                              \
+  bytes = (size_t)(count) * sizeof(type);                     \
+  if (w) {                                                    \
+    w->field = (type *)(base + at);                           \
+    FORBID(base + at + bytes, (bytes + 127) / 128 * 128 + GAP - bytes); \
+  }                                                           \
+  at += (bytes + 127) / 128 * 128 + GAP;
   TAKE(spectrum, V, slots * NAME(spectrum_size)(p))
   TAKE(map, V, (size_t)rows * NAME(map_stride)(p))
   TAKE(y, V, copied ? n * p->h : 0)

@@ -16,6 +16,17 @@
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
+/* sanitize.py compiles with it: gaps in working memory may not be touched, and its first content is NaN. */
+#ifdef LAMBDANETS_DEBUG
+#include <sanitizer/asan_interface.h>
+#define FORBID(p, bytes) ASAN_POISON_MEMORY_REGION(p, bytes)
+#define ALLOW(p, bytes) ASAN_UNPOISON_MEMORY_REGION(p, bytes)
+enum { GAP = 4096 };
+#else
+#define FORBID(p, bytes)
+#define ALLOW(p, bytes)
+enum { GAP = 128 };
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 /* A DFT of length n = f[0] f[1] (f[2]) in 2 or 3 passes; twiddles[l]: exp(-2 pi i a b / (f[l] rest)) as [b < rest][a < f[l]].

@@ -9,7 +9,7 @@ import math
 import os
 import platform
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ class Library:
     def run(self, problem: _Problem, kernel: int) -> None:
         """Compute the output, or the gradients if `grad_output` is set. Raises OutOfMemoryError."""
         threads = torch.get_num_threads()
+        if threads > 1:
+            _use_one_thread_after_forks()
         if self._library.lambdanets_run(ctypes.byref(problem), kernel, threads, *self._parallel):
             scratch = self.scratch_bytes(problem, kernel)
             raise torch.OutOfMemoryError(f"the position interaction needs {scratch / 2**20:.0f} MiB per thread")
@@ -120,6 +122,13 @@ def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]
         functions = (runtime.GOMP_parallel, runtime.omp_get_num_threads)
         return ctypes.cast(functions[0], ctypes.c_void_p), ctypes.cast(functions[1], ctypes.c_void_p)
     return None, None
+
+
+@lru_cache(maxsize=1)
+def _use_one_thread_after_forks() -> None:
+    """A child would wait forever for OpenMP's threads, here and in PyTorch: only the parent has them."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 class Native(Algorithm):
@@ -201,11 +210,12 @@ class BoundNative(BoundAlgorithm):
                 padded = part.new_zeros(depths, n1, n2, 2 * pairs, u)
             padded[:, :rows, :columns, : part.shape[3]] = part
             padded = padded.roll((-self.before[1], -self.before[2]), (1, 2))
-            maps = torch.view_as_complex(padded.permute(0, 4, 1, 2, 3).unflatten(4, (-1, 2)).contiguous())
-            transformed = torch.fft.ifft2(maps, dim=(2, 3))
+            # The last axes are transformed: with others of 700 points, MKL 2024.2 corrupts memory on one thread.
+            maps = padded.permute(0, 4, 3, 1, 2).unflatten(2, (-1, 2)).movedim(3, -1).contiguous()
+            transformed = torch.fft.ifft2(torch.view_as_complex(maps))
             if self.is_sequence:  # f = n2 f1 + f2
-                transformed = transformed.unflatten(3, (n1, n2)).squeeze(2)
-            spectra[:, :, first // 2 : first // 2 + pairs] = transformed.permute(0, 1, 4, 3, 2)
+                transformed = transformed.unflatten(4, (n1, n2)).squeeze(3)
+            spectra[:, :, first // 2 : first // 2 + pairs] = transformed.mT
         return (spectra,)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:

@@ -1,0 +1,202 @@
+"""The native engine under sanitizers, after forks and interrupts, with few threads; wheels."""
+
+import hashlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lambdanets.ops import position_interaction
+from lambdanets.ops.position.execution import prepared_tables
+from lambdanets.ops.position.native import FOLDER, library
+
+ROOT = Path(__file__).parents[3]
+needs_library = pytest.mark.skipif(
+    library() is None, reason="the package was installed without a compiler, so without it"
+)
+# Teams of threads for one task, tasks in turn, and tiles whose sums are ordered.
+SIZES = {"one task": (30, 30, 4), "many tasks": (9, 9, 70), "tiles": (150, 20, 4)}
+
+
+def run(name="many tasks"):
+    """Return the output and all gradients."""
+    height, width, v = SIZES[name]
+    generator = torch.Generator().manual_seed(0)
+    shapes = (1, 2, height * width, 5), (7, 7, 5), (1, height * width, v)
+    inputs = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    y = position_interaction(*inputs, (height, width), algorithm="native")
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), inputs)]
+
+
+def digest():
+    """A hash of the results of all sizes."""
+    return hashlib.sha256(b"".join(x.numpy().tobytes() for name in SIZES for x in run(name))).hexdigest()
+
+
+def run_script(script, **variables):
+    """Run code in a new process, which imports this file as `tests`; return its output."""
+    folder = str(Path(__file__).parent)
+    code = f"import sys; sys.path.insert(0, {folder!r})\nimport test_native_safety as tests\n{script}"
+    environment = os.environ | {"OMP_NUM_THREADS": "2"} | variables
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.fixture
+def two_threads():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+def test_sanitizers_find_no_errors_in_random_problems():
+    command = [sys.executable, ROOT / "native/sanitize.py", "--quick", "--problems", "40"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode == 2:
+        pytest.skip("needs gcc or clang with AddressSanitizer")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "40 problems" in result.stdout
+
+
+@needs_library
+@pytest.mark.forks
+def test_a_child_process_computes_after_threads_of_its_parent(two_threads):
+    expected = digest()
+    child = os.fork()
+    if child == 0:
+        os._exit(int(digest() != expected))
+    deadline = time.monotonic() + 60
+    while (status := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if status == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert status == (child, 0)
+
+
+class Digests(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return digest()
+
+
+@needs_library
+@pytest.mark.forks
+def test_data_loader_workers_compute_after_threads_of_their_parent(two_threads):
+    expected = digest()
+    loader = torch.utils.data.DataLoader(Digests(), num_workers=2, multiprocessing_context="fork", timeout=60)
+    assert [batch[0] for batch in loader] == [expected] * 4
+
+
+@needs_library
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_eight_callers_with_teams_of_threads_get_the_same_bits(count):
+    threads, expected, actual = torch.get_num_threads(), digest(), []
+
+    def call():
+        torch.set_num_threads(count)
+        actual.append(digest())
+
+    callers = [threading.Thread(target=call) for _ in range(8)]
+    try:
+        for caller in callers:
+            caller.start()
+    finally:
+        for caller in callers:
+            caller.join()
+        torch.set_num_threads(threads)
+    assert actual == [expected] * 8
+
+
+@needs_library
+@pytest.mark.slow
+def test_fewer_threads_than_asked_for_get_the_same_bits():
+    script = "tests.torch.set_num_threads(5)\nprint(tests.digest())"
+    assert run_script(script, OMP_THREAD_LIMIT="3", OMP_DYNAMIC="true") == digest()
+
+
+INTERRUPTED = """
+import os, signal, threading
+expected = tests.digest()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        tests.position_interaction(*(tests.torch.ones(s) for s in LONG), (512, 512), algorithm="native")
+except KeyboardInterrupt:
+    print("interrupted", tests.digest() == expected)
+""".replace("LONG", "((1, 1, 2**18, 8), (15, 15, 8), (1, 2**18, 32))")
+
+
+@needs_library
+@pytest.mark.slow
+def test_a_call_after_an_interrupt_is_right():
+    assert run_script(INTERRUPTED) == "interrupted True"
+
+
+# Damaged memory is noticed by later allocations.
+LONG_MAP = """
+for _ in range(8):
+    inputs = (tests.torch.ones(s) for s in ((1, 1, 8000, 4), (39, 799, 4), (1, 8000, 4)))
+    tests.position_interaction(*inputs, (20, 400), algorithm="native")
+    tests.prepared_tables.clear()
+    [tests.torch.zeros(16 * i + 1) for i in range(300)]
+print("finished")
+"""
+
+
+@needs_library
+@pytest.mark.slow
+def test_one_thread_transforms_tables_of_long_maps():
+    assert run_script(LONG_MAP, OMP_NUM_THREADS="1") == "finished"
+
+
+@pytest.fixture
+def wheels(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "native")
+    return importlib.import_module("wheels")
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "expected"),
+    [
+        ("linux", "x86_64", "manylinux_2_17_x86_64"),
+        ("linux", "aarch64", "manylinux_2_17_aarch64"),
+        ("darwin", "arm64", "macosx_11_0_arm64"),
+        ("darwin", "x86_64", "macosx_11_0_x86_64"),
+        ("win32", "AMD64", "win_amd64"),
+        ("win32", "ARM64", "win_arm64"),
+        ("linux", "riscv64", None),
+        ("freebsd14", "amd64", None),
+    ],
+)
+def test_wheels_are_tagged_for_the_platform_of_the_build(wheels, monkeypatch, system, machine, expected):
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert wheels.platform_of_this_machine() == expected
+
+
+@needs_library
+def test_libraries_export_only_their_entry_points(wheels):
+    for path in FOLDER.iterdir():
+        if path.suffix in wheels.READERS:
+            contents = wheels.READERS[path.suffix](path.read_bytes())
+            assert {value for kind, value in contents if kind == "exports"} == wheels.ENTRY_POINTS, path.name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a library of Linux")
+def test_checks_of_wheels_report_a_library_of_another_kind(wheels):
+    faults = " ".join(wheels.find_faults(Path(torch._C.__file__).read_bytes(), ".so"))
+    assert "PyInit__C" in faults
+    assert "needs libtorch_python.so" in faults
