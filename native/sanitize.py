@@ -111,8 +111,8 @@ def describe_buffers(p: native._Problem, itemsize: int) -> Iterator[tuple[int | 
     yield p.content, extent((p.b, p.cs_b), (p.k, p.cs_k), (p.v, 1))
     yield p.spectrum, spectra
     yield p.cross, 2 * itemsize * points
-    yield p.grad_output, extent((p.b, p.gs_b), (p.h, p.gs_h), (n, p.gs_n), (p.v, 1))
-    yield p.output, extent((p.b, p.os_b), (p.h, p.os_h), (n, p.os_n), (p.v, 1))
+    yield p.grad_output, extent((p.b, p.gs_b), (p.h, p.gs_h), (n, p.gs_n), (p.v, p.gs_v))
+    yield p.output, extent((p.b, p.os_b), (p.h, p.os_h), (n, p.os_n), (p.v, p.os_v))
     yield p.grad_queries, extent((p.b, p.dq_b), (p.h, p.dq_h), (n, p.dq_n), (p.k, 1))
     yield p.grad_values, extent((p.b, p.dv_b), (p.u, p.dv_u), (n, p.dv_n), (p.v, 1))
     yield p.grad_spectra, spectra
@@ -136,7 +136,8 @@ def random_problem(r: random.Random) -> Problem:
         r.randint(1, 3),
     )
     dtype = r.choice((torch.float32, torch.float32, torch.float64))
-    return Problem(b, h, tuple(grid), k, v, u, tuple(before), tuple(after), False, dtype, "cpu")
+    sizes = tuple(grid), k, v, u, tuple(before), tuple(after)
+    return Problem(b, h, *sizes, False, dtype, "cpu", channels_first=r.random() < 0.5)
 
 
 def random_geometry(r: random.Random, sides: Sequence[int], before: Sequence[int], after: Sequence[int]) -> Geometry:
