@@ -74,7 +74,7 @@ static inline void barrier(team *m) {
     __atomic_store_n(m->generation, generation + 1, __ATOMIC_RELEASE);
   } else
     for (int spins = 0; __atomic_load_n(m->generation, __ATOMIC_ACQUIRE) == generation; spins++)
-      if (spins > 1000) sched_yield();
+      if (spins > 1000) sched_yield(); /* on busy cores, sleeping instead takes longer */
 }
 /* first index (end = 0) or end (1) of this member's share of `count` */
 static inline size_t share(size_t count, const team *m, int end) { return count * (m->rank + end) / m->size; }

@@ -139,7 +139,7 @@ def check_wheel(wheel: Path, platform: str) -> list[str]:
     machine, _, suffix = PLATFORMS[platform]
     faults = [] if wheel.name.endswith(f"-py3-none-{platform}.whl") else [f"the tag must be {platform}"]
     with zipfile.ZipFile(wheel) as archive:
-        libraries = {Path(name).name: name for name in archive.namelist() if "/libraries/" in name}
+        libraries = {Path(name).name: name for name in archive.namelist() if re.search("/libraries/[^.]", name)}
         expected = {name + suffix for name, *_ in LIBRARIES[machine]}
         if set(libraries) != expected:
             faults.append(f"libraries must be {sorted(expected)}, got {sorted(libraries)}")
