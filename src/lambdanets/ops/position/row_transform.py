@@ -5,7 +5,8 @@ of a transform of length N. With w = 2 pi / N, rows y, and the sum over their pa
     V^[f,y,u] = sum_x V[y,x,u] exp(-i w f x),   R^[f,dy,k,u] = sum_dx R[dy,dx,k,u] exp(i w f dx)
     L^[f,k,y] = sum_{y',u} R^[f, y' - y, k, u] V^[f,y',u]
     lambda[k,y,x] = 1/N sum_f L^[f,k,y] exp(i w f x),   output = sum_k q lambda.
-Only plain PyTorch operations: the algorithm where there is no compiled kernel, and, with transforms
+Only plain PyTorch operations (FFTs and their gradients are of contiguous last axes: along other
+long axes, MKL 2024.2 corrupts memory on one thread): the algorithm where there is no compiled kernel, and, with transforms
 as matrix products, the form of exported graphs. README.md in this folder derives N.
 
 Cost: about (4 F / W) window + F multiply-adds per lambda element (b n k v). A tile of T rows needs
@@ -150,9 +151,9 @@ def _table_spectra(table: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     before, after = rows.before[-1], rows.after[-1]
     axis = table.ndim - 3
     if rows.uses_fft:
-        padded = F.pad(table, [0, 0, 0, 0, 0, rows.length - table.shape[axis]])
-        spectra = torch.fft.rfft(padded.roll(-before, axis), dim=axis)
-        return spectra.real, -spectra.imag
+        padded = F.pad(table.movedim(axis, -1), [0, rows.length - table.shape[axis]])
+        spectra = torch.view_as_real(torch.fft.rfft(padded.roll(-before, -1).contiguous()))
+        return spectra[..., 0].movedim(-1, axis), -spectra[..., 1].movedim(-1, axis)
     bases = _basis(rows, range(-before, after + 1), table)
     real, imaginary = (torch.einsum("fd,...dku->...fku", basis, table) for basis in bases)
     return real, imaginary
@@ -188,8 +189,8 @@ def transform_values(values: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
     sides = rows.grid[0], rows.columns, rows.grid[-1]
     maps = values.unflatten(1, sides).permute(3, 1, 2, 5, 0, 4)
     if rows.uses_fft:
-        spectra = torch.view_as_real(torch.fft.rfft(maps, n=rows.length, dim=0))
-        return spectra.movedim(-1, 4)
+        spectra = torch.fft.rfft(maps.movedim(0, -1).contiguous(), n=rows.length)
+        return torch.view_as_real(spectra).movedim((-2, -1), (0, 4))
     spectra = (prepared[1] @ maps.flatten(1)).unflatten(1, maps.shape[1:])
     return spectra.unflatten(0, (-1, 2)).movedim(1, 4)
 
@@ -203,8 +204,9 @@ def apply_tile(queries: Tensor, block: Tensor, value_spectra: Tensor, prepared: 
     spectra = block.flatten(5).flatten(1, 4) @ value_spectra.flatten(5).flatten(1, 4)
     spectra = spectra.unflatten(1, (2, -1))  # (f, 2, (k, T, S_2), (b, v))
     if rows.uses_fft:
-        spectra = torch.complex(spectra[:, 0], spectra[:, 1])
-        lambdas = torch.fft.irfft(spectra, n=rows.length, dim=0)[: rows.grid[-1]]
+        spectra = torch.complex(*spectra.movedim(0, -1).contiguous().unbind(0))
+        lambdas = torch.fft.irfft(spectra, n=rows.length).narrow(-1, 0, rows.grid[-1])
+        lambdas = lambdas.movedim(-1, 0)
     else:
         lambdas = (prepared[2] @ spectra.flatten(0, 1).flatten(1)).unflatten(1, spectra.shape[2:])
     lambdas = lambdas.unflatten(2, value_spectra.shape[5:]).unflatten(1, block.shape[2:5])
