@@ -90,8 +90,34 @@ static void release(char *memory) {
 #endif
 }
 
+/* Larger working memory: the process keeps one piece for the next call, whose pages need not be cleared again. */
+enum { MAX_SHARED = 256 << 20 };
+static size_t *shared; /* its first page has its size */
+
+static char *take_shared(size_t bytes) {
+  size_t *memory = __atomic_exchange_n(&shared, 0, __ATOMIC_ACQ_REL);
+  if (memory && *memory < bytes) {
+    release((char *)memory);
+    memory = 0;
+  }
+  if (!memory) {
+    memory = (size_t *)allocate(PAGE + bytes);
+    if (!memory) return 0;
+    *memory = bytes;
+  }
+  return (char *)memory + PAGE;
+}
+
+static void give_shared(char *scratch) {
+  if (!scratch) return;
+  size_t *memory = (size_t *)(scratch - PAGE);
+  ALLOW(scratch, *memory);
+  if (*memory <= MAX_SHARED) memory = __atomic_exchange_n(&shared, memory, __ATOMIC_ACQ_REL);
+  if (memory) release((char *)memory);
+}
+
 static char *get_scratch(size_t bytes) {
-  if (bytes > MAX_KEPT) return allocate(bytes);
+  if (bytes > MAX_KEPT) return take_shared(bytes);
   ALLOW(kept, kept_bytes);
   if (kept_bytes < bytes) {
     release(kept);
@@ -118,19 +144,19 @@ static void work_on(void *data) {
   int alone = present != j->threads;
   int index = alone ? thread : thread / j->team_size;
   if (index >= (alone ? MAX_THREADS : j->threads / j->team_size)) return;
-  shared_team *shared = &j->teams[index];
-  team members = {alone ? 0 : thread % j->team_size, alone ? 1 : j->team_size, &shared->arrived, &shared->generation};
-  if (members.rank == 0) shared->scratch = get_scratch(j->bytes);
+  shared_team *mine = &j->teams[index];
+  team members = {alone ? 0 : thread % j->team_size, alone ? 1 : j->team_size, &mine->arrived, &mine->generation};
+  if (members.rank == 0) mine->scratch = get_scratch(j->bytes);
   for (;;) {
     if (members.rank == 0)
-      shared->task = shared->scratch ? __atomic_fetch_add(&j->next_task, 1, __ATOMIC_RELAXED) : j->tasks;
+      mine->task = mine->scratch ? __atomic_fetch_add(&j->next_task, 1, __ATOMIC_RELAXED) : j->tasks;
     barrier(&members);
-    if (shared->task >= j->tasks) break;
-    kernels[j->kernel].task[j->backward](j->problem, shared->scratch, shared->task, &j->order, &members);
+    if (mine->task >= j->tasks) break;
+    kernels[j->kernel].task[j->backward](j->problem, mine->scratch, mine->task, &j->order, &members);
     barrier(&members);
   }
   barrier(&members);
-  if (members.rank == 0 && j->bytes > MAX_KEPT) release(shared->scratch);
+  if (members.rank == 0 && j->bytes > MAX_KEPT) give_shared(mine->scratch);
 }
 
 #ifndef _WIN32

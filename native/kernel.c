@@ -141,6 +141,7 @@ typedef REAL VU __attribute__((vector_size(VL * sizeof(REAL)), aligned(sizeof(RE
           if (stride >= streamed) {                                                        \
             STREAM(p, r[nb]);                                                              \
             STREAM(p + 1, i[nb]);                                                          \
+            __asm__ volatile(""); /* else clang merges them with the stores below */       \
             continue;                                                                      \
           }                                                                                \
           p[0] = r[nb];                                                                    \
