@@ -38,6 +38,7 @@ static const struct {
 };
 
 enum { MAX_THREADS = 256, PAGE = 4096, HUGE_PAGE = 2 << 20 };
+static const size_t MAX_BYTES = 1 << 30; /* of all teams, if there is more than one */
 
 typedef struct {
   int arrived, generation, task;
@@ -176,7 +177,7 @@ EXPORT size_t lambdanets_scratch_bytes(const problem *p, int kernel) { return ke
 
 /* Compute the output, or gradients if there is a gradient of the output; return 0, or 1 if memory ran out.
  * gomp_parallel, num_threads: GOMP_parallel and omp_get_num_threads of PyTorch's OpenMP runtime, or NULL.
- * With fewer tasks than threads, teams of equal size share tasks; results do not depend on it. */
+ * With fewer tasks than threads, or large working memory, teams of equal size share tasks; results do not depend on it. */
 EXPORT int lambdanets_run(const problem *p, int kernel, int threads, void *gomp_parallel, void *num_threads) {
   job *j = calloc(1, sizeof(job));
   if (!j) return 1;
@@ -185,8 +186,11 @@ EXPORT int lambdanets_run(const problem *p, int kernel, int threads, void *gomp_
   j->backward = p->grad_output != 0;
   j->tasks = kernels[kernel].num_tasks(p);
   if (threads > MAX_THREADS) threads = MAX_THREADS;
-  j->team_size = threads > j->tasks ? threads / j->tasks : 1;
-  j->threads = threads > j->tasks ? j->tasks * j->team_size : threads;
+  int teams = threads < j->tasks ? threads : j->tasks;
+  while (teams > 1 && teams * kernels[kernel].scratch_bytes(p, threads / teams) > MAX_BYTES) teams--;
+  if (teams < 1) teams = 1;
+  j->team_size = threads / teams;
+  j->threads = teams * j->team_size;
   j->bytes = (kernels[kernel].scratch_bytes(p, j->team_size) + PAGE - 1) / PAGE * PAGE;
 #ifdef _WIN32
   j->team_size = j->threads = j->present = 1;

@@ -78,6 +78,17 @@ def test_exported_interaction_accepts_any_batch_size(name):
 
 
 @pytest.mark.parametrize("name", ["few heads", "small scope", "large map"])
+def test_bfloat16_graphs_have_the_error_of_bfloat16(name):
+    inputs = {key: x.bfloat16() for key, x in make_case(*CASES[name]).items()}
+    grid, table = CASES[name][0], inputs.pop("table")
+    exported = torch.export.export(Interaction(grid, table), (), inputs).module()(**inputs)
+    queries, values, content = (x.double() for x in inputs.values())
+    exact = definition.position_interaction(queries, table.double(), values, grid) + queries @ content.unsqueeze(1)
+    assert exported.dtype == torch.bfloat16
+    assert (exported - exact).norm() <= 3 * torch.finfo(torch.bfloat16).eps * exact.norm()
+
+
+@pytest.mark.parametrize("name", ["few heads", "small scope", "large map"])
 def test_float32_error_in_graphs_is_at_most_twice_the_reference_error(name):
     inputs = make_case(*CASES[name])
     del inputs["content"]

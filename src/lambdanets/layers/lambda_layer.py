@@ -121,7 +121,8 @@ class GridLambdaLayer(LambdaBase):
             return self.fx_call(x, mask)
         inputs = self.prepare(x, mask)
         layout = memory_format(x)
-        output = self.finish(self.interact(inputs, channels_first=layout is None), inputs)
+        # pooling contiguous maps costs more than their copy
+        output = self.finish(self.interact(inputs, channels_first=layout is None and not self.pools), inputs)
         return output.contiguous(memory_format=layout or torch.contiguous_format)
 
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> Interaction:

@@ -82,6 +82,35 @@ def test_large_batches_are_split_instead_of_slower():
         assert cost.work <= 33 * single.costs["query_order"].work
 
 
+def test_sides_beyond_the_transforms_of_native_are_possible():
+    assert plan_for((5000, 5000), (23, 23), b=1).algorithm == plan_for((500, 500), (23, 23), b=1).algorithm
+    long = plan_for((3, 3000), (5, 4001), b=1)
+    assert "at most 4096" in long.notes["native"] or native.library() is None
+    inputs = make_inputs((5000, 2), (3, 3), batch=1, heads=1, k=1, v=1)
+    results = [position_interaction(*inputs, (5000, 2), algorithm=name) for name in ("auto", "query_order")]
+    torch.testing.assert_close(*results)
+
+
+def test_the_choice_does_not_depend_on_the_number_of_threads():
+    threads, plans = torch.get_num_threads(), []
+    try:
+        for count in (1, 8):
+            torch.set_num_threads(count)
+            choose.cache_clear()
+            plans.append(plan_for((512, 512), (101, 101), b=1, v=64))
+    finally:
+        torch.set_num_threads(threads)
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.usefixtures("without_native")
+def test_volumes_without_native_need_bounded_memory():
+    for grid, sides in (((16, 64, 64), (31, 127, 127)), ((8, 128, 128), (5, 23, 23))):
+        plan = plan_for(grid, sides, b=1)
+        assert plan.algorithm == "row_transform"
+        assert plan.costs[plan.algorithm].workspace_bytes <= WORKSPACE_LIMIT_BYTES
+
+
 def test_a_split_batch_gives_the_same_result(monkeypatch):
     inputs = make_inputs((6, 5), (3, 3), 0)
     expected = position_interaction(*inputs, (6, 5), algorithm="query_order")

@@ -267,6 +267,15 @@ def test_forward_saves_only_its_inputs(algorithm, grid, sides, u, causal, dilati
 
 
 @algorithms
+def test_backward_works_under_hooks_of_saved_tensors(algorithm):
+    inputs = [x.requires_grad_() for x in make_inputs(GRID, SIDES)]
+    expected = torch.autograd.grad(position_interaction(*inputs, GRID, algorithm=algorithm).sum(), inputs)
+    with torch.autograd.graph.save_on_cpu():
+        actual = torch.autograd.grad(position_interaction(*inputs, GRID, algorithm=algorithm).sum(), inputs)
+    assert_all_close(actual, expected)
+
+
+@algorithms
 def test_dilated_forward_pass_saves_only_its_padded_inputs(algorithm):
     inputs = [x.requires_grad_() for x in make_inputs((5, 7), (3, 3))]
     saved = []

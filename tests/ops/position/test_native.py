@@ -82,7 +82,9 @@ def test_results_have_the_same_bits_for_any_number_of_threads(grid, sides, optio
         assert all(torch.equal(x, y) for x, y in zip(results[0], others, strict=True))
 
 
-@pytest.mark.parametrize(("grid", "sides"), [((2048,), (4095,)), ((48, 40), (95, 79))])
+@pytest.mark.parametrize(
+    ("grid", "sides"), [((2048,), (4095,)), ((48, 40), (95, 79)), ((1, 512), (1, 1023)), ((4, 9, 9), (7, 17, 17))]
+)
 def test_first_causal_sums_are_as_exact_as_direct_sums(grid, sides):
     exact, direct, actual = (
         run(algorithm, grid, sides, dtype=dtype, batch=1, causal=True)

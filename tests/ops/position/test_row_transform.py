@@ -19,6 +19,7 @@ CASES = {
     "sequence": ((11,), (7,), 0, False),
     "causal sequence": ((12,), (23,), 0, True),
     "volume": ((3, 4, 5), (3, 3, 5), 0, False),
+    "causal volume, intra-depth": ((4, 3, 5), (7, 5, 9), 2, True),
 }
 cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
@@ -40,12 +41,12 @@ class SmallTiles(RowTransform):
 @pytest.mark.parametrize("longest", [0, 128], ids=["torch.fft", "matrices"])
 def test_tiles_and_transforms_equal_query_order(monkeypatch, tile, depths, longest, grid, sides, u, causal):
     monkeypatch.setattr(row_transform, "_MAX_MATRIX_SIDE", longest)
-    row_transform._fit_cache.cache_clear()
+    row_transform._fit_memory.cache_clear()
     monkeypatch.setitem(ALGORITHMS, "row_transform", SmallTiles(tile, depths))
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="query_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="row_transform"), expected)
-    row_transform._fit_cache.cache_clear()
+    row_transform._fit_memory.cache_clear()
 
 
 @pytest.mark.parametrize("side", [1, 2, 7, 8, 31, 129, 1031])

@@ -1,7 +1,7 @@
 """Chooses the algorithm for a position interaction and explains the choice.
 
-GPUs use `fused` and CPUs use `native` where they can, unless `query_order` has less work: windows
-of a few positions. Without them, the choice is between `query_order` and `row_transform`.
+GPUs use `fused` where they can. CPUs use `native`, unless `query_order` has less work, as on 7x7 maps.
+Without both, the choice is between `query_order` and `row_transform`.
 
 To add an algorithm, subclass `Algorithm` and `BoundAlgorithm` in a new file in this folder, and
 add it to ALGORITHMS.
@@ -23,7 +23,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 # Limit on the workspace (memory in addition to inputs and output) of one call, which gets as many
-# examples as fit. Algorithms that need more for one example are chosen only if all do.
+# examples as fit. Algorithms that need more for one example are chosen only if all do: that with the
+# smallest product of work and workspace.
 WORKSPACE_LIMIT_BYTES = 1 << 30
 
 
@@ -106,5 +107,5 @@ def _fit_batch(problem: Problem, algorithm: Algorithm) -> tuple[int, Cost]:
 def _least_work(costs: dict[str, Cost]) -> str:
     fitting = {name for name, cost in costs.items() if cost.workspace_bytes <= WORKSPACE_LIMIT_BYTES}
     if not fitting:
-        return min(costs, key=lambda name: costs[name].workspace_bytes)
+        return min(costs, key=lambda name: costs[name].work * costs[name].workspace_bytes)
     return min((name for name in costs if name in fitting), key=lambda name: costs[name].work)

@@ -1,10 +1,10 @@
 """The position term in graphs: torch.export, ONNX and torch.jit.trace.
 
 Graphs contain only standard operations: no custom operators, no FFTs, and no Python loops over
-dynamic sizes. With fixed sides, the query order of all pairs is used or `row_transform`, whichever
-has fewer multiply-adds. Tensors that depend only on the table are computed in the graph; runtimes
-fold them into constants when they load it. With dynamic sides, a convolution with the whole table
-is used, which is valid for every size.
+dynamic sizes. With fixed sides, the query order of all pairs, `row_transform` or a convolution is
+used, whichever has fewer multiply-adds. Tensors that depend only on the table are computed in the
+graph; runtimes fold them into constants when they load it. With dynamic sides, a convolution with
+the whole table is used, which is valid for every size.
 """
 
 import math
@@ -22,9 +22,10 @@ from lambdanets.ops.position.row_transform import (
     prepare,
     row_transform,
 )
-from lambdanets.ops.precision import output_dtype
+from lambdanets.ops.precision import accumulation_dtype, output_dtype
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLUTION_SLOWDOWN = 4  # compared with matrix products
 
 
 def trace_interaction(factors: Factors, grid: Sequence[int], dilation: int, causal: bool) -> Tensor:
@@ -49,12 +50,24 @@ def trace_interaction(factors: Factors, grid: Sequence[int], dilation: int, caus
 def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:
     _, heads, n, depth = static_shape(queries)
     *_, value_depth, intra_depth = static_shape(values)
-    radii = [side // 2 for side in static_shape(table)[: len(grid)]]
+    sides = static_shape(table)[: len(grid)]
+    radii = [side // 2 for side in sides]
     rows = choose_rows(grid, radii, radii, for_graph=True)
-    by_rows = multiply_adds(rows, depth, value_depth, intra_depth) + heads * n * depth * value_depth
-    if n * n * heads * (depth + value_depth) * intra_depth < by_rows:
+    applied = heads * n * depth * value_depth
+    convolution = n * math.prod(sides) * depth * value_depth * intra_depth
+    costs = {
+        "pairs": n * n * heads * (depth + value_depth) * intra_depth,
+        "rows": multiply_adds(rows, depth, value_depth, intra_depth) + applied,
+        "convolution": _CONVOLUTION_SLOWDOWN * convolution + applied,
+    }
+    cheapest = min(costs, key=lambda name: costs[name])
+    if cheapest == "pairs":
         return _query_order(queries, table, values, grid)
-    return row_transform(queries, prepare(table, rows), values, rows)
+    if cheapest == "convolution":
+        return _convolution(queries, table, values, grid)
+    dtype = accumulation_dtype(values.dtype)  # 16 bits would lose too much between the transforms
+    queries, values = queries.to(dtype), values.to(dtype)
+    return row_transform(queries, prepare(table, rows), values, rows).to(table.dtype)
 
 
 def _query_order(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:

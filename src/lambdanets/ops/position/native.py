@@ -94,7 +94,10 @@ class Library:
             _use_one_thread_after_forks()
         if self._library.lambdanets_run(ctypes.byref(problem), kernel, threads, *self._parallel):
             scratch = self.scratch_bytes(problem, kernel)
-            raise torch.OutOfMemoryError(f"the position interaction needs {scratch / 2**20:.0f} MiB per thread")
+            raise torch.OutOfMemoryError(
+                f"the position interaction needs {scratch / 2**20:.0f} MiB for each of the tasks that run at once; "
+                "use fewer threads"
+            )
 
 
 @lru_cache(maxsize=1)
@@ -139,6 +142,10 @@ class Native(Algorithm):
             return "is for CPUs"
         if library() is None:
             return "has no compiled library for this processor (see docs/engine.md)"
+        try:
+            BoundNative(problem)
+        except ValueError as error:
+            return str(error)
         return ""
 
     def note(self, problem: Problem) -> str:
@@ -184,14 +191,11 @@ class BoundNative(BoundAlgorithm):
         self.lanes = lib.lanes[self.kernel]
 
     def scratch_bytes(self) -> tuple[int, int]:
-        """Bytes of the working memory of all threads, in the forward and in the backward pass."""
-        p = self.problem
-        tasks = p.batch * -(-p.value_depth // self.lanes) * self.num_tiles
-        teams = max(1, min(tasks, torch.get_num_threads()))
+        """Bytes of the working memory of a team of threads, in the forward and in the backward pass."""
         problem, _ = self._describe()
         forward = self._library.scratch_bytes(problem, self.kernel)
         problem.grad_output = problem.grad_queries = problem.grad_values = problem.grad_spectra = 1  # only tested
-        return teams * forward, teams * self._library.scratch_bytes(problem, self.kernel)
+        return forward, self._library.scratch_bytes(problem, self.kernel)
 
     def prepare(self, table: Tensor) -> Prepared:
         """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, transformed with exp(+), divided by n1 n2."""
@@ -325,28 +329,43 @@ class BoundNative(BoundAlgorithm):
 
 
 class BoundCausalNative(BoundAlgorithm):
-    """A causal problem. Errors of a transform are relative to its largest sum, and the first of the
-    causal sums have the fewest terms. So the first quarter of the positions is computed again as a
-    problem of its own, of that the first quarter, and so on: a third more work. The same problems
-    give the gradients of the last values, which are in the fewest sums. Later inputs change
-    earlier outputs only by rounding.
+    """A causal problem.
+
+    Errors of a transform are relative to its largest sum, and the first of the causal sums have the fewest terms. So
+    the first quarter of the positions is computed again as a problem of its own, of that the first quarter, and so on:
+    a third more work. A single row is a problem with one axis less. The same problems give the gradients of the last
+    values, which are in the fewest sums.
     """
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, accumulation_dtype(problem.dtype))
-        side, *others = problem.grid
-        side = min(side, problem.before[0] + 1)  # later positions have no more terms
-        smallest = 1 if others else _MIN_SEQUENCE
         self.parts = [BoundNative(problem)]
-        while side > smallest:
-            side = max(smallest, side // _SHRINK)
-            before = min(problem.before[0], side - 1), *problem.before[1:]
-            self.parts.append(BoundNative(replace(problem, grid=(side, *others), before=before)))
+        grid, before, after = problem.grid, problem.before, problem.after
+        self._index: list[tuple[Any, ...]] = [(slice(None),)]
+        axis, side = 0, min(grid[0], before[0] + 1)  # later positions have no more terms
+        while True:
+            is_last = axis == len(grid) - 1
+            if side == 1 and not is_last:
+                axis, side = axis + 1, grid[axis + 1]
+            elif side > (_MIN_SEQUENCE if is_last else 1):
+                side = max(_MIN_SEQUENCE if is_last else 1, side // _SHRINK)
+            else:
+                break
+            reach = min(before[axis], side - 1)
+            part = replace(
+                problem,
+                grid=(side, *grid[axis + 1 :]),
+                before=(reach, *before[axis + 1 :]),
+                after=(0, *after[axis + 1 :]),
+            )
+            self.parts.append(BoundNative(part))
+            # Offset 0 of the axes before, and the offsets of this axis that are not later.
+            self._index.append((*before[:axis], slice(before[axis] - reach, before[axis] + 1)))
+            side = min(side, before[axis] + 1)
 
     def prepare(self, table: Tensor) -> Prepared:
-        rows = [1 + part.problem.before[0] for part in self.parts]  # the last ones of the table
-        tables = [table[len(table) - count :] for count in rows]
-        return tuple(part.prepare(x)[0] for part, x in zip(self.parts, tables, strict=True))
+        parts = zip(self.parts, self._index, strict=True)
+        return tuple(part.prepare(table[index])[0] for part, index in parts)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         return self.parts[0].grad_table(grad_prepared)

@@ -1,38 +1,33 @@
-"""Row transform: a Fourier transform along the last axis, and pairs of positions along the others.
+"""Row transform: a Fourier transform along the last axes, and pairs of positions along the first one.
 
-Along the last axis, of side W, the interaction is a convolution: one product for each frequency f
-of a transform of length N. With w = 2 pi / N, rows y, and the sum over their pairs:
+A sequence is one row, a map has rows y, and a volume has slices y whose rows follow one another in one long row, with a
+gap in which nothing overlaps. Along a row, the interaction is a convolution: one product for each frequency f of a
+transform of length N. With w = 2 pi / N:
     V^[f,y,u] = sum_x V[y,x,u] exp(-i w f x),   R^[f,dy,k,u] = sum_dx R[dy,dx,k,u] exp(i w f dx)
     L^[f,k,y] = sum_{y',u} R^[f, y' - y, k, u] V^[f,y',u]
     lambda[k,y,x] = 1/N sum_f L^[f,k,y] exp(i w f x),   output = sum_k q lambda.
-Only plain PyTorch operations (FFTs and their gradients are of contiguous last axes: along other
-long axes, MKL 2024.2 corrupts memory on one thread): the algorithm where there is no compiled kernel, and, with transforms
-as matrix products, the form of exported graphs. README.md in this folder derives N.
+Only plain PyTorch operations: the algorithm where there is no compiled kernel, and, with transforms as matrix products,
+the form of exported graphs. FFTs and their gradients are of contiguous last axes: along other long axes, MKL 2024.2
+corrupts memory on one thread. README.md in this folder derives N.
 
-Cost: about (4 F / W) window + F multiply-adds per lambda element (b n k v). A tile of T rows needs
-the rows of its window; its pairs have the same offsets as those of every other tile, so they share
-a block of R^. Gradients are those of PyTorch, tile by tile. Memory: the lambdas of a tile.
+Cost: about (4 F / W) window + F multiply-adds per lambda element (b n k v). A tile of T rows needs the rows of its
+window; its pairs have the same offsets as those of every other tile, so they share a block of R^. Gradients use the
+adjoints of both transforms, each of which is the other one up to the weights of the frequencies. Memory: the block, and
+the lambdas of a tile.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.geometry import pairwise_embeddings, windows
+from lambdanets.ops.geometry import windows
 from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm
-from lambdanets.ops.position.problem import (
-    CALL,
-    Cost,
-    NeedsGrad,
-    Prepared,
-    Problem,
-    matmul_work,
-)
+from lambdanets.ops.position.problem import CALL, Cost, NeedsGrad, Prepared, Problem, matmul_work
 from lambdanets.ops.precision import accumulation_dtype
 
 _MAX_MATRIX_SIDE = 128  # longer rows are transformed by torch.fft
@@ -40,6 +35,7 @@ _SMOOTH_SIZES = (16, 18, 20, 24, 25, 27, 30, 32)
 _NUM_TILES = (1, 2, 4)
 _MIN_TILE_ROWS = 4
 _LAMBDA_BYTES = 8 << 20, 64 << 20  # of a tile, on a CPU and on a GPU
+_BLOCK_BYTES = 64 << 20
 _SLOWDOWN = 1.3  # compared with query_order at equal work
 _WORK_PER_POINT = 200  # of an FFT, in multiply-adds: n log n, but slower than products
 
@@ -53,7 +49,7 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Sizes of a row transform. grid, before, after: with two or three axes.
+    """Sizes of a row transform. grid, before, after: (rows, rows of a slice, side), 1 and 0 for missing axes.
 
     length: N. tile: rows T per tile. depths: query depths whose lambdas are computed at once.
     """
@@ -67,9 +63,10 @@ class Rows(NamedTuple):
     uses_fft: bool = False
 
     @property
-    def columns(self) -> int:
-        """Positions of the middle axis."""
-        return math.prod(self.grid[1:-1])
+    def pitch(self) -> int:
+        """Distance of the rows of a slice in the long row."""
+        _, height, side = self.grid
+        return side if height == 1 else side + max(self.before[2], self.after[2])
 
     @property
     def frequencies(self) -> int:
@@ -98,19 +95,20 @@ class Rows(NamedTuple):
 
 def choose_rows(grid: Sequence[int], before: Sequence[int], after: Sequence[int], for_graph: bool) -> Rows:
     """The length of the transform, and the tiles whose windows have the fewest rows."""
-    missing = (0,) * (len(grid) == 1)
-    grid, before, after = ((*axis, *sides) for axis, sides in zip(
-        ((1,) * len(missing), missing, missing), (grid, before, after), strict=True
-    ))  # fmt: skip
-    minimum = grid[-1] + max(before[-1], after[-1])
-    uses_fft = grid[-1] > _MAX_MATRIX_SIDE and not for_graph
+    if len(grid) < 3:  # a sequence is a row, a map has one row per slice
+        rows = ((1, 1), (0, 0), (0, 0)) if len(grid) == 1 else ((grid[0], 1), (before[0], 0), (after[0], 0))
+        grid, before, after = ((*row, sides[-1]) for row, sides in zip(rows, (grid, before, after), strict=True))
+    sizes = tuple(grid), tuple(before), tuple(after)
+    pitch = Rows(*sizes, 0, 0, 0).pitch
+    row = (grid[1] - 1) * pitch + grid[2]
+    minimum = row + max(sides[1] * pitch + sides[2] for sides in (before, after))
+    uses_fft = row > _MAX_MATRIX_SIDE and not for_graph
     length = minimum | 1  # odd: no Nyquist frequency
     if uses_fft:  # a power of two times factors of 2, 3 and 5, for which FFTs are fast and exact
         step = 1 << max(0, minimum.bit_length() - 5)
         length = step * next(size for size in _SMOOTH_SIZES if size * step >= minimum)
     heights = [-(-grid[0] // n) for n in _NUM_TILES if n == 1 or grid[0] // n >= _MIN_TILE_ROWS]
-    candidates = [Rows(grid, before, after, length, rows, 1 << 30, uses_fft) for rows in heights]
-    return min(candidates, key=_mean_window)
+    return min((Rows(*sizes, length, height, 1 << 30, uses_fft) for height in heights), key=_mean_window)
 
 
 def _mean_window(rows: Rows) -> float:
@@ -121,96 +119,144 @@ def _mean_window(rows: Rows) -> float:
 def prepare(table: Tensor, rows: Rows) -> Prepared:
     """From the table (r_1..r_D, k, u), compute R^ of the pairs of a tile, and the transforms.
 
-    R^ is (f, 2, k, T, S_2, w, S_2, u, 2): real 2 x 2 matrices instead of complex numbers. The
-    transforms are ((f, 2), W) and (W, (f, 2)).
+    R^ is (f, 2, k, T, w, u, 2): real 2 x 2 matrices instead of complex numbers. The transforms are ((f, 2), x) and
+    (x, (f, 2)).
     """
-    table = table.to(accumulation_dtype(table.dtype))
-    if table.ndim == 3:
-        table = table.unsqueeze(0)
-    real, imaginary = _table_spectra(table, rows)  # (r_1..r_{D-1}, f, k, u)
+    table = table.to(accumulation_dtype(table.dtype)).reshape(*_scope(rows), *table.shape[-2:])
+    real, imaginary = _table_spectra(table, rows)  # (r_1, f, k, u)
     matrix = [torch.stack(row, dim=-1) for row in ((real, -imaginary), (imaginary, real))]
-    spectra = torch.stack(matrix, dim=-4).flatten(-2).flatten(-4, -2)
-    *_, depth, intra_depth = real.shape
-    if len(rows.grid) == 3:
-        side, first, channels = rows.grid[1], spectra.shape[0], spectra.shape[2]
-        spectra = spectra.transpose(0, 1).flatten(1, 2)
-        spectra = pairwise_embeddings(spectra, (side,), 1).unflatten(1, (first, channels))
-        spectra = spectra.transpose(0, 1)
-    else:
-        spectra = spectra.unsqueeze(1).unsqueeze(-1)
-    # (r_1, S_2, (f, 2, k), (u, 2), S_2) to the windows of each row of a tile
-    offset = rows.before[0] if rows.covers_axis else 0  # of the first row of a tile
-    padding = rows.tile - 1 - offset, offset + rows.window - spectra.shape[0]
-    pairs = windows(F.pad(spectra, [0, 0] * 4 + list(padding)), 0, rows.tile, rows.window).flip(0)
-    pairs = pairs.unflatten(3, (intra_depth, 2)).unflatten(2, (-1, 2, depth))
-    block = pairs.permute(2, 3, 4, 0, 1, 8, 7, 5, 6).contiguous()
+    spectra = torch.stack(matrix, dim=-4)  # (r_1, f, 2, k, u, 2)
+    padded = F.pad(spectra.flatten(1), [0, 0, *_padding(rows)]).unflatten(1, spectra.shape[1:])
+    block = windows(padded, 0, rows.tile, rows.window).flip(0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()
     return (block,) if rows.uses_fft else (block, *_transforms(rows, table))
 
 
+def prepare_adjoint(grad_block: Tensor, rows: Rows) -> Tensor:
+    """The adjoint of `prepare`, (r_1, r_2, r_3, k, u)."""
+    grad_windows = grad_block.permute(3, 4, 0, 1, 2, 5, 6)  # (T, w, f, 2, k, u, 2)
+    total = grad_windows.new_zeros(rows.tile + rows.window - 1, *grad_windows.shape[2:])
+    for t, window in enumerate(grad_windows):  # each offset, row by row of a tile
+        total[rows.tile - 1 - t :][: rows.window] += window
+    before, after = _padding(rows)
+    spectra = F.pad(total.flatten(1), [0, 0, -before, -after]).unflatten(1, total.shape[1:])
+    first, second = spectra.unbind(2)  # (r_1, f, k, u, 2)
+    return _table_adjoint(first[..., 0] + second[..., 1], second[..., 0] - first[..., 1], rows)
+
+
+def _scope(rows: Rows) -> tuple[int, ...]:
+    return tuple(before + 1 + after for before, after in zip(rows.before, rows.after, strict=True))
+
+
+def _padding(rows: Rows) -> tuple[int, int]:
+    """Padding of the first axis of the table, so that each row of a tile has a window of offsets."""
+    offset = rows.before[0] if rows.covers_axis else 0  # of the first row of a tile
+    return rows.tile - 1 - offset, offset + rows.window - _scope(rows)[0]
+
+
 def _table_spectra(table: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    before, after = rows.before[-1], rows.after[-1]
-    axis = table.ndim - 3
+    """Real and imaginary part (r_1, f, k, u) of R^."""
     if rows.uses_fft:
-        padded = F.pad(table.movedim(axis, -1), [0, rows.length - table.shape[axis]])
-        spectra = torch.view_as_real(torch.fft.rfft(padded.roll(-before, -1).contiguous()))
-        return spectra[..., 0].movedim(-1, axis), -spectra[..., 1].movedim(-1, axis)
-    bases = _basis(rows, range(-before, after + 1), table)
-    real, imaginary = (torch.einsum("fd,...dku->...fku", basis, table) for basis in bases)
+        _, height, width = _scope(rows)
+        lines = table.permute(0, 3, 4, 1, 2)  # (r_1, k, u, r_2, r_3)
+        lines = lines if height == 1 else F.pad(lines, [0, rows.pitch - width])
+        padded = F.pad(lines.flatten(3), [0, rows.length - lines.shape[3] * lines.shape[4]])
+        spectra = torch.fft.rfft(padded.roll(-_center(rows), -1).contiguous()).movedim(3, 1)
+        return spectra.real, -spectra.imag
+    bases = _basis(rows, _offsets(rows), table)
+    real, imaginary = (torch.einsum("fd,rdku->rfku", basis, table.flatten(1, 2)) for basis in bases)
     return real, imaginary
 
 
+def _table_adjoint(grad_real: Tensor, grad_imaginary: Tensor, rows: Rows) -> Tensor:
+    _, height, width = _scope(rows)
+    if rows.uses_fft:
+        spectra = torch.complex(grad_real, -grad_imaginary).movedim(1, -1) / _weights(rows, grad_real).flatten()
+        lines = torch.fft.irfft(spectra.contiguous(), n=rows.length).roll(_center(rows), -1)
+        pitch = width if height == 1 else rows.pitch
+        lines = F.pad(lines, [0, height * pitch - rows.length]).unflatten(-1, (height, pitch))[..., :width]
+        return lines.permute(0, 3, 4, 1, 2)
+    cosines, sines = _basis(rows, _offsets(rows), grad_real)
+    table = torch.einsum("fd,rfku->rdku", cosines, grad_real) + torch.einsum("fd,rfku->rdku", sines, grad_imaginary)
+    return table.unflatten(1, (height, width))
+
+
+def _center(rows: Rows) -> int:
+    """Index of offset 0 in a row of the table."""
+    return rows.before[1] * rows.pitch + rows.before[2]
+
+
+def _offsets(rows: Rows) -> list[int]:
+    _, height, width = _scope(rows)
+    return [y * rows.pitch + x - _center(rows) for y in range(height) for x in range(width)]
+
+
 def _transforms(rows: Rows, like: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(-i w f x) for values, and exp(i w f x) / N for lambdas; f > 0 stands also for -f."""
-    cosines, sines = _basis(rows, range(rows.grid[-1]), like)
+    """exp(-i w f x) for values, and exp(i w f x) with weights for lambdas."""
+    _, height, side = rows.grid
+    cosines, sines = _basis(rows, [y * rows.pitch + x for y in range(height) for x in range(side)], like)
     forward = torch.stack([cosines, -sines], dim=1)
-    weights = [1 / rows.length] + [2 / rows.length] * (rows.frequencies - 1)
-    inverse = forward * torch.tensor(weights, dtype=like.dtype, device=like.device)[:, None, None]
+    inverse = forward * _weights(rows, like)
     return forward.flatten(0, 1), inverse.flatten(0, 1).T.contiguous()
 
 
-def _basis(rows: Rows, positions: range, like: Tensor) -> tuple[Tensor, Tensor]:
+def _weights(rows: Rows, like: Tensor) -> Tensor:
+    """Weights (f, 1, 1) of the frequencies: 2 / N, because f stands also for -f, but 1 / N for those without a pair."""
+    singles = (0, rows.length / 2)
+    weights = [(1 if f in singles else 2) / rows.length for f in range(rows.frequencies)]
+    return torch.tensor(weights, dtype=like.dtype, device=like.device)[:, None, None]
+
+
+def _basis(rows: Rows, positions: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines (f, x) of w f x, rounded from float64."""
     steps = [[f * x % rows.length for x in positions] for f in range(rows.frequencies)]
     circle = [2 * math.pi * step / rows.length for step in range(rows.length)]
     functions = [[function(angle) for angle in circle] for function in (math.cos, math.sin)]
     cosines, sines = (
-        torch.tensor(
-            [[values[step] for step in line] for line in steps],
-            dtype=like.dtype,
-            device=like.device,
-        )
+        torch.tensor([[values[step] for step in line] for line in steps], dtype=like.dtype, device=like.device)
         for values in functions
     )
     return cosines, sines
 
 
+def _to_frequencies(maps: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
+    """Transform (x, m) to (f, 2, m)."""
+    if not rows.uses_fft:
+        return (prepared[1] @ maps).unflatten(0, (-1, 2))
+    _, height, side = rows.grid
+    slices = F.pad(maps.T.unflatten(1, (height, side)), [0, rows.pitch - side]).flatten(1)
+    return torch.view_as_real(torch.fft.rfft(slices.contiguous(), n=rows.length)).movedim(0, -1)
+
+
+def _to_positions(spectra: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
+    """Transform (f, 2, m) back to (x, m)."""
+    if not rows.uses_fft:
+        return prepared[2] @ spectra.flatten(0, 1)
+    _, height, side = rows.grid
+    spectra = torch.complex(*spectra.permute(1, 2, 0).contiguous().unbind(0))
+    slices = torch.fft.irfft(spectra, n=rows.length)[:, : height * rows.pitch]
+    return slices.unflatten(1, (height, rows.pitch))[..., :side].flatten(1).T
+
+
 def transform_values(values: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
-    """Transform values (b, n, v, u) to V^ (f, S_1, S_2, u, 2, b, v)."""
-    sides = rows.grid[0], rows.columns, rows.grid[-1]
-    maps = values.unflatten(1, sides).permute(3, 1, 2, 5, 0, 4)
-    if rows.uses_fft:
-        spectra = torch.fft.rfft(maps.movedim(0, -1).contiguous(), n=rows.length)
-        return torch.view_as_real(spectra).movedim((-2, -1), (0, 4))
-    spectra = (prepared[1] @ maps.flatten(1)).unflatten(1, maps.shape[1:])
-    return spectra.unflatten(0, (-1, 2)).movedim(1, 4)
+    """Transform values (b, n, v, u) to V^ (f, S_1, u, 2, b, v)."""
+    maps = values.unflatten(1, (rows.grid[0], -1)).permute(2, 1, 4, 0, 3)  # (x, S_1, u, b, v)
+    spectra = _to_frequencies(maps.flatten(1), prepared, rows)
+    return spectra.unflatten(2, maps.shape[1:]).movedim(1, 3)
 
 
-def apply_tile(queries: Tensor, block: Tensor, value_spectra: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
-    """Compute the output (b, T, S_2, W, h, v) of a tile for some query depths.
+def transform_adjoint(grad_spectra: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
+    """The adjoint of `transform_values`."""
+    spectra = grad_spectra.movedim(3, 1)  # (f, 2, S_1, u, b, v)
+    maps = _to_positions(spectra.flatten(2) / _weights(rows, spectra), prepared, rows)
+    maps = maps.unflatten(1, spectra.shape[2:])
+    return maps.permute(3, 1, 0, 4, 2).flatten(1, 2)
 
-    queries: (b, T, S_2, W, h, k). block: (f, 2, k, T, S_2, w, S_2, u, 2), a part of R^.
-    value_spectra: (f, w, S_2, u, 2, b, v).
-    """
-    spectra = block.flatten(5).flatten(1, 4) @ value_spectra.flatten(5).flatten(1, 4)
-    spectra = spectra.unflatten(1, (2, -1))  # (f, 2, (k, T, S_2), (b, v))
-    if rows.uses_fft:
-        spectra = torch.complex(*spectra.movedim(0, -1).contiguous().unbind(0))
-        lambdas = torch.fft.irfft(spectra, n=rows.length).narrow(-1, 0, rows.grid[-1])
-        lambdas = lambdas.movedim(-1, 0)
-    else:
-        lambdas = (prepared[2] @ spectra.flatten(0, 1).flatten(1)).unflatten(1, spectra.shape[2:])
-    lambdas = lambdas.unflatten(2, value_spectra.shape[5:]).unflatten(1, block.shape[2:5])
-    return queries @ lambdas.permute(4, 2, 3, 0, 1, 5)
+
+def _lambdas(block: Tensor, value_spectra: Tensor, prepared: Prepared, rows: Rows) -> Tensor:
+    """Compute lambdas (b, T, x, k, v) from a part of R^ and V^ (f, w, u, 2, b, v) in the window of a tile."""
+    spectra = block.flatten(4).flatten(1, 3) @ value_spectra.flatten(4).flatten(1, 3)
+    lambdas = _to_positions(spectra.unflatten(1, (2, -1)).flatten(2), prepared, rows)
+    return lambdas.unflatten(1, (*block.shape[2:4], *value_spectra.shape[4:])).permute(3, 2, 0, 1, 4)
 
 
 def row_transform(queries: Tensor, prepared: Prepared, values: Tensor, rows: Rows) -> Tensor:
@@ -220,26 +266,21 @@ def row_transform(queries: Tensor, prepared: Prepared, values: Tensor, rows: Row
     outputs = []
     for tile in rows.tiles():
         parts = [
-            apply_tile(
-                maps[:, tile.rows, ..., depths],
-                _part(prepared[0], tile, depths),
-                value_spectra[:, tile.window],
-                prepared,
-                rows,
-            )
+            maps[:, tile.rows, ..., depths]
+            @ _lambdas(_part(prepared[0], tile, depths), value_spectra[:, tile.window], prepared, rows)
             for depths in _depths(rows, maps.shape[-1])
         ]
         outputs.append(sum(parts[1:], start=parts[0]))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-    return output.flatten(1, 3).transpose(1, 2)
+    return output.flatten(1, 2).transpose(1, 2)
 
 
 def _query_maps(x: Tensor, rows: Rows) -> Tensor:
-    return x.transpose(1, 2).unflatten(1, (rows.grid[0], rows.columns, rows.grid[-1]))
+    return x.transpose(1, 2).unflatten(1, (rows.grid[0], -1))
 
 
 def _part(block: Tensor, tile: Tile, depths: slice) -> Tensor:
-    return block[:, :, depths, : tile.rows.stop - tile.rows.start, :, tile.columns]
+    return block[:, :, depths, : tile.rows.stop - tile.rows.start, tile.columns]
 
 
 def _depths(rows: Rows, depth: int) -> list[slice]:
@@ -258,7 +299,7 @@ class RowTransform(Algorithm):
 
 class BoundRowTransform(BoundPositionAlgorithm):
     def __init__(self, problem: Problem) -> None:
-        batch, self.rows = _fit_cache(problem)
+        batch, self.rows = _fit_memory(problem)
         super().__init__(problem.limit_batch(batch), accumulation_dtype(problem.dtype))
 
     def prepare(self, table: Tensor) -> Prepared:
@@ -266,98 +307,92 @@ class BoundRowTransform(BoundPositionAlgorithm):
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         p = self.problem
-        zeros = grad_prepared[0].new_zeros(*p.scope, p.query_depth, p.intra_depth)
-        (grad_table,) = _adjoint(lambda table: prepare(table, self.rows)[0], zeros)(*grad_prepared)
-        return grad_table
+        return prepare_adjoint(grad_prepared[0], self.rows).reshape(*p.scope, p.query_depth, p.intra_depth)
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         return row_transform(queries, prepared, values, self.rows)
 
     def position_gradients(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        needs: NeedsGrad,
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
     ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
         rows, block = self.rows, prepared[0]
         value_spectra = transform_values(values, prepared, rows)
         maps, grad_maps = _query_maps(queries, rows), _query_maps(grad_output, rows)
-        grad_queries, grad_spectra = torch.zeros_like(maps), torch.zeros_like(value_spectra)
-        grad_block = torch.zeros_like(block)
-        apply = partial(apply_tile, prepared=prepared, rows=rows)
+        grad_queries, grad_block, grad_spectra = (
+            torch.zeros_like(x) if needed else None
+            for x, needed in zip((maps, block, value_spectra), needs[:3], strict=True)
+        )
+        weights = _weights(rows, block)
         for tile in rows.tiles():
+            tile_spectra, grad_tile = value_spectra[:, tile.window], grad_maps[:, tile.rows]
             for depths in _depths(rows, maps.shape[-1]):
-                operands = (
-                    maps[:, tile.rows, ..., depths],
-                    _part(block, tile, depths),
-                    value_spectra[:, tile.window],
-                )
-                grad_q, grad_b, grad_v = _adjoint(apply, *operands)(grad_maps[:, tile.rows])
-                grad_queries[:, tile.rows, ..., depths] = grad_q
-                _part(grad_block, tile, depths).add_(grad_b)
-                grad_spectra[:, tile.window] += grad_v
-        grad_values = None
-        if needs.values:
-            transform = partial(transform_values, prepared=prepared, rows=rows)
-            (grad_values,) = _adjoint(transform, values)(grad_spectra)
-        grad_queries = grad_queries.flatten(1, 3).transpose(1, 2)
+                part = _part(block, tile, depths)
+                if grad_queries is not None:
+                    lambdas = _lambdas(part, tile_spectra, prepared, rows)
+                    grad_queries[:, tile.rows, ..., depths] = grad_tile @ lambdas.mT
+                if grad_block is None and grad_spectra is None:
+                    continue
+                grad_lambdas = maps[:, tile.rows, ..., depths].mT @ grad_tile  # (b, T, x, k, v)
+                grad_lambdas = grad_lambdas.permute(2, 3, 1, 0, 4).flatten(1)
+                grad = (_to_frequencies(grad_lambdas, prepared, rows) * weights).flatten(1)
+                grad = grad.unflatten(1, (part.shape[1:4].numel(), -1))  # (f, (2, k, T), (b, v))
+                if grad_block is not None:
+                    product = grad @ tile_spectra.flatten(4).flatten(1, 3).mT
+                    _part(grad_block, tile, depths).add_(product.view(part.shape))
+                if grad_spectra is not None:
+                    product = part.flatten(4).flatten(1, 3).mT @ grad
+                    grad_spectra[:, tile.window] += product.view(tile_spectra.shape)
         return (
-            grad_queries if needs.queries else None,
-            (grad_block,) if needs.table else None,
-            grad_values,
+            None if grad_queries is None else grad_queries.flatten(1, 2).transpose(1, 2),
+            None if grad_block is None else (grad_block,),
+            None if grad_spectra is None else transform_adjoint(grad_spectra, prepared, rows),
         )
 
 
-def _adjoint(function: Callable[..., Tensor], *operands: Tensor) -> Callable[..., tuple[Any, ...]]:
-    """The function from the gradient of the output of `function` to those of its operands."""
-    pullback: Callable[..., tuple[Any, ...]] = torch.func.vjp(function, *operands)[1]
-    return pullback
-
-
 @lru_cache(maxsize=1024)
-def _fit_cache(problem: Problem) -> tuple[int, Rows]:
-    """The examples per call and the tiles for which the lambdas of a tile fit the cache."""
+def _fit_memory(problem: Problem) -> tuple[int, Rows]:
+    """The examples per call and the tiles for which the lambdas of a tile fit the cache, and the block memory."""
     p = problem
     rows = choose_rows(p.grid, p.before, p.after, for_graph=False)
     limit = p.select_by_device(*_LAMBDA_BYTES)
-    bytes_per_depth = 4 * rows.columns * rows.grid[-1] * p.value_depth
+    bytes_per_depth = 4 * (p.num_positions // rows.grid[0]) * p.value_depth
     # Products of at least 64 columns are fast.
     batch = max(1, limit // (bytes_per_depth * p.query_depth), 64 // p.value_depth)
     batch = min(p.batch, batch)
     tile = max(1, min(rows.tile, limit // (bytes_per_depth * p.query_depth * batch)))
-    depths = max(1, min(p.query_depth, limit // (bytes_per_depth * batch)))
-    return batch, rows._replace(tile=tile, depths=depths)
+    rows = rows._replace(tile=tile, depths=max(1, min(p.query_depth, limit // (bytes_per_depth * batch))))
+    while rows.tile > 1 and 4 * _block_elements(rows, p) > _BLOCK_BYTES:
+        rows = rows._replace(tile=rows.tile // 2)
+    return batch, rows
+
+
+def _block_elements(rows: Rows, problem: Problem) -> int:
+    return 4 * rows.frequencies * problem.query_depth * rows.tile * rows.window * problem.intra_depth
 
 
 def multiply_adds(rows: Rows, depth: int, value_depth: int, intra_depth: int) -> float:
     """Multiply-adds per example, before the queries are applied."""
-    frequencies, lines = rows.frequencies, rows.grid[0] * rows.columns
-    per_line = 2 * frequencies * rows.grid[-1]
+    lines, height, side = rows.grid
+    per_line: float = 2 * rows.frequencies * height * side
     if rows.uses_fft:
-        per_line = round(1.25 * rows.length * math.log2(rows.length))
+        per_line = 1.25 * rows.length * math.log2(rows.length)
     transforms = per_line * lines * value_depth * (depth + intra_depth)
-    pairs = lines * _mean_window(rows) * rows.columns
-    return transforms + 4 * frequencies * pairs * depth * intra_depth * value_depth
+    return transforms + 4 * rows.frequencies * lines * _mean_window(rows) * depth * intra_depth * value_depth
 
 
 def _cost(problem: Problem) -> Cost:
     p = problem
-    batch, rows = _fit_cache(p)
-    k, v, columns = p.query_depth, p.value_depth, rows.columns
+    batch, rows = _fit_memory(p)
+    k, v, lines = p.query_depth, p.value_depth, rows.grid[0]
     products = p.batch * multiply_adds(rows, k, v, p.intra_depth)
     applied = p.batch * p.num_positions * p.heads * k * v
-    calls = -(-p.batch // batch) * (12 + 8 * -(-rows.grid[0] // rows.tile) * -(-k // rows.depths))
-    work = matmul_work(1, products / 64**2, 64, 64) + CALL * calls
+    calls = -(-p.batch // batch) * (12 + 8 * -(-lines // rows.tile) * -(-k // rows.depths))
+    work = matmul_work(products / 64**3, 64, 64, 64) + CALL * calls
     work += matmul_work(p.batch * p.num_positions, p.heads, k, v)
     if rows.uses_fft:
-        points = rows.length * rows.grid[0] * columns * v * (k + p.intra_depth)
-        work += _WORK_PER_POINT * p.batch * points
-    frequencies, itemsize = rows.frequencies, max(4, p.dtype.itemsize)
-    block = frequencies * 4 * k * rows.tile * columns * rows.window * columns * p.intra_depth
-    spectra = 2 * frequencies * rows.grid[0] * columns * p.intra_depth * batch * v
-    lambdas = rows.tile * columns * rows.length * rows.depths * batch * v
+        work += _WORK_PER_POINT * p.batch * rows.length * lines * v * (k + p.intra_depth)
+    spectra = 2 * rows.frequencies * lines * p.intra_depth * batch * v
+    lambdas = rows.tile * rows.length * rows.depths * batch * v
     packed = batch * p.num_positions * p.heads * (k + v)
-    workspace = itemsize * (6 * block + 4 * spectra + 8 * lambdas + 2 * packed)
-    return Cost(products + applied, round(workspace), _SLOWDOWN * work)
+    elements = 6 * _block_elements(rows, p) + 4 * spectra + 8 * lambdas + 2 * packed
+    return Cost(products + applied, max(4, p.dtype.itemsize) * elements, _SLOWDOWN * work)

@@ -25,6 +25,8 @@ _OPERATIONS = dict(
 )
 _SPILLS = {12: 1.15, 13: 1.2, 14: 1.2, 15: 1.25, 16: 1.3}
 _MAX_TWO_PASSES = 120  # above this length, three passes may be faster
+_MAX_LENGTH = max(_OPERATIONS) ** 3  # of an axis: three passes
+_MAX_SEQUENCE = _MAX_LENGTH**2 // 2  # of two axes, of which one is longer
 _TILED_SIDE = 128  # longer sides are divided if that is faster
 _TILE_LENGTHS = (32, 48, 64, 80, 96, 112, 128, 135, 144, 160, 192, 256)
 _TILE_POINTS = tuple(2**i for i in range(8, 17))  # of sequences
@@ -66,8 +68,6 @@ def cheapest_axis(minimum: int) -> Axis:
             for factors in triples
             if minimum <= (n := math.prod(factors)) < 1.5 * minimum + 64
         ]
-    if not candidates:
-        raise ValueError(f"sides and scopes of the grid must be at most {max(sizes) ** 3}, got {minimum}")
     return min(candidates)
 
 
@@ -89,8 +89,9 @@ def _sequence_axes(minimum: int) -> tuple[Axis, Axis]:
     candidates = {}
     for target in range(max(4, int(root / 2)), max(5, int(root) + 2)):
         first = cheapest_axis(target)
-        if first.n not in candidates:
-            second = cheapest_axis(max(4, -(-minimum // first.n)))
+        rest = max(4, -(-minimum // first.n))
+        if first.n not in candidates and rest <= _MAX_LENGTH:
+            second = cheapest_axis(rest)
             candidates[first.n] = (first.instructions * second.n + second.instructions * first.n, first, second)
     _, first, second = min(candidates.values())
     return first, second
@@ -103,12 +104,15 @@ def choose_geometry(sides: tuple[int, ...], before: tuple[int, ...], after: tupl
         return _sequence_geometry(sides[0], before[0], after[0])
     axes, tile = [], []
     for side, b, a in zip(sides, before, after, strict=True):
-        candidates = [(cheapest_axis(side + max(b, a)), side)]
+        whole = side + max(b, a)
+        candidates = [(cheapest_axis(whole), side)] if whole <= _MAX_LENGTH else []
         for length in _TILE_LENGTHS if side > _TILED_SIDE else ():
             outputs = cheapest_axis(length).n - a - b
             if 0 < outputs < side:
                 outputs = -(-side // -(-side // outputs))  # equal tiles
                 candidates.append((cheapest_axis(outputs + a + b), outputs))
+        if not candidates:
+            raise ValueError(f"supports sides with scope of at most {_MAX_LENGTH}, not {whole}")
         costs = [-(-side // outputs) * axis.instructions * _slowdown(axis.n) for axis, outputs in candidates]
         axis, outputs = candidates[costs.index(min(costs))]
         axes.append(axis)
@@ -121,7 +125,8 @@ def _slowdown(length: int) -> float:
 
 
 def _sequence_geometry(n: int, before: int, after: int) -> Geometry:
-    candidates = [(n, _sequence_axes(n + max(before, after)))]
+    whole = n + max(before, after)
+    candidates = [(n, _sequence_axes(whole))] if whole <= _MAX_SEQUENCE else []
     for total in _TILE_POINTS:
         axes = _sequence_axes(total)
         outputs = axes[0].n * axes[1].n - before - after
@@ -135,6 +140,8 @@ def _sequence_geometry(n: int, before: int, after: int) -> Geometry:
         per_tile = first.instructions * second.n + second.instructions * first.n + _INSTRUCTIONS_PER_POINT * points
         return -(-n // outputs) * per_tile * slowdown
 
+    if not candidates:
+        raise ValueError(f"supports sequences with scope of at most {_MAX_SEQUENCE}, not {whole}")
     outputs, axes = min(candidates, key=instructions)
     return Geometry((outputs,), axes)
 
