@@ -128,7 +128,8 @@ def get_checks(device: KernelDevice, dtype: torch.dtype) -> Checks:
     if failed:
         warnings.warn(
             f"A slower exact algorithm replaces fused kernels for {dtype_name(dtype)}: "
-            f"{'; '.join(failed)}. Please report this with: {describe(device)}",
+            f"{'; '.join(failed)}. After a change, `lambdanets kernels --device {device.device}` checks again. "
+            f"Please report this with: {describe(device)}",
             KernelWarning,
             stacklevel=2,
         )
