@@ -197,7 +197,7 @@ def check_problem(process: Process, seed: int) -> bool:
     torch.manual_seed(seed)
     p = random_problem(r)
     process.threads = r.randint(1, 5)
-    native.library = lambda: process
+    native.load_library = lambda: process
     native._L2_BYTES, native._STREAMED_BYTES = 1 << r.choice((12, 20)), r.choice((0, 1 << 24))
     tiled = r.random() < 0.4
     native.choose_geometry = (lambda *sides: random_geometry(r, *sides)) if tiled else choose_geometry

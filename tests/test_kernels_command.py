@@ -5,14 +5,14 @@ from lambdanets import device
 from lambdanets.cli import main
 from lambdanets.ops.position.fused import check
 from lambdanets.ops.position.fused.check import Check
-from lambdanets.ops.position.native import library
+from lambdanets.ops.position.native import load_library
 
 
 def test_kernels_names_the_library_and_threads_of_the_processor(capsys):
     assert main(["kernels"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("compiled library: ")
-    assert library() is None or lines[0].endswith(library().name)
+    assert load_library() is None or lines[0].endswith(load_library().name)
     assert lines[1] == f"threads: {torch.get_num_threads()}"
 
 

@@ -28,12 +28,12 @@ def main(arguments: list[str]) -> int:
     from lambdanets.device import resolve_device
     from lambdanets.ops.position.fused import check
     from lambdanets.ops.position.fused.device import kernel_device
-    from lambdanets.ops.position.native import library
+    from lambdanets.ops.position.native import load_library
     from lambdanets.text_tables import text_table
 
     device = resolve_device(options.device)
     if device.type == "cpu":
-        found = library()
+        found = load_library()
         name = "none for this processor (see docs/engine.md)" if found is None else found.name
         echo(f"compiled library: {name}", f"threads: {torch.get_num_threads()}")
         return 0

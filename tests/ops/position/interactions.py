@@ -4,13 +4,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Gradients
 from lambdanets.ops.position.choose import ALGORITHMS
+from lambdanets.ops.position.native import load_library
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
+
+needs_native = pytest.mark.skipif(
+    load_library() is None,
+    reason="needs the compiled engine: install the package with ziglang or a C compiler",
+)
 
 
 def supported_algorithms(*grid: int) -> list[str]:

@@ -6,17 +6,17 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from interactions import make_inputs
+from interactions import make_inputs, needs_native
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lambdanets as ln
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import choose, native
 from lambdanets.ops.position.interaction import interact_on_grid
-from lambdanets.ops.position.native import FOLDER, BoundNative, Library, library
+from lambdanets.ops.position.native import FOLDER, BoundNative, Library, load_library
 from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, make_problem
 
-pytestmark = pytest.mark.skipif(library() is None, reason="the package was installed without a compiler, so without it")
+pytestmark = needs_native
 CAPABILITIES = {"DEFAULT": ("x86-64-v2", "aarch64"), "AVX2": ("x86-64-v3",), "AVX512": ("x86-64-v4",)}
 # Maps, tiles of a large map, a sequence and its tiles, a volume; odd depths and incomplete vectors.
 CASES = {
@@ -50,7 +50,7 @@ def run(algorithm, grid, sides, *, dtype=torch.float32, u=0, causal=False, **opt
 
 
 def test_library_is_of_the_instruction_set_of_pytorch():
-    assert library().name in CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), ("aarch64",))
+    assert load_library().name in CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), ("aarch64",))
 
 
 @cases
@@ -59,7 +59,7 @@ def test_every_library_equals_the_definition(grid, sides, options, dtype, monkey
     expected = run("query_order", grid, sides, dtype=torch.float64, **options)
     plain = run("query_order", grid, sides, dtype=dtype, **options)
     for path in supported_libraries():
-        monkeypatch.setattr(native, "library", lambda path=path: Library(path))
+        monkeypatch.setattr(native, "load_library", lambda path=path: Library(path))
         choose._bind.cache_clear()
         actual = run("native", grid, sides, dtype=dtype, **options)
         for result, reference, exact in zip(actual, plain, expected, strict=True):
@@ -139,18 +139,18 @@ def test_workers_of_a_data_loader_get_the_same_results():
 
 def test_without_a_library_other_algorithms_are_used(monkeypatch, tmp_path):
     expected = run("query_order", (14, 11), (9, 7))
-    (tmp_path / f"{library().name}.so").write_bytes(b"not a library")
+    (tmp_path / f"{load_library().name}.so").write_bytes(b"not a library")
     monkeypatch.setattr(native, "FOLDER", tmp_path)
-    library.cache_clear()
+    load_library.cache_clear()
     choose.choose.cache_clear()
     try:
-        assert library() is None
+        assert load_library() is None
         actual = run("auto", (14, 11), (9, 7))
         with pytest.raises(ValueError, match="'native' has no compiled library"):
             run("native", (14, 11), (9, 7))
     finally:
         monkeypatch.undo()
-        library.cache_clear()
+        load_library.cache_clear()
         choose.choose.cache_clear()
     for x, y in zip(actual, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)

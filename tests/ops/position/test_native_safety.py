@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from interactions import needs_native
 
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.native import FOLDER, library
+from lambdanets.ops.position.native import FOLDER
 
 ROOT = Path(__file__).parents[3]
-needs_library = pytest.mark.skipif(
-    library() is None, reason="the package was installed without a compiler, so without it"
-)
 # Teams of threads for one task, tasks in turn, and tiles whose sums are ordered.
 SIZES = {"one task": (30, 30, 4), "many tasks": (9, 9, 70), "tiles": (150, 20, 4)}
 
@@ -62,12 +60,12 @@ def test_sanitizers_find_no_errors_in_random_problems():
     command = [sys.executable, ROOT / "native/sanitize.py", "--quick", "--problems", "40"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode == 2:
-        pytest.skip("needs gcc or clang with AddressSanitizer")
+        pytest.skip("needs gcc or clang with its sanitizers, which the system's package manager installs")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "40 problems" in result.stdout
 
 
-@needs_library
+@needs_native
 @pytest.mark.forks
 def test_a_child_process_computes_after_threads_of_its_parent(two_threads):
     expected = digest()
@@ -91,7 +89,7 @@ class Digests(torch.utils.data.Dataset):
         return digest()
 
 
-@needs_library
+@needs_native
 @pytest.mark.forks
 def test_data_loader_workers_compute_after_threads_of_their_parent(two_threads):
     expected = digest()
@@ -99,7 +97,7 @@ def test_data_loader_workers_compute_after_threads_of_their_parent(two_threads):
     assert [batch[0] for batch in loader] == [expected] * 4
 
 
-@needs_library
+@needs_native
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_eight_callers_with_teams_of_threads_get_the_same_bits(count):
     threads, expected, actual = torch.get_num_threads(), digest(), []
@@ -119,7 +117,7 @@ def test_eight_callers_with_teams_of_threads_get_the_same_bits(count):
     assert actual == [expected] * 8
 
 
-@needs_library
+@needs_native
 @pytest.mark.slow
 def test_fewer_threads_than_asked_for_get_the_same_bits():
     script = "tests.torch.set_num_threads(5)\nprint(tests.digest())"
@@ -138,7 +136,7 @@ except KeyboardInterrupt:
 """.replace("LONG", "((1, 1, 2**18, 8), (15, 15, 8), (1, 2**18, 32))")
 
 
-@needs_library
+@needs_native
 @pytest.mark.slow
 def test_a_call_after_an_interrupt_is_right():
     assert run_script(INTERRUPTED) == "interrupted True"
@@ -154,7 +152,7 @@ print("finished")
 """
 
 
-@needs_library
+@needs_native
 @pytest.mark.slow
 def test_one_thread_transforms_tables_of_long_maps():
     assert run_script(LONG_MAP, OMP_NUM_THREADS="1") == "finished"
@@ -185,7 +183,7 @@ def test_wheels_are_tagged_for_the_platform_of_the_build(wheels, monkeypatch, sy
     assert wheels.platform_of_this_machine() == expected
 
 
-@needs_library
+@needs_native
 def test_libraries_export_only_their_entry_points(wheels):
     for path in FOLDER.iterdir():
         if path.suffix in wheels.READERS:
@@ -193,7 +191,7 @@ def test_libraries_export_only_their_entry_points(wheels):
             assert {value for kind, value in contents if kind == "exports"} == wheels.ENTRY_POINTS, path.name
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads a library of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="examines a library of PyTorch for Linux")
 def test_checks_of_wheels_report_a_library_of_another_kind(wheels):
     faults = " ".join(wheels.find_faults(Path(torch._C.__file__).read_bytes(), ".so"))
     assert "PyInit__C" in faults

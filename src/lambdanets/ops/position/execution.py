@@ -60,8 +60,8 @@ def planned_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs: N
     # The backward pass may run inside autocast even if the forward pass did not.
     with without_autocast(queries.device), without_tf32_convolutions(queries.device):
         prepared = prepared_tables.get(table, bound)
-        parts = _split_batch(bound.problem.batch, grad_output, queries, values, content)
-        for g, q, v, c in parts:
+        calls = _split_batch(bound.problem.batch, grad_output, queries, values, content)
+        for g, q, v, c in calls:
             operands = _operands(bound.dtype, q, prepared, v, c)
             grad_q, grad_p, grad_v, grad_c = bound.backward(g.to(output_dtype(bound.dtype)), operands, needs)
             for total, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):

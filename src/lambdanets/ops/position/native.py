@@ -101,7 +101,7 @@ class Library:
 
 
 @lru_cache(maxsize=1)
-def library() -> Library | None:
+def load_library() -> Library | None:
     """The library for this processor; None if there is none, or if it cannot be loaded."""
     machine = platform.machine().lower()
     is_x86 = machine in ("x86_64", "amd64")
@@ -140,7 +140,7 @@ class Native(Algorithm):
     def unsupported(self, problem: Problem) -> str:
         if problem.device not in ("cpu", "meta"):
             return "is for CPUs"
-        if library() is None:
+        if load_library() is None:
             return "has no compiled library for this processor (see docs/engine.md)"
         try:
             BoundNative(problem)
@@ -149,7 +149,7 @@ class Native(Algorithm):
         return ""
 
     def note(self, problem: Problem) -> str:
-        found = library()
+        found = load_library()
         return "" if found is None else f"library {found.name}"
 
     def cost(self, problem: Problem) -> Cost:
@@ -173,7 +173,7 @@ class BoundNative(BoundAlgorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, accumulation_dtype(problem.dtype))
-        p, lib = problem, library()
+        p, lib = problem, load_library()
         assert lib is not None
         self._library = lib
         self.is_sequence = len(p.grid) == 1
@@ -364,8 +364,8 @@ class BoundCausalNative(BoundAlgorithm):
             side = min(side, before[axis] + 1)
 
     def prepare(self, table: Tensor) -> Prepared:
-        parts = zip(self.parts, self._index, strict=True)
-        return tuple(part.prepare(table[index])[0] for part, index in parts)
+        offsets = zip(self.parts, self._index, strict=True)
+        return tuple(part.prepare(table[index])[0] for part, index in offsets)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         return self.parts[0].grad_table(grad_prepared)
