@@ -47,7 +47,7 @@ def test_lambda_interaction_compiles_once_for_all_sizes(option):
         return lambda_interaction(queries, keys, values, embeddings, **options)
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
-    for batch, n in ((2, 40), (3, 33), (4, 100), (5, 7), (2, 257)):
+    for batch, n in ((2, 40), (3, 7), (2, 257)):
         assert_equal_with_gradients(compiled, function, make_inputs(batch, n))
     assert counter.num_compilations <= 2
 

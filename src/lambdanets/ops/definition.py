@@ -100,17 +100,17 @@ def relative_embeddings(table: Tensor, grid: Sequence[int], *, dilation: int = 1
     It is zero where the offset is outside the table or not a multiple of the dilation and, if causal, where m comes
     after n in row-major order.
     """
-    dimensions = len(grid)
+    sides = table.shape[: len(grid)]
     positions = list(itertools.product(*(range(side) for side in grid)))
-    zeros = torch.zeros_like(table[(0,) * dimensions])
+    entries = torch.cat([table.flatten(0, len(grid) - 1), torch.zeros_like(table[(0,) * len(grid)])[None]])
     pairs = []
     for n, query in enumerate(positions):
         for m, context in enumerate(positions):
-            entry = zeros
             offsets = [c - q for c, q in zip(context, query, strict=True)]
-            if all(offset % dilation == 0 for offset in offsets) and not (causal and m > n):
-                index = tuple(o // dilation + r // 2 for o, r in zip(offsets, table.shape[:dimensions], strict=True))
-                if all(0 <= i < r for i, r in zip(index, table.shape[:dimensions], strict=True)):
-                    entry = table[index]
-            pairs.append(entry)
-    return torch.stack(pairs).unflatten(0, (len(positions), len(positions)))
+            index = [o // dilation + r // 2 for o, r in zip(offsets, sides, strict=True)]
+            is_entry = all(0 <= i < r for i, r in zip(index, sides, strict=True)) and not (causal and m > n)
+            entry = 0
+            for i, r in zip(index, sides, strict=True):
+                entry = entry * r + i
+            pairs.append(entry if is_entry and all(o % dilation == 0 for o in offsets) else len(entries) - 1)
+    return entries[pairs].unflatten(0, (len(positions), len(positions)))

@@ -25,12 +25,9 @@ from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, offset
 from lambdanets.ops.position.fused.tiles import K, max_value_channels
 
 CASES = {
-    "ragged tiles": (torch.float16, Case(5, 2, (7, 9), (5, 5), 16, 16)),
-    "global": (torch.float16, Case(2, 2, (7, 4), (13, 7), 16, 16)),
-    "one small map": (torch.float16, Case(1, 4, (7, 7), (3, 3), 16, 32)),
-    "wide values, one head": (torch.float16, Case(9, 1, (5, 6), (3, 5), 16, 128)),
+    "ragged tiles": (torch.float16, Case(3, 2, (7, 9), (5, 5), 16, 16)),
+    "wide values, one head": (torch.float16, Case(3, 1, (5, 6), (3, 5), 16, 128)),
     "five heads, odd depths": (torch.float16, Case(3, 5, (4, 9), (5, 3), 10, 20)),
-    "several launches": (torch.float16, Case(1, 1, (2, 5), (3, 3), 24, 144, 2)),
     "one position": (torch.float16, Case(2, 4, (1, 1), (1, 1), 16, 16)),
     "ragged tiles in float32": (torch.float32, Case(3, 2, (6, 9), (5, 5), 16, 16)),
     **{f"check {i}": ((torch.float16, torch.float32)[i % 2], case) for i, case in enumerate(check.CASES)},
