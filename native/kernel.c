@@ -291,17 +291,17 @@ static size_t NAME(carve)(const problem *p, NAME(work) *w, char *base, int rank,
 }
 __attribute__((visibility("hidden"))) size_t NAME(scratch_bytes)(const problem *p, int size) { return NAME(carve)(p, 0, 0, 0, size); }
 
-INLINE V NAME(load_lanes)(const REAL *p, int lanes) {
-  if (lanes == VL) return *(const VU *)p;
+INLINE V NAME(load_lanes)(const REAL *p, ptrdiff_t stride, int lanes) {
+  if (lanes == VL && stride == 1) return *(const VU *)p;
   V x = {0};
-  for (int l = 0; l < lanes; l++) x[l] = p[l];
+  for (int l = 0; l < lanes; l++) x[l] = p[l * stride];
   return x;
 }
-INLINE void NAME(store_lanes)(REAL *p, V x, int lanes) {
-  if (lanes == VL)
+INLINE void NAME(store_lanes)(REAL *p, ptrdiff_t stride, V x, int lanes) {
+  if (lanes == VL && stride == 1)
     *(VU *)p = x;
   else
-    for (int l = 0; l < lanes; l++) p[l] = x[l];
+    for (int l = 0; l < lanes; l++) p[l * stride] = x[l];
 }
 
 /* Positions of row y of T: global + step x in the example, local + step x in the part, for x < count */
@@ -360,8 +360,8 @@ static __attribute__((noinline)) void NAME(transform_values)(const problem *p, N
     int limit_in = p->sequence || t->behind[1] ? N2 : (int)t->ahead[1];
     for (int x = 0; x < limit_in; x++) {
       ptrdiff_t a = NAME(source)(p, t, y, x), b = pair ? NAME(source)(p, t, y + 1, x) : -1;
-      w->line[2 * x] = a >= 0 ? NAME(load_lanes)(values + a * p->vs_n, t->lanes) : (V){0};
-      w->line[2 * x + 1] = b >= 0 ? NAME(load_lanes)(values + b * p->vs_n, t->lanes) : (V){0};
+      w->line[2 * x] = a >= 0 ? NAME(load_lanes)(values + a * p->vs_n, p->vs_v, t->lanes) : (V){0};
+      w->line[2 * x + 1] = b >= 0 ? NAME(load_lanes)(values + b * p->vs_n, p->vs_v, t->lanes) : (V){0};
     }
     NAME(dft)(a2, w->tmp, w->line, 2, limit_in, w->line, 2, N2);
     for (int f = 0; f < F2; f++) {
@@ -446,8 +446,8 @@ static void NAME(add_content)(const problem *p, NAME(work) *w, const NAME(part) 
   const REAL *content = (const REAL *)p->content + t->example * p->cs_b + t->channel;
   for (int g = 0; g < count; g++) {
     int k = 2 * (first + g);
-    V even = NAME(load_lanes)(content + (ptrdiff_t)k * p->cs_k, t->lanes);
-    V odd = k + 1 < p->k ? NAME(load_lanes)(content + (ptrdiff_t)(k + 1) * p->cs_k, t->lanes) : (V){0};
+    V even = NAME(load_lanes)(content + (ptrdiff_t)k * p->cs_k, 1, t->lanes);
+    V odd = k + 1 < p->k ? NAME(load_lanes)(content + (ptrdiff_t)(k + 1) * p->cs_k, 1, t->lanes) : (V){0};
     V *m = w->map + (ptrdiff_t)y * NAME(map_stride)(p) + 2 * (ptrdiff_t)g * p->axes[1].n;
     m[0] += odd; /* exchanged parts */
     m[1] += even;
@@ -465,9 +465,9 @@ static void NAME(copy_row)(NAME(row) r, int h, int lanes, V *y, REAL *o, ptrdiff
         V *from = y + r.step * x * h + j;
         REAL *at = o + r.step * x * o_n + j * o_h;
         if (store)
-          NAME(store_lanes)(at, *from, lanes);
+          NAME(store_lanes)(at, 1, *from, lanes);
         else
-          *from = NAME(load_lanes)(at, lanes);
+          *from = NAME(load_lanes)(at, 1, lanes);
       }
     return;
   }
@@ -497,9 +497,10 @@ INLINE void NAME(lambda_row)(const problem *p, NAME(work) *w, int y, int g, V *l
 /* y[x][h] (+)= sum over COUNT pairs of q lambda; lam: pairs of 2 W vectors. With `odd`, the last depth does not exist. */
 #define APPLY(COUNT)                                                                                                \
   static __attribute__((noinline)) void NAME(apply_##COUNT)(const V *lam, ptrdiff_t lam_stride, const REAL *q,      \
-                                                            ptrdiff_t q_x, ptrdiff_t q_h, REAL *y, ptrdiff_t y_x,   \
-                                                            ptrdiff_t y_h, int W, int h, int fresh, int odd) {      \
-    int last = odd ? 0 : 1;                                                                                         \
+                                                            ptrdiff_t q_x, ptrdiff_t q_h, ptrdiff_t q_k, REAL *y,   \
+                                                            ptrdiff_t y_x, ptrdiff_t y_h, int W, int h, int fresh,  \
+                                                            int odd) {                                              \
+    ptrdiff_t last = odd ? 0 : q_k;                                                                                 \
     for (int x = 0; x < W; x++) {                                                                                   \
       V a[COUNT], b[COUNT];                                                                                         \
       UNROLL for (int g = 0; g < COUNT; g++) {                                                                      \
@@ -512,8 +513,8 @@ INLINE void NAME(lambda_row)(const problem *p, NAME(work) *w, int y, int g, V *l
         const REAL *c = q + x * q_x + j * q_h;                                                                      \
         V s = fresh ? (V){0} : *o;                                                                                  \
         UNROLL for (int g = 0; g < COUNT; g++) {                                                                    \
-          s += a[g] * c[2 * g];                                                                                     \
-          s += b[g] * c[2 * g + (g == COUNT - 1 ? last : 1)];                                                       \
+          s += a[g] * c[2 * g * q_k];                                                                               \
+          s += b[g] * c[2 * g * q_k + (g == COUNT - 1 ? last : q_k)];                                               \
         }                                                                                                           \
         *o = s;                                                                                                     \
       }                                                                                                             \
@@ -524,7 +525,7 @@ APPLY(2)
 
 static void NAME(values_spectra)(const problem *p, NAME(work) *w, const NAME(part) *t, team *m) {
   ptrdiff_t slice = (ptrdiff_t)p->H * p->W;
-  const REAL *values = (const REAL *)p->values + t->example * p->vs_b + t->channel;
+  const REAL *values = (const REAL *)p->values + t->example * p->vs_b + t->channel * p->vs_v;
   for (int z = 0; z < p->depth; z++)
     for (int u = 0; u < p->u; u++)
       NAME(transform_values)(p, w, t, values + z * slice * p->vs_n + u * p->vs_u,
@@ -551,11 +552,11 @@ __attribute__((visibility("hidden"))) void NAME(forward_task)(const problem *p, 
         REAL *out = direct ? output + r.global * p->os_n : (REAL *)(w.y + r.local * p->h);
         ptrdiff_t y_x = r.step * (direct ? p->os_n : p->h * VL), y_h = direct ? p->os_h : VL;
         for (int g = 0; g < count; g += 2) {
-          const REAL *q = queries + r.global * p->qs_n + 2 * (first + g);
+          const REAL *q = queries + r.global * p->qs_n + 2 * (first + g) * p->qs_k;
           int fresh = first + g == 0, both = g + 1 < count, odd = 2 * (first + g + both) + 1 >= p->k;
           for (int e = 0; e <= both; e++) NAME(lambda_row)(p, &w, y, g + e, w.lam + 2 * r.count * e, r.count);
-          (both ? NAME(apply_2) : NAME(apply_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, out, y_x, y_h, r.count, p->h,
-                                                 fresh, odd);
+          (both ? NAME(apply_2) : NAME(apply_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, p->qs_k, out, y_x, y_h,
+                                                 r.count, p->h, fresh, odd);
         }
         if (!direct && first + count == p->pairs)
           NAME(copy_row)(r, p->h, t.lanes, w.y, output, p->os_n, p->os_h, p->os_v, 1);
@@ -599,7 +600,8 @@ INLINE V NAME(sum_lanes)(V *p) {
 /* dq[x][h][4] (+)= sum over lanes of g[x][h] lambda[4 depths] */
 #define ITEMS (VL / 4)
 static __attribute__((noinline)) void NAME(query_gradients)(const V *even, const V *odd, const V *g, ptrdiff_t g_x, REAL *dq,
-                                                            ptrdiff_t dq_x, ptrdiff_t dq_h, const int *position, int items, int h) {
+                                                            ptrdiff_t dq_x, ptrdiff_t dq_h, ptrdiff_t dq_k, const int *position,
+                                                            int items, int h) {
   for (int item = 0; item < items; item += ITEMS) {
     V prod[VL];
     UNROLL for (int l = 0; l < ITEMS; l++) {
@@ -614,7 +616,11 @@ static __attribute__((noinline)) void NAME(query_gradients)(const V *even, const
     V s = NAME(sum_lanes)(prod);
     for (int l = 0; l < ITEMS && item + l < items; l++) {
       ptrdiff_t x = position[item + l], j = item + l - x * h;
-      memcpy(dq + x * dq_x + j * dq_h, (REAL *)&s + 4 * l, 4 * sizeof(REAL));
+      REAL *o = dq + x * dq_x + j * dq_h, *sums = (REAL *)&s + 4 * l;
+      if (dq_k == 1)
+        memcpy(o, sums, 4 * sizeof(REAL));
+      else
+        for (int k = 0; k < 4; k++) o[k * dq_k] = sums[k];
     }
   }
 }
@@ -622,8 +628,9 @@ static __attribute__((noinline)) void NAME(query_gradients)(const V *even, const
 /* gradients of lambdas of one row: lam[x] = (dlambda_k, dlambda_{k+1}) */
 #define OUTER(COUNT)                                                                                                  \
   static __attribute__((noinline)) void NAME(outer_##COUNT)(V *lam, ptrdiff_t lam_stride, const REAL *q, ptrdiff_t q_x, \
-                                                            ptrdiff_t q_h, const V *y, ptrdiff_t y_x, int W, int h, int odd) { \
-    int last = odd ? 0 : 1;                                                                                           \
+                                                            ptrdiff_t q_h, ptrdiff_t q_k, const V *y, ptrdiff_t y_x,  \
+                                                            int W, int h, int odd) {                                  \
+    ptrdiff_t last = odd ? 0 : q_k;                                                                                   \
     for (int x = 0; x < W; x++) {                                                                                     \
       V a[COUNT], b[COUNT];                                                                                           \
       UNROLL for (int g = 0; g < COUNT; g++) a[g] = b[g] = (V){0};                                                    \
@@ -631,8 +638,8 @@ static __attribute__((noinline)) void NAME(query_gradients)(const V *even, const
         V s = y[x * y_x + j];                                                                                         \
         const REAL *c = q + x * q_x + j * q_h;                                                                        \
         UNROLL for (int g = 0; g < COUNT; g++) {                                                                      \
-          a[g] += s * c[2 * g];                                                                                       \
-          b[g] += s * c[2 * g + (g == COUNT - 1 ? last : 1)];                                                         \
+          a[g] += s * c[2 * g * q_k];                                                                                 \
+          b[g] += s * c[2 * g * q_k + (g == COUNT - 1 ? last : q_k)];                                                 \
         }                                                                                                             \
       }                                                                                                               \
       if (odd) b[COUNT - 1] = (V){0};                                                                                 \
@@ -732,7 +739,7 @@ static __attribute__((noinline)) void NAME(values_gradient_rows)(const problem *
         if (at < 0) continue;
         REAL *o = out + at * p->dv_n;
         V s = w->line[2 * x + 1 - e];
-        NAME(store_lanes)(o, add ? s + NAME(load_lanes)(o, t->lanes) : s, t->lanes);
+        NAME(store_lanes)(o, p->dv_v, add ? s + NAME(load_lanes)(o, p->dv_v, t->lanes) : s, t->lanes);
       }
   }
 }
@@ -799,16 +806,17 @@ __attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p,
         V *map = w.map + y * NAME(map_stride)(p), *second = w.lam + 2 * r.count;
         for (int s = 0; s < count; s += 2) {
           int both = s + 1 < count, k = 2 * (first + s), odd = k + 2 * both + 1 >= p->k;
-          const REAL *q = queries + r.global * p->qs_n + k;
+          const REAL *q = queries + r.global * p->qs_n + k * p->qs_k;
           if (p->grad_queries) {
             for (int e = 0; e <= both; e++) NAME(lambda_row)(p, &w, y, s + e, w.lam + 2 * r.count * e, r.count);
             if (!both) memset(second, 0, 2 * r.count * sizeof(V));
-            REAL *dq = direct ? grad_queries + r.global * p->dq_n + k : w.dq + r.local * h * K + k;
+            REAL *dq = direct ? grad_queries + r.global * p->dq_n + k * p->dq_k : w.dq + r.local * h * K + k;
             NAME(query_gradients)(w.lam, second, gy, r.step * h, dq, r.step * (direct ? p->dq_n : h * K), direct ? p->dq_h : K,
-                                  w.position, r.count * h, h);
+                                  direct ? p->dq_k : 1, w.position, r.count * h, h);
           }
           if (!adjoint) continue;
-          (both ? NAME(outer_2) : NAME(outer_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, gy, r.step * h, r.count, h, odd);
+          (both ? NAME(outer_2) : NAME(outer_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, p->qs_k, gy, r.step * h, r.count, h,
+                                                       odd);
           for (int e = 0; e <= both; e++)
             NAME(dft)(&p->axes[1], w.tmp, w.lam + 2 * r.count * e, 2, r.count, map + 2 * (ptrdiff_t)(s + e) * N2, 2, N2);
         }
@@ -829,7 +837,7 @@ __attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p,
           for (int j = 0; j < h; j++) {
             REAL *o = grad_queries + (r.global + r.step * x) * p->dq_n + j * p->dq_h;
             const REAL *s = w.dq + ((r.local + r.step * x) * h + j) * K;
-            for (int k = 0; k < p->k; k++) o[k] = t.channel == 0 ? s[k] : o[k] + s[k];
+            for (int k = 0; k < p->k; k++) o[k * p->dq_k] = t.channel == 0 ? s[k] : o[k * p->dq_k] + s[k];
           }
       }
     end_turn(turns, SEGMENTS, task, m);
@@ -838,7 +846,7 @@ __attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p,
     begin_turn(turns, SEGMENTS + 1, task, m);
     for (int k = 0; k < p->k && m->rank == 0; k++) {
       REAL *o = (REAL *)p->grad_content + ((ptrdiff_t)t.example * p->k + k) * p->v + t.channel;
-      NAME(store_lanes)(o, t.tile ? w.grad_content[k] + NAME(load_lanes)(o, t.lanes) : w.grad_content[k], t.lanes);
+      NAME(store_lanes)(o, 1, t.tile ? w.grad_content[k] + NAME(load_lanes)(o, 1, t.lanes) : w.grad_content[k], t.lanes);
     }
     end_turn(turns, SEGMENTS + 1, task, m);
   }
@@ -853,7 +861,7 @@ __attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p,
     int add = num_tiles(p) > 1, pairs = (NAME(row_limit)(p, &t) + 1) / 2;
     int end = share(pairs, m, 1) * 2 < NAME(row_limit)(p, &t) ? share(pairs, m, 1) * 2 : NAME(row_limit)(p, &t);
     size_t size = NAME(spectrum_size)(p);
-    REAL *out = (REAL *)p->grad_values + t.example * p->dv_b + t.channel;
+    REAL *out = (REAL *)p->grad_values + t.example * p->dv_b + t.channel * p->dv_v;
     for (int i = 0; i < slots; i++) NAME(values_gradient_columns)(p, &w, &t, w.grad + i * size, m);
     barrier(m);
     if (add) begin_turn(turns, SEGMENTS + 2, task, m);

@@ -41,16 +41,15 @@ typedef struct {
  * m = m1 + N1 m2 and f = N2 f1 + f2 (four steps), `cross` = exp(-2 pi i m1 f2 / (N1 N2)) as [m1][f2].
  * Tiles: outputs y0 .. y0 + tile[0] - 1 of each axis, computed from positions y0 - before .. y0 + tile[0] - 1 + after;
  * before and after are used only if there is more than one tile, else the padding is shared by both sides.
- * Strides are in elements; the last axis (k or v) is contiguous, except of the output and its gradient, where the
- * channels may be maps (os_v, gs_v). */
+ * Strides are in elements; channels (k or v) are contiguous, or maps. */
 typedef struct {
   int b, h, k, v, u, depth, H, W, sequence;
   int tile[2], tiles[2], before[2], after[2]; /* rows, columns */
   int depth_before, depth_scope;              /* offsets -depth_before .. of the table along the depth */
   int pairs, G;
   axis axes[2];
-  ptrdiff_t qs_b, qs_h, qs_n, vs_b, vs_u, vs_n, cs_b, cs_k, os_b, os_h, os_n, os_v, gs_b, gs_h, gs_n, gs_v, dq_b, dq_h, dq_n, dv_b,
-      dv_u, dv_n;
+  ptrdiff_t qs_b, qs_h, qs_n, qs_k, vs_b, vs_u, vs_n, vs_v, cs_b, cs_k, os_b, os_h, os_n, os_v, gs_b, gs_h, gs_n, gs_v, dq_b, dq_h,
+      dq_n, dq_k, dv_b, dv_u, dv_n, dv_v;
   const void *queries, *values, *content, *spectrum, *cross; /* spectrum: R'^ [depth offset][u][pair][f2][f1] */
   void *output;
   const void *grad_output;

@@ -106,15 +106,15 @@ def describe_buffers(p: native._Problem, itemsize: int) -> Iterator[tuple[int | 
     for axis in p.axes:
         yield axis.twiddles[0], 2 * itemsize * axis.n
         yield axis.twiddles[1], 2 * itemsize * axis.n // axis.f[0]
-    yield p.queries, extent((p.b, p.qs_b), (p.h, p.qs_h), (n, p.qs_n), (p.k, 1))
-    yield p.values, extent((p.b, p.vs_b), (p.u, p.vs_u), (n, p.vs_n), (p.v, 1))
+    yield p.queries, extent((p.b, p.qs_b), (p.h, p.qs_h), (n, p.qs_n), (p.k, p.qs_k))
+    yield p.values, extent((p.b, p.vs_b), (p.u, p.vs_u), (n, p.vs_n), (p.v, p.vs_v))
     yield p.content, extent((p.b, p.cs_b), (p.k, p.cs_k), (p.v, 1))
     yield p.spectrum, spectra
     yield p.cross, 2 * itemsize * points
     yield p.grad_output, extent((p.b, p.gs_b), (p.h, p.gs_h), (n, p.gs_n), (p.v, p.gs_v))
     yield p.output, extent((p.b, p.os_b), (p.h, p.os_h), (n, p.os_n), (p.v, p.os_v))
-    yield p.grad_queries, extent((p.b, p.dq_b), (p.h, p.dq_h), (n, p.dq_n), (p.k, 1))
-    yield p.grad_values, extent((p.b, p.dv_b), (p.u, p.dv_u), (n, p.dv_n), (p.v, 1))
+    yield p.grad_queries, extent((p.b, p.dq_b), (p.h, p.dq_h), (n, p.dq_n), (p.k, p.dq_k))
+    yield p.grad_values, extent((p.b, p.dv_b), (p.u, p.dv_u), (n, p.dv_n), (p.v, p.dv_v))
     yield p.grad_spectra, spectra
     yield p.grad_content, itemsize * p.b * p.k * p.v
 

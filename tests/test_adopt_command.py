@@ -1,6 +1,7 @@
 """`lambdanets adopt`: models by name, weight files and folders of timm."""
 
 import argparse
+import json
 import re
 import shlex
 from pathlib import Path
@@ -13,13 +14,14 @@ from PIL import Image
 
 import lambdanets as ln
 from lambdanets.cli import main
+from small_timm import small_lambda_resnet26t  # noqa: F401
 
 PAGE = Path(__file__).parents[1] / "docs/adoption.md"
 LAYERS = ["stages.2.1.self_attn", "stages.3.0.self_attn", "stages.3.1.self_attn"]
 
 
 @pytest.fixture(scope="module")
-def network():
+def network(small_lambda_resnet26t):  # noqa: F811
     torch.manual_seed(0)
     return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
@@ -64,9 +66,10 @@ def test_adopts_the_ema_in_a_checkpoint_of_the_training_script_of_timm(network, 
         torch.testing.assert_close(loaded.model.double()(x), network.double()(x))
 
 
-@pytest.mark.parametrize("label_names", [["a", "b", "c"], {"2": "c", "0": "a", "1": "b"}])
-def test_adopts_a_folder_that_timm_saved(label_names, network, tmp_path):
-    timm.models.save_for_hf(network, tmp_path / "saved", model_config={"label_names": label_names})
+def test_adopts_a_folder_that_timm_saved(network, tmp_path):
+    for names in (["a", "b", "c"], {"2": "c", "0": "a", "1": "b"}):
+        timm.models.save_for_hf(network, tmp_path / "saved", model_config={"label_names": names})
+        assert ln.load(tmp_path / "saved").classes == ("a", "b", "c")
     assert adopt(tmp_path / "saved", "--out", tmp_path / "model") == 0
     assert ln.load(tmp_path / "model").classes == ("a", "b", "c")
 
@@ -112,6 +115,9 @@ def test_finetuning_on_the_page_ends_with_a_network_for_timm(tmp_path, monkeypat
     assert main([*shlex.split(adopt_command)[1:], "--no-pretrained", "--seconds", "0"]) == 0
     smaller = "--epochs 1 --image-size 32 --batch-size 4 --warmup-epochs 0"
     assert main([*shlex.split(train_command)[1:], *smaller.split()]) == 0
+    recipe = json.loads(Path("runs/photos/recipe.json").read_text())
+    assert (recipe["model"], recipe["mean"]) == ("timm/lambda_resnet26t", [0.485, 0.456, 0.406])
+    assert main(["evaluate", "runs/photos"]) == 0
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     variables = {"ln": ln, "timm": timm}
     exec(code, variables)

@@ -1,47 +1,14 @@
-"""Follows the steps to add a task of CONTRIBUTING.md in a copy of the package."""
+"""Follows the steps to add a task of CONTRIBUTING.md."""
 
-import os
-import shutil
-import subprocess
-import sys
+import importlib
 from pathlib import Path
 
-import pytest
+from lambdanets.training import run, tasks
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def package(tmp_path):
-    """A copy of src/, without caches."""
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    return tmp_path / "src/lambdanets"
-
-
-def add_line(path, before, line):
-    """Insert a line before the first occurrence of the text `before`."""
-    text = path.read_text(encoding="utf-8")
-    assert before in text
-    path.write_text(text.replace(before, line + before, 1), encoding="utf-8")
-
-
-def run(package, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(package.parent)}
-    command = [sys.executable, *arguments]
-    process = subprocess.run(
-        command, env=environment, cwd=package.parents[1], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    return process.stdout
-
-
-def read_steps(title):
-    return PAGE.partition(f"## To add {title}\n")[2].partition("\n## ")[0]
-
+PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 TASK = {
-    "training/echo/recipe.py": """
+    "recipe.py": """
 import dataclasses
 from typing import ClassVar
 
@@ -52,7 +19,7 @@ from lambdanets.training.recipe import TrainingRecipe
 class EchoRecipe(TrainingRecipe):
     task: ClassVar[str] = "echo"
 """,
-    "training/echo/task.py": """
+    "task.py": """
 import numpy as np
 import torch
 from torch import nn
@@ -155,32 +122,18 @@ class EchoTask(Task):
 }
 
 
-def test_new_task_needs_one_package_and_one_entry(package, tmp_path):
-    steps = read_steps("a task")
+def test_new_task_needs_one_package_and_one_entry(tmp_path, monkeypatch):
+    steps = PAGE.partition("## To add a task\n")[2].partition("\n## ")[0]
     assert "TrainingRecipe" in steps
     assert "training/tasks.py" in steps
+    (tmp_path / "echo_task").mkdir()
     for name, text in TASK.items():
-        (package / name).parent.mkdir(exist_ok=True)
-        (package / name).write_text(text.lstrip())
-    (package / "training/echo/__init__.py").write_text("")
-    tasks = package / "training/tasks.py"
-    add_line(
-        tasks,
-        "\n\ndef task_class",
-        'TASKS["echo"] = TaskEntry(EchoRecipe, "lambdanets.training.echo.task:EchoTask", "", "")\n',
-    )
-    add_line(tasks, "from lambdanets.training.recipe", "from lambdanets.training.echo.recipe import EchoRecipe\n")
-    script = f"""
-from lambdanets.training import run
-from lambdanets.training.echo.recipe import EchoRecipe
-from pathlib import Path
-folder = Path({str(tmp_path / "run")!r})
-recipe = EchoRecipe(data="digits", model="echo", epochs=2, warmup_epochs=0, learning_rate=0.001)
-result = run.start(recipe, folder)
-assert run.start(recipe, folder) == result
-print(result["epochs"], sorted(path.name for path in folder.iterdir() if path.is_file()))
-"""
-    output = run(package, "-c", script).splitlines()[-1]
-    assert output.startswith("2 ")
-    assert "weights.safetensors" in output
-    assert "metrics.csv" in output
+        (tmp_path / "echo_task" / name).write_text(text.lstrip())
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe_class = importlib.import_module("echo_task.recipe").EchoRecipe
+    monkeypatch.setitem(tasks.TASKS, "echo", tasks.TaskEntry(recipe_class, "echo_task.task:EchoTask", "", ""))
+    recipe = recipe_class(data="digits", model="echo", epochs=2, warmup_epochs=0, learning_rate=0.001)
+    result = run.start(recipe, tmp_path / "run")
+    assert run.start(recipe, tmp_path / "run") == result
+    assert result["epochs"] == 2
+    assert {"weights.safetensors", "metrics.csv"} < {path.name for path in (tmp_path / "run").iterdir()}

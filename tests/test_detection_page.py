@@ -8,18 +8,21 @@ import pytest
 import torch
 from PIL import Image
 
+from lab.export.shallow_resnet import shallow_lambda_resnet
 from scripts import load_script
+from training.detection.constructed_detector import write_constructed_detector
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/detection.md"
 
 
-def test_python_code_detects_objects_and_exports_to_onnx(trained_detector, tmp_path, monkeypatch, capsys):
+def test_python_code_detects_objects_and_exports_to_onnx(tmp_path, monkeypatch, capsys):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/objects").symlink_to(trained_detector / "run")
-    image = sorted((trained_detector / "digits/train").iterdir())[1]
+    write_constructed_detector(tmp_path, model=shallow_lambda_resnet.__name__)
+    (tmp_path / "runs/objects").mkdir(parents=True)
+    (tmp_path / "initial.safetensors").rename(tmp_path / "runs/objects/weights.safetensors")
+    image = sorted((tmp_path / "digits/train").iterdir())[1]
     Image.open(image).save(tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

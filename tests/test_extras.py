@@ -25,9 +25,10 @@ sys.modules.update(dict.fromkeys(packages))  # importing them raises ModuleNotFo
 import torch, timm, lambdanets as ln
 from lambdanets.cli import main
 model = ln.create_model("lambda_resnet20_small", num_classes=3).eval()
-images = torch.randn(2, 3, 32, 32)
-assert model(images).shape == torch.compile(model, backend="eager")(images).shape == (2, 3)
-assert torch.export.export(model, (images,)).module()(images).shape == (2, 3)
+assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+layer, maps = ln.LambdaLayer2d(8, scope=3), torch.randn(2, 8, 4, 4)
+assert torch.compile(layer, backend="eager")(maps).shape == maps.shape
+assert torch.export.export(layer, (maps,)).module()(maps).shape == maps.shape
 make_layer = lambda conv: ln.LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0])
 assert ln.replace_convolutions(timm.create_model("resnet10t"), make_layer, "layer4.*.conv2")
 assert ln.load(run).predict(image)

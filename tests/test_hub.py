@@ -1,26 +1,26 @@
 """Folders in timm's hub format: saved, loaded here and by timm, uploaded and downloaded."""
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import timm
 import torch
 
 import lambdanets as ln
 from hub_server import hub_server
-from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.inference.adopted import load_and_adopt
 from lambdanets.inference.classifier import Classifier
+from lambdanets.recipes import find_recipe
+from lambdanets.training.classification.model import build_model, resolve_model_from_weights
 from lambdanets.training.run import start
 from noise_images import write_two_classes
+from small_timm import small_lambda_resnet26t  # noqa: F401
 from training.runs import quick_recipe
 from training.teachers import RECIPE, write_teacher
 
@@ -36,16 +36,27 @@ def teacher(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def timm_network():
+def timm_network(small_lambda_resnet26t):  # noqa: F811
     """A network of timm with lambda layers that affect its output, and three classes."""
     torch.manual_seed(0)
     return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
 
-def hub_environment(folder, url):
-    """Environment variables with which huggingface_hub uses the server at url and an empty cache."""
-    settings = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "cache"), "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "0"}
-    return {**os.environ, **settings}
+@pytest.fixture
+def hub_client(tmp_path, monkeypatch):
+    """A function with which huggingface_hub uses the server at a URL and an empty cache."""
+
+    def use(url):
+        monkeypatch.setenv("HF_TOKEN", "hf_x")
+        settings = {
+            "ENDPOINT": url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
+        }
+        settings |= {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": False}
+        for name, value in settings.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+
+    return use
 
 
 def random_images(channels, side):
@@ -103,20 +114,20 @@ def test_files_that_leave_the_machine_have_no_paths_and_no_names_of_data(tmp_pat
 
 def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path):
     shared = {"share_embeddings": True, "lambda_blocks": ((), (), (1, 2), (1,))}
-    for name, options in (("lambda_resnet20_small", {"scope": 5, "in_chans": 1, **shared}), ("resnet18", {})):
+    for name, options in (("lambda_resnet20_small", {"scope": 5, "in_chans": 1, **shared}), ("test_resnet", {})):
         network = ln.create_model(name, num_classes=3, zero_init_last=False, **options).eval()
         loaded = ln.load(ln.save_pretrained(network, tmp_path / name), device="cpu").model
         x = random_images(options.get("in_chans", 3), 32)
         torch.testing.assert_close(loaded(x), network(x))
     convolution = partial(torch.nn.Conv2d, kernel_size=3, padding=2, dilation=2, bias=False)
     for make_layer in (ln.LambdaLayer2d, convolution):  # the second has the same names and shapes
-        changed = ln.create_model("resnet18", num_classes=3)
-        replaced = make_layer(512, 512)
-        ln.replace_convolutions(changed, lambda conv, layer=replaced: layer, "layer4.1.conv2")
-        for model in (changed, Classifier(changed, ln.load(tmp_path / "resnet18").card)):
+        changed = ln.create_model("test_resnet", num_classes=3)
+        replaced = make_layer(96, 96)
+        ln.replace_convolutions(changed, lambda conv, layer=replaced: layer, "layer4.0.conv2")
+        for model in (changed, Classifier(changed, ln.load(tmp_path / "test_resnet").card)):
             with pytest.raises(InputError, match="changes such as those of replace_convolutions"):
                 ln.save_pretrained(model, tmp_path / "changed")
-    for other in (ln.create_model("lambda_unet_small"), ln.create_model("resnet18", features_only=True)):
+    for other in (ln.create_model("lambda_unet_small"), ln.create_model("test_resnet", features_only=True)):
         with pytest.raises(InputError, match="must be a classifier"):
             ln.save_pretrained(other, tmp_path / "changed")
     assert not (tmp_path / "changed").exists()
@@ -178,57 +189,34 @@ def test_adopted_weights_are_saved_with_the_keys_of_timm(timm_network, tmp_path)
             torch.testing.assert_close(loaded.double()(x), expected)
 
 
-def test_train_and_evaluate_take_a_folder_of_timm(timm_network, two_classes, tmp_path, capsys):
+def test_finetuning_takes_a_folder_of_timm(timm_network, tmp_path):
     timm.models.save_for_hf(timm_network, tmp_path / "model", safe_serialization=True)
-    run = ["train", "finetune", "--data", str(two_classes), "--weights", str(tmp_path / "model")]
-    run += ["--learning-rate", "0.0001"]  # random weights with few images diverge
-    assert (
-        main([*run, "--run", str(tmp_path / "run"), "--epochs", "1", "--image-size", "64", "--batch-size", "2"]) == 0
-    ), capsys.readouterr().err
-    recipe = json.loads((tmp_path / "run/recipe.json").read_text())
-    assert (recipe["model"], recipe["mean"]) == ("timm/lambda_resnet26t", [0.485, 0.456, 0.406])
-    assert main(["evaluate", str(tmp_path / "run")]) == 0
-    folder = ln.save_pretrained(tmp_path / "run", tmp_path / "trained")
-    assert timm.create_model(f"local-dir:{folder}", pretrained=True).num_classes == 2
+    recipe = resolve_model_from_weights(replace(find_recipe("finetune"), weights=str(tmp_path / "model")))
+    assert (recipe.model, recipe.mean) == ("timm/lambda_resnet26t", (0.485, 0.456, 0.406))
+    weights = build_model(recipe, CLASSES).state_dict()
+    assert torch.equal(weights["stem.conv1.conv.weight"], timm_network.stem.conv1.conv.weight)
 
 
-def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path):
-    script = (
-        "import lambdanets as ln, sys\n"
-        "print(ln.push_to_hub(sys.argv[1], 'user/digits', sys.argv[2], private=True))\n"
-        "print(ln.load('hf-hub:user/digits', device='cpu').classes)\n"
-        "print(ln.create_model('hf-hub:user/digits', pretrained=True).num_classes)\n"
-    )
+def test_uploads_to_the_hub_and_loads_from_it(teacher, hub_client, tmp_path):
     with hub_server() as server:
+        hub_client(server.url)
         server.repositories["user/digits"] = {"README.md": b"mine"}
-        environment = hub_environment(tmp_path, server.url)
-        output = subprocess.run(
-            [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
-            env=environment, stdout=subprocess.PIPE, text=True, check=True,
-        ).stdout.splitlines()  # fmt: skip
-        assert output == [f"{server.url}/user/digits", str(CLASSES), "2"]
+        assert ln.push_to_hub(teacher, "user/digits", tmp_path / "model", private=True) == f"{server.url}/user/digits"
+        assert ln.load("hf-hub:user/digits", device="cpu").classes == CLASSES
+        assert ln.create_model("hf-hub:user/digits", pretrained=True).num_classes == 2
         files = server.repositories["user/digits"]
     assert server.private == {"user/digits"}
     assert files["README.md"] == b"mine"
     assert files["model.safetensors"] == (tmp_path / "model/model.safetensors").read_bytes()
 
 
-def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path):
-    script = (
-        "import lambdanets as ln, sys\n"
-        "for work in (lambda: ln.push_to_hub(sys.argv[1], 'user/digits', sys.argv[2]),\n"
-        "             lambda: ln.load('hf-hub:user/digits')):\n"
-        "    try: work()\n"
-        "    except ValueError as error: print(error)\n"
-    )
-    environment = hub_environment(tmp_path, "http://127.0.0.1:9")
-    lines = subprocess.run(
-        [sys.executable, "-c", script, str(teacher), str(tmp_path / "model")],
-        env=environment, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    assert lines[0].startswith("user/digits cannot be uploaded: ")
-    assert lines[1].startswith("hf-hub:user/digits cannot be downloaded: ")
-    assert lines[0].endswith(f"the model is in {tmp_path / 'model'}")
+def test_an_upload_or_download_that_fails_is_one_message(teacher, hub_client, tmp_path):
+    hub_client("http://127.0.0.1:9")
+    with pytest.raises(InputError, match=r"^user/digits cannot be uploaded: ") as raised:
+        ln.push_to_hub(teacher, "user/digits", tmp_path / "model")
+    assert str(raised.value).endswith(f"the model is in {tmp_path / 'model'}")
+    with pytest.raises(InputError, match=r"^hf-hub:user/digits cannot be downloaded: .*$"):
+        ln.load("hf-hub:user/digits")
 
 
 def test_rejects_models_that_the_hub_format_does_not_support(tmp_path):

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import json
 import pickle
 import re
 import subprocess
@@ -12,50 +13,94 @@ from pathlib import Path
 import pytest
 
 import lambdanets
+from lambdanets.inference.weights import save_weights
+from lambdanets.training.detection.model import build_model, make_model_card
+from training.detection.tiny_detection import tiny_recipe
+from training.teachers import write_teacher
 
-# Runs each argument as Python code in a fork of a process that has imported torch and torchvision, which are slow.
+# Runs code in forks of one process, after imports that are slow. The output of fork N is in the file N.
 SCRIPT = """
-import os, sys, torch, torchvision
-for code in sys.argv[1:]:
+import json, os, sys
+for number, (imports, code, *arguments) in enumerate(json.loads(sys.argv[1])):
+    exec(imports)
     if os.fork() == 0:
-        exec(code)
+        sys.argv, sys.stdout = ["-c", *arguments], open(str(number), "w")
+        exec(code, {})
         sys.stdout.flush()
         os._exit(0)
-    assert os.wait()[1] == 0
+    assert os.wait()[1] == 0, code
+"""
+PACKAGE = "import sys, lambdanets; dir(lambdanets); print(lambdanets.__version__, *sys.modules)"
+LAYER = """
+import sys
+from lambdanets import LambdaLayer2d
+import lambdanets as ln
+ln.plan, ln.ops, ln.layers
+print(*sys.modules)
 """
 IMPORT_ORDERS = (
     "import lambdanets, timm",
     "import timm, lambdanets",
-    "import lambdanets.models, timm",
     "from lambdanets import create_model; import timm",
     "import importlib.util, lambdanets; importlib.util.find_spec('timm'); import timm",
 )
+REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
+MODULES = [
+    "data.shards.images",
+    *(f"inference.{name}" for name in ("evaluation", "confusion", "detection_figures", "segmentation_figures")),
+    *(f"inference.{name}" for name in ("detection", "coco_results", "label_images")),  # of `detect predict`
+]
+PREDICTIONS = f"""
+import sys, numpy as np, lambdanets as ln
+for path in sys.argv[1:]:
+    ln.load(path).predict(np.zeros((9, 9, 3), np.uint8))
+print(*sys.modules)
+import {", ".join(f"lambdanets.{module}" for module in MODULES)}
+print(*sys.modules)
+"""
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-c", *arguments], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """The lines that PACKAGE, LAYER, each of IMPORT_ORDERS and PREDICTIONS print, each in a new process."""
+    if sys.platform != "linux":
+        pytest.skip("forking a process with threads is safe only on Linux")
+    folder = tmp_path_factory.mktemp("imports")
+    recipe, detector, card = tiny_recipe(folder / "digits"), folder / "weights.safetensors", {"category_ids": [1]}
+    save_weights(
+        detector, build_model(recipe, ["cup"]), make_model_card(recipe, ["cup"], **card).to_json(recipe.fields())
+    )
+    forks = [("", PACKAGE), ("import torch", LAYER)]
+    forks += [("import torchvision", f"{imports}; {REGISTERED}") for imports in IMPORT_ORDERS]
+    forks.append(("", PREDICTIONS, str(write_teacher(folder / "classifier")), str(detector)))
+    subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(forks)], cwd=folder, check=True)
+    return [(folder / str(number)).read_text().splitlines() for number in range(len(forks))]
 
 
-def test_importing_the_package_does_not_import_torch():
-    code = "import sys, lambdanets; dir(lambdanets); print(lambdanets.__version__, *sys.modules)"
+def test_importing_the_package_does_not_import_torch(outputs):
     heavy = {"torch", "numpy", "timm", "torchvision", "lightning", "matplotlib", "sklearn", "tyro"}
-    assert not heavy & set(run(code)[0].split())
+    assert not heavy & set(outputs[0][0].split())
 
 
-def test_importing_a_layer_imports_torch_but_not_timm():
-    code = "import sys; from lambdanets import LambdaLayer2d; import lambdanets as ln; "
-    code += "ln.plan, ln.ops, ln.layers; print(*sys.modules)"
-    loaded = set(run(code)[0].split())
-    assert "torch" in loaded
+def test_importing_a_layer_does_not_import_timm(outputs):
+    loaded = set(outputs[1][0].split())
+    assert "lambdanets.layers" in loaded
     assert not {"timm", "torchvision", "lightning", "matplotlib", "sklearn", "tyro"} & loaded
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forking a process with threads is safe only on Linux")
-def test_models_are_registered_with_timm_in_any_import_order():
-    check = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
-    assert run(SCRIPT, *(f"{imports}; {check}" for imports in IMPORT_ORDERS)) == ["True True"] * len(IMPORT_ORDERS)
+def test_models_are_registered_with_timm_in_any_import_order(outputs):
+    assert outputs[2:-1] == [["True True"]] * len(IMPORT_ORDERS)
+
+
+def modules_in(modules, *packages):
+    return [module for module in modules if module.startswith(packages)]
+
+
+def test_inference_imports_neither_training_nor_plotting_libraries(outputs):
+    after_predict, after_inference = (line.split() for line in outputs[-1])
+    assert "lambdanets.inference.detector" in after_predict
+    assert modules_in(after_predict, "matplotlib", "pandas", "torchmetrics", "sklearn", "duckdb", "pyarrow") == []
+    assert modules_in(after_inference, "lightning", "lambdanets.training", "faster_coco_eval") == []
 
 
 LAYERS = {"LambdaLayer", "LambdaLayer1d", "LambdaLayer2d", "LambdaLayer3d", "RelativeEmbedding"}

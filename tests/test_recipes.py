@@ -56,7 +56,8 @@ def commands(name):
     return [line.partition("lambdanets ")[2] for line in lines if line.startswith("Run: ")]
 
 
-@pytest.mark.parametrize("name", [*list_recipes(), *VARIANTS])
+# those with pseudo-labels have the models of imagenet_350, as the test below shows
+@pytest.mark.parametrize("name", [name for name in (*list_recipes(), *VARIANTS) if "pseudo" not in name])
 def test_every_recipe_builds_a_model(name):
     recipe = find_recipe(name)
     with torch.device("meta"):

@@ -27,7 +27,7 @@ def test_every_candidate_is_correct_and_measured_in_both_passes(script, monkeypa
         script,
         monkeypatch,
         "--size",
-        128,
+        64,
         "--seconds",
         0.01,
         "--repeats",

@@ -1,15 +1,17 @@
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lambdanets.ops.position.fused.device import KernelDevice
-from scripts import ROOT, load_script
+from scripts import ROOT, call_main, load_script
 
 ROWS = [
     {"part": "kernels", "name": "forward", "graph_us": 30.0},
@@ -31,19 +33,17 @@ def test_table_has_times_and_failures(tmp_path):
 
 
 @pytest.mark.slow
-def test_dry_run_measures_kernels(tmp_path):
+def test_dry_run_measures_kernels(tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="the kernels need Triton")
-    command = [
-        sys.executable,
-        "experiments/gpu.py",
-        "--out",
-        str(tmp_path),
-        "--dry-run",
-        "--parts",
-        "machine",
-        "kernels",
-    ]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    script, calls = load_script("experiments/gpu.py"), []
+    monkeypatch.setattr(script, "run_group", lambda command, environment, *_: calls.append((command, environment)))
+    call_main(script, monkeypatch, "--out", tmp_path, "--dry-run", "--parts", "machine", "kernels")
+    # one process for both parts, because imports take seconds
+    code = f"import sys, gpu_parts\nfor sys.argv in {[command[1:] for command, _ in calls]}: gpu_parts.main()"
+    folder, environment = ROOT / "experiments", calls[0][1]
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     if any("only 0-dimensional arrays" in row.get("failure", "") for row in rows):
         pytest.skip("this version of Triton's interpreter does not support this version of NumPy")
@@ -55,42 +55,39 @@ def test_dry_run_measures_kernels(tmp_path):
     assert min(times) > 0
 
 
-FAULTY_PART = """
-import sys, time
-sys.path.insert(0, {experiments!r})
-import real_parts as parts
-
-
-def cases(part):
-    for name in ("first", "hangs", "corrupts", "last"):
-        if part.skip(name):
-            continue
-        with part.record_errors(name, seconds=1):
-            if name == "hangs":
-                time.sleep(600)
-            if name == "corrupts":
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-            part.write_row(name, eager_us=1.0)
-
-
-def synchronize():  # of a corrupted context: every later call raises
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-parts.torch.cuda.synchronize = synchronize
-parts.PARTS["cases"] = cases
-sys.exit(parts.main())
-"""
-
-
-@pytest.mark.slow
+@pytest.mark.forks
 def test_cases_that_hang_or_corrupt_the_context_are_named_and_skipped(tmp_path, monkeypatch):
-    script = load_script("experiments/gpu.py")
-    experiments = str(ROOT / "experiments")
-    faulty = FAULTY_PART.format(experiments=experiments)
-    (tmp_path / "gpu_parts.py").write_text(faulty)
-    (tmp_path / "real_parts.py").symlink_to(ROOT / "experiments" / "gpu_parts.py")
-    monkeypatch.setattr(script, "__file__", str(tmp_path / "gpu.py"))
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    script, parts = (load_script(f"experiments/{name}.py") for name in ("gpu", "gpu_parts"))
+
+    def cases(part):
+        for name in ("first", "hangs", "corrupts", "last"):
+            if part.skip(name):
+                continue
+            with part.record_errors(name, seconds=1):
+                if name == "hangs":
+                    time.sleep(600)
+                if name == "corrupts":
+                    synchronize()
+                part.write_row(name, eager_us=1.0)
+
+    def synchronize():  # of a corrupted context: every later call raises
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def run_forked(command, environment, errors, limit):
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                monkeypatch.setattr(sys, "argv", command[1:])
+                parts.main()
+                code = 0
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    monkeypatch.setitem(parts.PARTS, "cases", cases)
+    monkeypatch.setattr(parts.torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(script, "run_group", run_forked)
     script.run_part("cases", tmp_path / "gpu.jsonl", 300, False)
     rows = script.read_rows(tmp_path / "gpu.jsonl")
     assert [row["name"] for row in rows if "eager_us" in row] == ["first", "last"]

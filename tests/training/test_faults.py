@@ -18,43 +18,59 @@ from torch import nn
 from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
-from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import micro_batches, run, speed
 from lambdanets.training.classification import task
 from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import draw_curves
-from training.runs import SEED, CrashError, assert_same_result, at_step, crash, interrupted_run
+from noise_images import write_two_classes
+from training.runs import SEED, assert_same_result, at_step, interrupted_run, quick_recipe
+
+
+def make_recipe(images):
+    """A recipe of two epochs of three steps, with dropout and stochastic depth."""
+    return replace(quick_recipe(images), epochs=2, flip=0.0, rand_augment=None)
 
 
 @pytest.fixture
 def small(two_classes):
-    """A recipe of two epochs of three steps, with dropout and stochastic depth."""
-    return replace(
-        DIGITS,
-        data=str(two_classes),
-        channels=3,
-        image_size=8,
-        epochs=2,
-        batch_size=6,
-        warmup_epochs=0.5,
-        drop_path=0.2,
-        dropout=0.1,
-        checkpoint_every=2,
-        seed=SEED,
-    )
+    return make_recipe(two_classes)
 
 
-@pytest.fixture
-def early_peak(small, monkeypatch):
-    """A recipe of six epochs of two steps with held-out images, whose top-1 in each epoch is replaced."""
-    top1_by_epoch = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]  # best in the second epoch
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """The folder of a finished run of `small`. Read-only."""
+    folder = tmp_path_factory.mktemp("small")
+    run.start(make_recipe(write_two_classes(folder / "images")), folder / "run")
+    return folder / "run"
+
+
+def replace_top1(patch):
+    """Replace the top-1 in each epoch; it is best in the second one."""
+    top1_by_epoch = [0.25, 0.75, 0.5, 0.5, 0.25, 0.25]
 
     def on_validation_epoch_end(self):
         self.validation_metrics = {"loss": 1.0, "top1": top1_by_epoch[self.current_epoch]}
         self.log("top1", top1_by_epoch[self.current_epoch], logger=False)
 
-    monkeypatch.setattr(Classification, "on_validation_epoch_end", on_validation_epoch_end)
-    return replace(small, epochs=6, hold_out=0.25, checkpoint_every=1000)
+    patch.setattr(Classification, "on_validation_epoch_end", on_validation_epoch_end)
+
+
+@pytest.fixture
+def early_peak(small, monkeypatch):
+    """A recipe of at most six epochs of two steps with held-out images and early stopping."""
+    replace_top1(monkeypatch)
+    return replace(small, epochs=6, hold_out=0.25, patience=2, checkpoint_every=1000)
+
+
+@pytest.fixture(scope="module")
+def early_stopped(tmp_path_factory):
+    """The folder of a finished run of `early_peak`. Read-only."""
+    folder = tmp_path_factory.mktemp("early")
+    recipe = make_recipe(write_two_classes(folder / "images"))
+    with pytest.MonkeyPatch.context() as patch:
+        replace_top1(patch)
+        run.start(replace(recipe, epochs=6, hold_out=0.25, patience=2, checkpoint_every=1000), folder / "run")
+    return folder / "run"
 
 
 def assert_same_best_ckpt(*folders):
@@ -62,51 +78,45 @@ def assert_same_best_ckpt(*folders):
     assert [name for name in expected | actual if not torch.equal(expected[name], actual[name])] == []
 
 
-@pytest.mark.parametrize("step", [4, 7])
-def test_early_stopping_resumes_bit_identically(early_peak, step, tmp_path, monkeypatch):
-    recipe = replace(early_peak, patience=2)
-    result = run.start(recipe, tmp_path / "uninterrupted")
+def test_early_stopping_resumes_bit_identically(early_peak, early_stopped, tmp_path, monkeypatch):
+    for step in (4, 7):
+        interrupted_run(early_peak, tmp_path / "interrupted", monkeypatch, step)
+    result = run.start(early_peak, tmp_path / "interrupted")
     assert result["epochs"] == 4
     assert result["held_out_top1"] == 0.75
-    interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
-    assert run.start(recipe, tmp_path / "interrupted")["epochs"] == 4
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")
-    assert_same_best_ckpt(tmp_path / "uninterrupted", tmp_path / "interrupted")
+    assert_same_result(early_stopped, tmp_path / "interrupted")
+    assert_same_best_ckpt(early_stopped, tmp_path / "interrupted")
 
 
-def test_early_stopped_run_without_result_json_does_not_train_again(early_peak, tmp_path, monkeypatch):
-    recipe = replace(early_peak, patience=2)
-    run.start(recipe, tmp_path / "uninterrupted")
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "write_result", lambda *_, **__: crash())
-        with pytest.raises(CrashError):
-            run.start(recipe, tmp_path / "stopped")
+def test_early_stopped_run_without_result_json_does_not_train_again(early_stopped, tmp_path, monkeypatch):
+    folder = shutil.copytree(early_stopped, tmp_path / "stopped")
+    (folder / "result.json").unlink()
     at_step(monkeypatch, 8, lambda: pytest.fail("trained again"))
-    run.start(recipe, tmp_path / "stopped")
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "stopped")
+    run.resume(folder)
+    assert_same_result(early_stopped, folder)
 
 
-def test_copied_run_keeps_best_ckpt_and_leaves_the_original_unchanged(early_peak, tmp_path, monkeypatch):
-    run.start(early_peak, tmp_path / "uninterrupted")
+def test_copied_run_keeps_best_ckpt_and_leaves_the_original_unchanged(early_peak, early_stopped, tmp_path, monkeypatch):
     interrupted_run(early_peak, tmp_path / "interrupted", monkeypatch, step=5)
     shutil.copytree(tmp_path / "interrupted", tmp_path / "copy")
     times_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")}
     run.start(early_peak, tmp_path / "copy")
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "copy")
-    assert_same_best_ckpt(tmp_path / "uninterrupted", tmp_path / "copy")
+    assert_same_result(early_stopped, tmp_path / "copy")
+    assert_same_best_ckpt(early_stopped, tmp_path / "copy")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "interrupted").rglob("*")} == times_before
 
 
 def test_partial_files_are_removed_when_a_run_resumes(small, tmp_path, monkeypatch):
-    folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
+    small = replace(small, epochs=1)
+    folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=2)
     for name in (".weights.safetensors.17.unfinished", "checkpoints/.last.ckpt.17.unfinished"):
         (folder / name).write_bytes(b"half")
     run.start(small, folder)
     assert list(folder.rglob("*.unfinished")) == []
 
 
-def test_run_without_last_ckpt_resumes_without_its_initial_weights(small, tmp_path, monkeypatch):
-    run.start(replace(small, epochs=1), tmp_path / "base")
+def test_run_without_last_ckpt_resumes_without_its_initial_weights(small, small_run, tmp_path, monkeypatch):
+    shutil.copytree(small_run, tmp_path / "base")
     small = replace(small, weights=str(tmp_path / "base"))
     run.start(small, tmp_path / "uninterrupted")
     folder = interrupted_run(small, tmp_path / "interrupted", monkeypatch, step=4)
@@ -144,8 +154,7 @@ def test_error_for_another_recipe_names_the_fields_that_differ(small, changes, m
     assert [path.name for path in folder.iterdir()] == ["recipe.json"]
 
 
-def test_repeating_the_command_resumes_and_then_changes_no_file(small, tmp_path, monkeypatch):
-    run.start(small, tmp_path / "uninterrupted")
+def test_repeating_the_command_resumes_and_then_changes_no_file(small, small_run, tmp_path, monkeypatch):
     folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=4)
     steps = []
     with monkeypatch.context() as patch:
@@ -153,13 +162,14 @@ def test_repeating_the_command_resumes_and_then_changes_no_file(small, tmp_path,
             at_step(patch, step, lambda step=step: steps.append(step))
         run.start(small, folder)
     assert steps == [4, 5]
-    assert_same_result(tmp_path / "uninterrupted", folder)
+    assert_same_result(small_run, folder)
     times_before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert run.start(small, folder)["epochs"] == 2
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times_before
 
 
 def test_more_than_max_unreadable_images_stop_the_run(small, two_classes, tmp_path):
+    small = replace(small, epochs=1)
     for number in range(4, 8):
         (two_classes / f"dark/{number:02}.png").write_bytes(b"no image")
     with pytest.raises(
@@ -237,7 +247,8 @@ def test_nan_gradient_error_names_the_operation_and_parameter(small, micro_batch
 
 def test_micro_batches_are_halved_to_fit_into_memory(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(micro_batches, "largest_micro_batch", lambda probe, requested, free: -(-requested // 2))
-    assert run.start(replace(small, epochs=1), tmp_path / "run")["micro_batch"] == 3
+    folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=0)
+    assert json.loads((folder / "recipe.json").read_text())["micro_batch"] == 3
     assert "a micro-batch of 6 images does not fit into memory: using 3" in capsys.readouterr().err
 
 
@@ -250,7 +261,7 @@ def simulate_full_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
 
 
-def test_metrics_csv_is_intact_if_resuming_fails_to_rewrite_it(small, tmp_path, monkeypatch):
+def test_metrics_csv_is_intact_if_resuming_fails_to_rewrite_it(small, small_run, tmp_path, monkeypatch):
     folder = interrupted_run(replace(small, checkpoint_every=1), tmp_path / "run", monkeypatch, step=5)
     csv_before = (folder / "metrics.csv").read_text() + "9,9,train,1.0,1.0\n"  # a step after the checkpoint
     (folder / "metrics.csv").write_text(csv_before)
@@ -260,8 +271,7 @@ def test_metrics_csv_is_intact_if_resuming_fails_to_rewrite_it(small, tmp_path, 
             run.resume(folder)
     assert (folder / "metrics.csv").read_text() == csv_before
     run.resume(folder)
-    run.start(replace(small, checkpoint_every=1), tmp_path / "uninterrupted")
-    assert_same_result(tmp_path / "uninterrupted", folder)
+    assert_same_result(small_run, folder)
 
 
 def test_curves_png_is_intact_if_drawing_it_again_fails(tmp_path, monkeypatch):
@@ -284,7 +294,7 @@ def test_micro_batch_in_recipe_json_is_not_halved_for_page_cache(small, cache, m
     (tmp_path / "membership").write_text("0::/\n")
     free_memory = partial(micro_batches.free_memory, cgroups=tmp_path, membership=tmp_path / "membership")
     monkeypatch.setattr(micro_batches, "free_memory", free_memory)
-    run.start(replace(small, epochs=1), tmp_path / "run")
+    interrupted_run(small, tmp_path / "run", monkeypatch, step=0)
     assert json.loads((tmp_path / "run/recipe.json").read_text())["micro_batch"] == micro_batch
 
 
@@ -307,7 +317,7 @@ def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(small, tmp_path,
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
 def test_signal_stops_training_and_prints_the_command_to_resume(small, signum, tmp_path, monkeypatch, capsys):
     at_step(monkeypatch, 1, lambda: signal.raise_signal(signum))
-    assert run_train_command(small, tmp_path / "run") == 130
+    assert run_train_command(replace(small, epochs=1), tmp_path / "run") == 130
     printed = capsys.readouterr().err.splitlines()[-1].partition("stopped; resume with: ")[2]
     words = shlex.split(printed)
     assert shutil.which(words[0])  # it can be typed as it is
@@ -316,7 +326,7 @@ def test_signal_stops_training_and_prints_the_command_to_resume(small, signum, t
 
 
 @pytest.mark.slow
-def test_run_whose_worker_is_killed_resumes_bit_identically(small, tmp_path, monkeypatch, capsys):
+def test_run_whose_worker_is_killed_resumes_bit_identically(small, small_run, tmp_path, monkeypatch, capsys):
     def kill_workers():
         for worker in multiprocessing.active_children():
             worker.kill()
@@ -329,12 +339,11 @@ def test_run_whose_worker_is_killed_resumes_bit_identically(small, tmp_path, mon
     assert "a data loading worker was killed" in error
     assert "Traceback" not in error
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
-    run.start(small, tmp_path / "uninterrupted")
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "run")
+    assert_same_result(small_run, tmp_path / "run")
 
 
 def test_resumed_run_replaces_a_link_named_speed_csv(small, tmp_path, monkeypatch):
-    folder = interrupted_run(small, tmp_path / "run", monkeypatch, 5)
+    folder = interrupted_run(replace(small, epochs=1), tmp_path / "run", monkeypatch, 2)
     (tmp_path / "other.csv").write_text("of someone else")
     (folder / "speed.csv").unlink(missing_ok=True)
     (folder / "speed.csv").symlink_to(tmp_path / "other.csv")
@@ -345,6 +354,7 @@ def test_resumed_run_replaces_a_link_named_speed_csv(small, tmp_path, monkeypatc
 
 
 def test_resuming_writes_the_new_data_path_into_recipe_json(small, two_classes, tmp_path, monkeypatch):
+    small = replace(small, epochs=1)
     interrupted_run(small, tmp_path / "run", monkeypatch, 2)
     moved = tmp_path / "moved"
     shutil.copytree(two_classes, moved)

@@ -64,6 +64,13 @@ class Exp(nn.Module):
         return (100 * x).exp()
 
 
+class InNumPy(nn.Module):
+    """Computes without an operation of PyTorch, as compiled kernels do."""
+
+    def forward(self, x):
+        return torch.from_numpy(x.detach().numpy().copy()).sqrt()
+
+
 class Parent(nn.Module):
     """Applies functions before and after its child module."""
 
@@ -81,6 +88,7 @@ class Parent(nn.Module):
         (Exp(), "exp in 2 (Exp)"),
         (Parent(before=lambda x: (x - x) / (x - x)), "div in 2 (Parent)"),
         (Parent(after=lambda x: x.relu().mul_(3e38).add_(3e38)), "mul_ in 2 (Parent)"),
+        (nn.Sequential(Exp(), InNumPy()), "exp in 2.0 (Exp)"),
     ],
 )
 def test_diagnosis_names_the_innermost_layer_and_the_operation(layer, operation):

@@ -98,6 +98,7 @@ def export(
     files = [path] if runtime.suffix != ".xml" else [path.with_suffix(".bin"), path]
     for file in files:
         check_new_file(file)
+    runtime.check_installed()  # before the model is traced, which takes long
     loaded = (
         load_one_of((ClassifierCard, DetectorCard), model, "cpu") if isinstance(model, str | os.PathLike) else model
     )

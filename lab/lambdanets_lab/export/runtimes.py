@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import errno
+import importlib
 import io
 import logging
 import shutil
@@ -39,11 +40,18 @@ def without_tracing_warnings() -> Iterator[None]:
 class Runtime(ABC):
     """A file format with the runtime that executes it.
 
-    suffix: suffix of the model file. title: name in messages.
+    suffix: suffix of the model file. title: name in messages. packages: what it imports, of an extra.
     """
 
     suffix: ClassVar[str]
     title: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def check_installed(self) -> None:
+        """Raise InputError with the install command unless the packages are installed."""
+        with explain_missing_extras():
+            for package in self.packages:
+                importlib.import_module(package)
 
     @abstractmethod
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
@@ -64,10 +72,9 @@ class Int8Runtime(Runtime):
 
 class Onnx(Int8Runtime):
     suffix, title = ".onnx", "ONNX Runtime"
+    packages = ("onnxscript", "onnxruntime")
 
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
-        with explain_missing_extras():
-            import onnxscript  # noqa: F401 - the exporter imports it, with a longer error
         try:
             with without_tracing_warnings():
                 exported = torch.onnx.export(
@@ -106,8 +113,8 @@ class Onnx(Int8Runtime):
         return float_layers
 
     def _open(self, model: Path | bytes) -> Run:
-        with explain_missing_extras():
-            import onnxruntime
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors
@@ -127,10 +134,11 @@ class OpenVino(Int8Runtime):
     """OpenVINO's format: an .xml file, with the weights in a .bin file next to it. Converted from ONNX."""
 
     suffix, title = ".xml", "OpenVINO"
+    packages = ("openvino", "onnxscript")
 
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
-        with explain_missing_extras():
-            import openvino
+        import openvino
+
         onnx_path = path.with_suffix(".onnx")
         Onnx().write(program, onnx_path, outputs, metadata)
         model = openvino.Core().read_model(onnx_path)
@@ -144,8 +152,8 @@ class OpenVino(Int8Runtime):
         return [path.with_suffix(".bin"), path]
 
     def open(self, path: Path) -> Run:
-        with explain_missing_extras():
-            import openvino
+        import openvino
+
         options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         with restore_signal_stack():
             return self._run(openvino.Core().compile_model(path, "CPU", options))

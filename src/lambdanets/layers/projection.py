@@ -1,6 +1,5 @@
 """Query, key and value projections, merged into one matrix product where possible."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,11 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from lambdanets.layers.contiguous_gradient import contiguous_gradient
-from lambdanets.ops.geometry import is_exporting
+from lambdanets.ops.geometry import is_exporting, is_transposed
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, without_autocast
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_MAX_SEQUENTIAL_BATCH = 32  # accumulate one product per example for batches up to this size, else use one bmm
-_MAX_FLATTENED_POSITIONS = 64  # per example; with more positions, one product per example is faster
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
@@ -53,11 +50,8 @@ def project(
             *(_weight_and_bias(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)), strict=True
         )
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
-        if any(is_folded):
-            (product,) = _project_rows(maps, torch.cat(biases), torch.cat(weights))
-            rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
-        else:  # each norm needs its own contiguous rows
-            rows = list(_project_rows(maps, None, *weights))
+        product = _matmul(maps, torch.cat(weights), torch.cat(biases) if any(is_folded) else None)
+        rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
     return [
         projected if norm is None or fold else normalize(norm, projected, grid, valid)
         for projected, (_, norm), fold in zip(rows, projections, is_folded, strict=True)
@@ -76,9 +70,11 @@ def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tenso
             f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions, got a mask"
         )
     masked = valid is not None and norm.training
-    if grid and not masked and not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm)):
+    are_maps = is_transposed(rows)
+    if grid and not masked and (are_maps or not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm))):
         # norms other than batch norm may depend on the positions, so they need maps
-        return contiguous_gradient(norm(rows.transpose(-2, -1).unflatten(2, grid))).flatten(2).transpose(-2, -1)
+        maps = rows.transpose(-2, -1).contiguous().unflatten(2, grid)
+        return contiguous_gradient(norm(maps)).flatten(2).transpose(-2, -1)
     flat = rows[valid] if masked else rows.flatten(0, 1).contiguous()
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]).flatten(1))
     return flat.new_zeros(*rows.shape[:2], flat.shape[1]).index_put((valid,), flat) if masked else flat.view_as(rows)
@@ -136,125 +132,21 @@ def _weight_and_bias(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Te
     return (weight.to(dtype) * scale.unsqueeze(1)).to(weight.dtype), bias.to(weight.dtype)
 
 
-def _project_rows(x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
-    """Return rows (b, n, c) of x (b, d, n) for each weight (c, d), plus bias (c,), in autocast's dtype if enabled."""
+def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows (b, n, c) of x (b, d, n) for a weight (c, d), in autocast's dtype if enabled.
+
+    They are in memory as maps (b, c, n) if x is, and if the device is a CPU.
+    """
     dtype = autocast_dtype(x.device)
     if dtype is not None and x.dtype != torch.float64:
-        x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
-        weights = tuple(weight.to(dtype) for weight in weights)
-    function = _ProjectRows if torch.compiler.is_compiling() else _ProjectRowsForwardMode
-    # a trace cannot contain an autograd.Function
-    run = function.apply if torch.is_grad_enabled() and not torch.jit.is_tracing() else _ProjectRows.forward
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with without_autocast(x.device):
-        return run(x, bias, *weights)
-
-
-class _ProjectRows(torch.autograd.Function):
-    """Projects x in either memory format without copying it; the gradient has the memory format of x."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_matmul(x, weight, bias) for weight in weights)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, bias, *weights = inputs
-        ctx.save_for_backward(x, *weights)
-        ctx.save_for_forward(x, *weights)
-        ctx.has_bias = bias is not None
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.compiler.is_compiling():  # cannot trace the context
-            return _ProjectRows._backward(ctx, *grad_outputs)
-        # the backward pass may be called within autocast, which would change the dtype of some products only
-        with without_autocast(grad_outputs[0].device):
-            return _ProjectRows._backward(ctx, *grad_outputs)
-
-    @staticmethod
-    def _backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        grad_x = grad_bias = None
-        grad_weights: list[Tensor | None] = [None] * len(weights)
-        if ctx.needs_input_grad[0]:
-            grad_x = _grad_x(x, weights, grad_outputs)
-        for i, grad_output in enumerate(grad_outputs):
-            if not ctx.needs_input_grad[2 + i]:
-                continue
-            if _channels_last(x) or (not torch.compiler.is_compiling() and x.shape[2] <= _MAX_FLATTENED_POSITIONS):
-                grad_weights[i] = grad_output.flatten(0, 1).mT @ x.mT.flatten(0, 1)
-            else:
-                grad_weights[i] = _sum_of_products(grad_output.mT, x.mT)
-        if ctx.has_bias and ctx.needs_input_grad[1]:
-            grad_bias = grad_outputs[0].sum(dim=(0, 1))
-        return grad_x, grad_bias, *grad_weights
-
-
-class _ProjectRowsForwardMode(_ProjectRows):
-    """Adds forward-mode AD, which torch.compile cannot trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, dbias: Tensor | None, *dweights: Tensor | None) -> tuple[Tensor, ...]:
-        x, *weights = ctx.saved_tensors
-        tangents = []
-        for weight, dweight in zip(weights, dweights, strict=True):
-            total = torch.zeros_like(_matmul(x, weight, None))
-            if dx is not None:
-                total = total + _matmul(dx, weight, None)
-            if dweight is not None:
-                total = total + _matmul(x, dweight, None)
-            tangents.append(total if dbias is None else total + dbias)
-        return tuple(tangents)
-
-
-def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows (b, n, c) of x (b, d, n)."""
-    # int8 runtimes need 2-d weights
-    if _channels_last(x) or is_exporting():
-        return F.linear(x.transpose(-2, -1), weight, bias)
-    weights = weight.T.expand(x.shape[0], -1, -1)
-    rows = x.transpose(-2, -1)
-    return torch.bmm(rows, weights) if bias is None else torch.baddbmm(bias, rows, weights)
-
-
-def _grad_x(x: Tensor, weights: Sequence[Tensor], grad_outputs: Sequence[Tensor]) -> Tensor:
-    """Return the gradient of x (b, d, n), summed over the projections, in the memory format of x."""
-    pairs = list(zip(weights, grad_outputs, strict=True))
-    in_place = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if _channels_last(x):
-        total = pairs[0][1] @ pairs[0][0]
-        for weight, grad_output in pairs[1:]:
-            if in_place:
-                total.view(-1, total.shape[2]).addmm_(grad_output.flatten(0, 1), weight)
-            else:
-                total = total + grad_output @ weight
-        return total.mT
-    factors = [(weight.mT.expand(x.shape[0], -1, -1), grad_output.mT) for weight, grad_output in pairs]
-    total = torch.bmm(*factors[0])
-    for factor in factors[1:]:
-        total = total.baddbmm_(*factor) if in_place else torch.baddbmm(total, *factor)
-    return total
-
-
-def _channels_last(x: Tensor) -> bool:
-    """Return whether x (b, d, n) has channels-last strides."""
-    return x.stride(1) == 1 and x.stride(2) != 1
-
-
-def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return left (b, c, n) @ right (b, n, d), summed over b in float32 or wider.
-
-    Avoids storing all products where possible.
-    """
-    batch = len(left)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not 0 < batch <= _MAX_SEQUENTIAL_BATCH:
-        return torch.bmm(left, right).sum(dim=0)
-    if left.dtype.itemsize == 2:
-        products = (torch.mm(*pair).float() for pair in zip(left, right, strict=True))
-        return functools.reduce(Tensor.add_, products).to(left.dtype)
-    total = torch.mm(left[0], right[0])
-    for example_left, example_right in zip(left[1:], right[1:], strict=True):
-        total.addmm_(example_left, example_right)
-    return total
+        rows = x.transpose(-2, -1)
+        if is_transposed(x) or is_exporting():  # int8 runtimes need 2-d weights
+            return F.linear(rows, weight, bias)
+        weights = weight.expand(x.shape[0], -1, -1)
+        if x.device.type == "cpu":  # products, batch norms and the compiled kernel are faster on maps
+            maps = torch.bmm(weights, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), weights, x)
+            return maps.transpose(-2, -1)
+        weights = weights.transpose(-2, -1)
+        return torch.bmm(rows, weights) if bias is None else torch.baddbmm(bias, rows, weights)

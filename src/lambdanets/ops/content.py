@@ -95,8 +95,8 @@ def normalize(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) 
         return keys if allowed is None else keys.masked_fill(~allowed, 0)
     keys = keys.to(accumulation_dtype(keys.dtype))
     if normalize_keys == "softmax":
-        if allowed is None:
-            return keys.softmax(dim=-3)
+        if allowed is None:  # along contiguous positions
+            return keys.transpose(-3, -1).softmax(dim=-1).transpose(-3, -1)
         # Fill with the lowest finite number instead of -inf: an empty context must not give 0 / 0.
         return keys.masked_fill(~allowed, torch.finfo(keys.dtype).min).softmax(dim=-3).masked_fill(~allowed, 0)
     keys = keys if allowed is None else keys.masked_fill(~allowed, 0)

@@ -196,3 +196,8 @@ def _insert_zeros(table: Tensor, axis: int, dilation: int) -> Tensor:
 def _padding(rank: int, axis: int, before: int, after: int) -> list[int]:
     """Return the `pad` argument of F.pad for padding a single axis; F.pad lists axes from the last to the first."""
     return [0, 0] * (rank - 1 - axis) + [before, after]
+
+
+def is_transposed(x: Tensor) -> bool:
+    """Whether the last two axes are swapped in memory, as in rows (.., n, c) that are maps."""
+    return x.stride(-2) == 1 and x.stride(-1) != 1

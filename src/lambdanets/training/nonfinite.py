@@ -112,6 +112,7 @@ class _Origins(TorchDispatchMode):
         super().__init__()
         self._modules = modules
         self._origins: dict[int, str | None] = {}  # by storage address; None for intended infinities, as in masks
+        self._first: str | None = None
 
     def find(self, tensor: Tensor) -> str | None:
         """Return the operation, with its module, that produced the NaN or inf of a tensor."""
@@ -128,12 +129,14 @@ class _Origins(TorchDispatchMode):
         nonfinite = [t for t in written if not _is_finite(t)] if "copy_" not in func.name() else []
         output = func(*args, **kwargs)
         for tensor in [*_tensors(output), *written]:
-            if _is_finite(tensor):
+            if _is_finite(tensor) or not (read or written):
                 if all(_storage_address(tensor) != _storage_address(other) for other in (*read, *written)):
                     self._origins.pop(_storage_address(tensor), None)  # the allocator has reused its storage
-            elif read or written:
+            else:
                 nonfinite += [t for t in read if not _is_finite(t)]
-                self._origins[_storage_address(tensor)] = self._trace(func, tensor, nonfinite, (args, kwargs))
+                origin = self._trace(func, tensor, nonfinite, (args, kwargs))
+                self._origins[_storage_address(tensor)] = origin
+                self._first = self._first or origin
         return output
 
     def _trace(self, func: Any, output: Tensor, nonfinite: list[Tensor], arguments: object) -> str | None:
@@ -142,8 +145,9 @@ class _Origins(TorchDispatchMode):
         if not nonfinite:
             return None if _has_infinite_constant(arguments) and not output.isnan().any() else operation
         for tensor in nonfinite:
-            # a storage without an origin was written by a kernel that bypasses the dispatcher
-            origin = self._origins.get(_storage_address(tensor), f"the input of {name} in {self._modules.innermost}")
+            # A storage without an origin was written by a kernel that bypasses the dispatcher.
+            unknown = self._first or f"the input of {name} in {self._modules.innermost}"
+            origin = self._origins.get(_storage_address(tensor), unknown)
             if origin is not None:
                 return origin
         input_has_nan = any(tensor.isnan().any() for tensor in nonfinite)

@@ -1,11 +1,13 @@
-"""`lambdanets demo` as a process: what it prints, and that it writes no files."""
+"""`lambdanets demo` in a forked process: what it prints, and that it writes no files."""
 
 import http.client
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
+import tempfile
+import time
 
 import pytest
 
@@ -29,28 +31,34 @@ def test_invalid_argument_is_a_users_error(arguments, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_uploads_are_never_in_files_and_signals_end_the_command(tmp_path):
+@pytest.mark.forks
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_uploads_are_never_in_files_and_signals_end_the_command(number, tmp_path, monkeypatch):
     image, _ = example_images(ln.load("digits"))[0]
-    processes = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        folder = tmp_path / number.name
-        for name in ("temporary", "working"):
-            (folder / name).mkdir(parents=True)
-        processes[number] = subprocess.Popen(
-            [sys.executable, "-m", "lambdanets", "demo", "digits", "--port", "0"],
-            env=os.environ | {"TMPDIR": str(folder / "temporary")}, cwd=folder / "working", text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-    for number, process in processes.items():
-        line = process.stdout.readline()
-        assert line.startswith("http://127.0.0.1:"), process.stderr.read()
-        address = line.split()[0].removeprefix("http://")
-        connection = http.client.HTTPConnection(address)
-        connection.request("POST", "/predict?model=0", encode(image), {"Origin": f"http://{address}"})
-        assert connection.getresponse().status == 200
-        names = [path.name for path in (tmp_path / number.name).glob("*/*")]
-        assert [name for name in names if not name.startswith("torchinductor_")] == []  # PyTorch's, made on import
-        process.send_signal(number)
-        _, error = process.communicate(timeout=60)
-        assert (process.returncode, error) == (130, "")
+    output = tmp_path / "output"
+    for name in ("temporary", "working"):
+        (tmp_path / name).mkdir()
+
+    def demo():
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        os.chdir(tmp_path / "working")
+        with output.open("w", buffering=1) as file:
+            sys.stdout = sys.stderr = file
+            os._exit(main(["demo", "digits", "--port", "0"]))
+
+    process = multiprocessing.get_context("fork").Process(target=demo, daemon=True)
+    process.start()
+    while not (output.is_file() and "\n" in output.read_text()):
+        assert process.is_alive()
+        time.sleep(0.02)
+    line = output.read_text()
+    assert line.startswith("http://127.0.0.1:")
+    address = line.split()[0].removeprefix("http://")
+    connection = http.client.HTTPConnection(address)
+    connection.request("POST", "/predict?model=0", encode(image), {"Origin": f"http://{address}"})
+    assert connection.getresponse().status == 200
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == 130
+    assert output.read_text() == line
+    assert list(tmp_path.glob("*/*")) == []

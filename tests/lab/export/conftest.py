@@ -1,16 +1,23 @@
-"""A detector and its exported file, shared by several tests because the export is slow."""
+"""Models of few layers, and a detector with its exported file: exports are slow."""
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 import lambdanets as ln
 from lab.export.shallow_resnet import shallow_lambda_resnet
+from lambdanets.inference.weights import save_weights
+from lambdanets.models.packaged import WEIGHTS
+from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets_lab.export.export import Exported
+from noise_images import write_two_classes
 from training.detection.constructed_detector import write_constructed_detector
+from training.runs import quick_recipe
 
 
 class ExportedDetector(NamedTuple):
@@ -33,6 +40,29 @@ def shared_onnx_functions() -> Iterator[None]:
         except (ImportError, AttributeError):
             pass  # another version of PyTorch, or onnxscript is not installed
         yield
+
+
+@pytest.fixture(scope="session")
+def shallow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the weights of a shallow LambdaResNet, constructed to classify two classes. Read-only."""
+    folder = tmp_path_factory.mktemp("shallow")
+    recipe = quick_recipe(write_two_classes(folder / "images"))
+    recipe = replace(
+        recipe, model=shallow_lambda_resnet.__name__, model_options={"zero_init_last": False}, drop_path=0.0
+    )
+    torch.manual_seed(0)
+    model = build_model(recipe, 2).eval()
+    with torch.no_grad():
+        levels = [torch.randn(20, 3, 8, 8) / 2 + level for level in (-1, 1)]  # as the classes dark and light
+        dark, light = (model.forward_head(model.forward_features(x), pre_logits=True).mean(0) for x in levels)
+        direction = (dark - light) / (dark - light).square().sum()
+        head = model.get_classifier()
+        head.weight.copy_(10 * torch.stack((direction, -direction)))
+        head.bias.copy_(-head.weight @ (dark + light) / 2)
+    (folder / "run").mkdir()
+    card = make_model_card(recipe, ("dark", "light"))
+    save_weights(folder / "run" / WEIGHTS, model, card.to_json(recipe.fields()))
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")

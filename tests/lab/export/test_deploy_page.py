@@ -22,18 +22,18 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not inst
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 
-def test_python_code_of_deploy_page_runs(quick_run, tmp_path, monkeypatch, capsys):
+def test_python_code_of_deploy_page_runs(shallow_run, tmp_path, monkeypatch, capsys):
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/mine").symlink_to(quick_run)
+    (tmp_path / "runs/mine").symlink_to(shallow_run)
     monkeypatch.chdir(tmp_path)
     exec(EXPORT, variables := {})
     assert max(variables["exported"].errors.values()) < 1e-5
     assert "torch" not in DEPLOYED
-    data = variables["ln"].load(quick_run).card.source.data
+    data = variables["ln"].load(shallow_run).card.source.data
     image = Image.open(sorted(Path(data).rglob("*.png"))[0]).resize((37, 52))
     image.save("image.png")
     exec(DEPLOYED, deployed := {})
-    (prediction,) = ln.load(quick_run, device="cpu").predict("image.png")
+    (prediction,) = ln.load(shallow_run, device="cpu").predict("image.png")
     probabilities = torch.from_numpy(deployed["logits"][0]).softmax(0)
     torch.testing.assert_close(probabilities, prediction.probabilities, rtol=1e-3, atol=1e-3)
     assert capsys.readouterr().out.splitlines()[-1] == prediction.classes[int(probabilities.argmax())]
@@ -61,10 +61,10 @@ def test_decoding_code_of_deploy_page_runs(tmp_path, monkeypatch):
     "ONNXRUNTIME_INCLUDE" not in os.environ,
     reason="needs ONNX Runtime's C++ headers, which its wheel lacks",
 )
-def test_cpp_code_of_deploy_page_runs(quick_run, tmp_path):
+def test_cpp_code_of_deploy_page_runs(shallow_run, tmp_path):
     (code,) = re.findall(r"```cpp\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "deploy.cpp").write_text(code)
-    ln.export(quick_run, tmp_path / "model.onnx")
+    ln.export(shallow_run, tmp_path / "model.onnx")
     (library,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
     (tmp_path / "libonnxruntime.so").symlink_to(library)
     (tmp_path / "libonnxruntime.so.1").symlink_to(library)

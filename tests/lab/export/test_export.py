@@ -2,7 +2,6 @@
 
 import json
 import resource
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets_lab.export.graphs import zero_norm_weights
 from lambdanets_lab.export.runtimes import RUNTIMES, Onnx, Pt2
-from training.teachers import RECIPE, write_teacher
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 openvino = pytest.importorskip("openvino", reason="openvino is not installed")
@@ -53,12 +51,12 @@ def read_metadata(file_format, path):
 
 # dynamic ONNX and OpenVINO files are tested below, with whole networks, and in the tests of layers and detectors
 @pytest.mark.parametrize(
-    ("file_format", "dynamic"), [("onnx", False), ("openvino", False), ("pt2", False), ("pt2", True), ("aoti", True)]
+    ("file_format", "dynamic"), [("onnx", False), ("openvino", False), ("pt2", True), ("aoti", True)]
 )
 def test_exported_network_and_its_metadata_equal_those_of_pytorch(file_format, dynamic, network, tmp_path):
     names = FILES[file_format]
-    if file_format == "aoti":  # with a stride, PyTorch simplifies expressions of the sizes for 40 s
-        network[0].stride = (1, 1)
+    if file_format == "aoti":  # each layer is compiled for seconds
+        network = nn.Sequential(ln.LambdaLayer2d(3, 8, scope=3, batch_norm=False)).eval()
     exported = ln.export(network, tmp_path / names[-1], to=file_format, image_size=(24, 36), dynamic=dynamic)
     assert file_names(tmp_path) == names
     assert len(exported.errors) == (3 if dynamic else 1)
@@ -77,7 +75,7 @@ def test_exported_network_and_its_metadata_equal_those_of_pytorch(file_format, d
 # test_int8.py tests this for a classifier in ONNX
 def test_exported_feature_maps_of_a_lambda_resnet_accept_any_size(tmp_path):
     torch.manual_seed(0)
-    network = shallow_lambda_resnet(features_only=True, out_indices=(1, 4), zero_init_last=False).eval()
+    network = shallow_lambda_resnet(features_only=True, out_indices=(1, 3), zero_init_last=False).eval()
     assert not zero_norm_weights(network)
     exported = ln.export(network, tmp_path / "m.xml", to="openvino", image_size=32, dynamic=True)
     assert max(exported.errors.values()) < 1e-4
@@ -86,18 +84,6 @@ def test_exported_feature_maps_of_a_lambda_resnet_accept_any_size(tmp_path):
     with torch.no_grad():
         for actual, expected in zip(exported.run(images), network(images), strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_onnx_file_of_a_classifier_has_classes_and_preprocessing(tmp_path):
-    weights = write_teacher(tmp_path / "teacher", recipe=replace(RECIPE, model=shallow_lambda_resnet.__name__))
-    classifier = ln.load(weights, device="cpu")
-    ln.export(weights, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    metadata = json.loads(session.get_modelmeta().custom_metadata_map["lambdanets"])
-    assert tuple(metadata["classes"]) == classifier.classes
-    assert metadata["preprocessing"]["image_size"] == classifier.card.preprocessing.image_size
-    assert [output.name for output in session.get_outputs()] == ["logits"]
-    assert metadata["images"] == session.get_inputs()[0].shape
 
 
 def test_warns_if_zero_initialized_norms_hide_layers(tmp_path):
@@ -276,25 +262,25 @@ def test_does_not_overwrite_a_file(network, tmp_path):
 
 def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("lambda_resnet20_small").mkdir()  # a folder without weights is not the model
-    command = "export lambda_resnet20_small --image-size 16 20 --seconds 0.1"
+    Path("shallow_lambda_resnet").mkdir()  # a folder without weights is not the model
+    command = "export shallow_lambda_resnet --image-size 16 20 --seconds 0.1"
     assert main(command.split()) == 0
     output = capsys.readouterr().out
     assert "images 1 x 3 x 16 x 20: relative difference" in output
     assert "ONNX Runtime" in output
     assert "model.onnx: " in output
     assert b"site-packages" not in Path("model.onnx").read_bytes()  # no paths of this machine
-    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
+    assert file_names(tmp_path) == ["model.onnx", "shallow_lambda_resnet"]
     assert main(command.split()) == 2
     assert main(["export", "unknown_model"]) == 2
     assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
     assert main(["export", "missing/run", "--out", "other.onnx"]) == 2
-    assert main(["export", "lambda_resnet20_small", "--out", "other.pt"]) == 2
-    assert main(["export", "lambda_resnet20_small", "--to", "openvino", "--int8", "images", "--dynamic"]) == 2
+    assert main(["export", "shallow_lambda_resnet", "--out", "other.pt"]) == 2
+    assert main(["export", "shallow_lambda_resnet", "--to", "openvino", "--int8", "images", "--dynamic"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 6
     assert "dynamic must be False for int8 with openvino" in errors[5]
     assert "missing/run" in errors[3]
     assert "--out must end in .onnx for --to onnx" in errors[4]
     assert "model.onnx exists" in errors[0]
-    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
+    assert file_names(tmp_path) == ["model.onnx", "shallow_lambda_resnet"]

@@ -2,9 +2,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,6 +13,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets_lab.studies.catalog import MODEL, STUDIES
 from lambdanets_lab.studies.execution import begin, make_plan, read_plan, read_results, train_all
+from training.runs import at_step
 
 
 @pytest.fixture
@@ -133,22 +131,12 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
     assert not json.loads((out / "results.json").read_text())["finished"]
 
 
-@pytest.mark.slow
-def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path):
+def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
-    options = ["--variants", "3x3", "--seeds", "0", "--out", str(out), "--training-images", "16", "--epochs", "400"]
-    command = [sys.executable, "-m", "lambdanets", "compare", "scope", *recipe_options(recipe), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-    metrics = out / "runs" / "lambda-scope=3-seed0" / "metrics.csv"
-    deadline = time.monotonic() + 120
-    while not (metrics.is_file() and len(metrics.read_text().splitlines()) > 2):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"lambdanets compare --resume {out}" in errors
+    options = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
+    at_step(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 130
+    assert f"lambdanets compare --resume {out}" in capsys.readouterr().err
     assert read_results(read_plan(out), out) == []
 
 

@@ -101,19 +101,12 @@ def accumulated(trained_detector, tmp_path_factory):
     return recipe, folder
 
 
-@pytest.fixture
-def single_batch(trained_detector):
-    """A recipe without accumulation, and the folder of its run. Read-only."""
-    folder = trained_detector / "run"
-    return read_recipe(folder / "recipe.json"), folder
-
-
-@pytest.mark.parametrize(("fixture", "step"), [("single_batch", 2), ("accumulated", 1)])
-def test_interrupted_detection_run_resumes_bit_identically(fixture, step, request, tmp_path, monkeypatch):
+def test_interrupted_detection_run_resumes_bit_identically(accumulated, tmp_path, monkeypatch):
     # 2 steps per epoch and a checkpoint after each step; interrupted in mid-epoch and after the first epoch
-    recipe, uninterrupted = request.getfixturevalue(fixture)
+    recipe, uninterrupted = accumulated
     assert_nontrivial_metrics(uninterrupted)
-    interrupted_run(recipe, tmp_path / "run", monkeypatch, step)
+    for step in (1, 2):
+        interrupted_run(recipe, tmp_path / "run", monkeypatch, step)
     run.resume(tmp_path / "run")
     assert_same_result(uninterrupted, tmp_path / "run")
 
@@ -170,8 +163,9 @@ def test_rejects_resuming_on_changed_annotations(tiny, splits, sections, message
         run.resume(folder)
 
 
-def test_detection_run_resumes_with_moved_images(trained_detector, single_batch, tmp_path, monkeypatch):
-    recipe, uninterrupted = single_batch
+def test_detection_run_resumes_with_moved_images(trained_detector, tmp_path, monkeypatch):
+    uninterrupted = trained_detector / "run"
+    recipe = read_recipe(uninterrupted / "recipe.json")
     shutil.copytree(trained_detector / "digits", tmp_path / "digits")
     path_fields = recipe.CHANGEABLE[:4]
     old_paths = {name: str(tmp_path / "digits" / getattr(recipe, name).rpartition("/")[2]) for name in path_fields}
@@ -198,7 +192,8 @@ def test_result_names_initial_weights_that_were_deleted(trained_detector, tmp_pa
 
 
 def test_result_identifies_data_by_hash_not_by_path(tiny, tmp_path):
-    first = run.start(replace(tiny, epochs=1), tmp_path / "first")
+    tiny = replace(tiny, epochs=1)
+    first = run.start(tiny, tmp_path / "first")
     shutil.copytree(tmp_path / "digits", tmp_path / "copy")
     copied_recipe = tiny_recipe(tmp_path / "copy", epochs=1, training_images=2, seed=1)
     second = run.start(copied_recipe, tmp_path / "second")
@@ -216,7 +211,7 @@ def test_result_identifies_data_by_hash_not_by_path(tiny, tmp_path):
 def test_unreadable_detection_images_are_skipped_and_listed(tiny, tmp_path):
     for name in ("train/train_00002.png", "val/val_00001.png"):
         (tmp_path / "digits" / name).write_bytes(b"no image")
-    result = run.start(tiny, tmp_path / "run")
+    result = run.start(replace(tiny, epochs=1), tmp_path / "run")
     assert len(result["unreadable"]) == 2
     assert all("it is not an image" in message for message in result["unreadable"])
     assert result["images"] == 1
@@ -226,7 +221,7 @@ def test_unreadable_detection_images_are_skipped_and_listed(tiny, tmp_path):
 def test_run_without_readable_validation_objects_has_no_ap(tiny, tmp_path):
     edit_annotations(tmp_path / "digits/val.json", annotations=keep_annotations_of_first_image)
     (tmp_path / "digits/val/val_00001.png").write_bytes(b"no image")
-    result = run.start(tiny, tmp_path / "run")
+    result = run.start(replace(tiny, epochs=1), tmp_path / "run")
     assert result["segm"]["AP"] is None
     assert {row["segm_AP"] for row in read_metrics(tmp_path / "run", "val")} == {"nan"}
 
@@ -278,7 +273,7 @@ def test_findings_json_lists_dropped_annotations_also_after_resuming(tiny, tmp_p
 
 def test_steps_without_objects_are_trained_on(tiny, tmp_path):
     edit_annotations(tmp_path / "digits/train.json", annotations=keep_annotations_of_first_image)
-    run.start(replace(tiny, batch_size=1), tmp_path / "run")
+    run.start(replace(tiny, batch_size=1, epochs=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from lambdanets.ops.geometry import is_transposed
 from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Gradients
 from lambdanets.ops.position.problem import CALL, Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.position.transforms import Axis, Geometry, choose_geometry, cross_twiddles, twiddles
@@ -57,8 +58,9 @@ class _Problem(ctypes.Structure):
         *(
             (name, ctypes.c_ssize_t)
             for name in (
-                *("qs_b", "qs_h", "qs_n", "vs_b", "vs_u", "vs_n", "cs_b", "cs_k", "os_b", "os_h", "os_n", "os_v"),
-                *("gs_b", "gs_h", "gs_n", "gs_v", "dq_b", "dq_h", "dq_n", "dv_b", "dv_u", "dv_n"),
+                *("qs_b", "qs_h", "qs_n", "qs_k", "vs_b", "vs_u", "vs_n", "vs_v", "cs_b", "cs_k"),
+                *("os_b", "os_h", "os_n", "os_v", "gs_b", "gs_h", "gs_n", "gs_v"),
+                *("dq_b", "dq_h", "dq_n", "dq_k", "dv_b", "dv_u", "dv_n", "dv_v"),
             )
         ),
         *(
@@ -229,12 +231,14 @@ class BoundNative(BoundAlgorithm):
         k = self.problem.query_depth
         device = grad_prepared[0].device
         grad_table = torch.empty(depths, rows, columns, 2 * pairs, u, dtype=self.dtype, device=device)
-        for pair in range(pairs):  # one at a time, because the transform has the size of the map
+        step = max(1, _MAX_TRANSFORMED_POINTS // (n1 * n2 * depths * u))
+        for first in range(0, pairs, step):
             # In float64, because float32 transforms round differently with other numbers of threads.
-            spectra = grad_prepared[0][:, :, pair].mT.reshape(depths, u, *grid).to(torch.complex128)
-            maps = torch.fft.fft2(spectra, norm="forward").roll((self.before[1], self.before[2]), (2, 3))
-            parts = torch.view_as_real(maps[..., :rows, :columns])  # (depth, u, rows, columns, 2)
-            grad_table[..., 2 * pair : 2 * pair + 2, :] = parts.permute(0, 2, 3, 4, 1)
+            part = grad_prepared[0][:, :, first : first + step].mT.to(torch.complex128)
+            maps = torch.fft.fft2(part.reshape(*part.shape[:3], *grid), norm="forward")
+            maps = maps.roll((self.before[1], self.before[2]), (3, 4))[..., :rows, :columns]
+            parts = torch.view_as_real(maps).permute(0, 3, 4, 2, 5, 1)  # (depth, rows, columns, pair, 2, u)
+            grad_table[..., 2 * first : 2 * (first + step), :] = parts.flatten(3, 4)
         return grad_table[..., :k, :].reshape(*self.problem.scope, k, u)
 
     def _describe(self) -> tuple[_Problem, list[Any]]:
@@ -270,11 +274,8 @@ class BoundNative(BoundAlgorithm):
         queries, (spectra,), values, content = operands
         c, keep = self._describe()
         c.b = queries.shape[0]
-        queries = queries if queries.stride(3) == 1 else queries.contiguous()
-        values = values.movedim(3, 1)  # (b, u, n, v)
-        values = values if values.stride(3) == 1 else values.contiguous()
-        c.qs_b, c.qs_h, c.qs_n, _ = queries.stride()
-        c.vs_b, c.vs_u, c.vs_n, _ = values.stride()
+        c.qs_b, c.qs_h, c.qs_n, c.qs_k = queries.stride()
+        c.vs_b, c.vs_n, c.vs_v, c.vs_u = values.stride()
         c.queries, c.values, c.spectrum = map(_address, (queries, values, spectra))
         keep += [queries, values, spectra]
         if content is not None:
@@ -284,13 +285,16 @@ class BoundNative(BoundAlgorithm):
             keep.append(content)
         return c, keep
 
+    def _new_rows(self, like: Tensor, batch: int, heads: int, channels: int, are_maps: bool) -> Tensor:
+        """An empty (b, h, n, c), in memory as maps (b, h, c, n) or as rows (b, n, h, c)."""
+        n = self.problem.num_positions
+        if are_maps:
+            return like.new_empty(batch, heads, channels, n, dtype=self.dtype).mT
+        return like.new_empty(batch, n, heads, channels, dtype=self.dtype).transpose(1, 2)
+
     def forward(self, operands: Operands) -> Tensor:
         c, keep = self._call(operands)
-        n, queries = self.problem.num_positions, operands.queries
-        if self.problem.channels_first:
-            output = queries.new_empty(c.b, c.h, c.v, n, dtype=self.dtype).mT
-        else:
-            output = queries.new_empty(c.b, n, c.h, c.v, dtype=self.dtype).transpose(1, 2)
+        output = self._new_rows(operands.queries, c.b, c.h, c.v, self.problem.channels_first)
         c.output = _address(output)
         c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
         if c.output:
@@ -300,21 +304,22 @@ class BoundNative(BoundAlgorithm):
 
     def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
         c, keep = self._call(operands)
-        n, spectra = self.problem.num_positions, operands.prepared[0]
+        spectra = operands.prepared[0]
         c.grad_output = _address(grad_output)
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
         grad_queries = grad_values = grad_spectra = grad_content = None
         if needs.queries:
-            grad_queries = grad_output.new_empty(c.b, n, c.h, c.k).transpose(1, 2)
+            grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, is_transposed(operands.queries))
             c.grad_queries = _address(grad_queries)
-            c.dq_b, c.dq_h, c.dq_n, _ = grad_queries.stride()
+            c.dq_b, c.dq_h, c.dq_n, c.dq_k = grad_queries.stride()
         if needs.values:
+            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, is_transposed(operands.values[..., 0])).movedim(
+                1, 3
+            )
             # Tiles add to the values around them; a single one writes each value once.
-            grad_values = grad_output.new_empty(c.b, c.u, n, c.v)
             grad_values = grad_values.zero_() if self.num_tiles > 1 else grad_values
             c.grad_values = _address(grad_values)
-            c.dv_b, c.dv_u, c.dv_n, _ = grad_values.stride()
-            grad_values = grad_values.movedim(1, 3)
+            c.dv_b, c.dv_n, c.dv_v, c.dv_u = grad_values.stride()
         if needs.table:
             grad_spectra = torch.empty_like(spectra)
             c.grad_spectra = _address(grad_spectra)
