@@ -21,13 +21,7 @@ from lambdanets_lab.benchmark.kinds import KINDS, Kind
 from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
 from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, LayerOptions, check_candidates, parse_shape
 from lambdanets_lab.benchmark.peers import KNOWN_INCORRECT, installed_version
-from lambdanets_lab.benchmark.report import (
-    RESULTS,
-    Report,
-    aggregates_table,
-    case_table,
-    noise_warning,
-)
+from lambdanets_lab.benchmark.report import RESULTS, Report, aggregates_table, case_table, noise_warning
 
 
 def run(kind: str, options: CommonOptions) -> Path:

@@ -7,12 +7,7 @@ from torch import Tensor, nn
 from lambdanets.ops.geometry import windows
 from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1
 from lambdanets_lab.mixers.neighborhoods import check_scope
-from lambdanets_lab.mixers.relative_attention import (
-    attend,
-    extend_keys,
-    extend_queries,
-    relative_to_absolute,
-)
+from lambdanets_lab.mixers.relative_attention import attend, extend_keys, extend_queries, relative_to_absolute
 
 TILE = 8  # side of a tile; larger tiles compute more masked pairs, smaller tiles copy more overlapping halos
 

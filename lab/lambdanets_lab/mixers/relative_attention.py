@@ -23,11 +23,7 @@ class RelativeTable(nn.Module):
     """
 
     def __init__(
-        self,
-        max_distance: int,
-        depth: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, max_distance: int, depth: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         check_sizes(max_distance=max_distance)
