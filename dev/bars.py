@@ -15,7 +15,7 @@ CORE = ROOT / "src/lambdanets"
 ORDER = ("cli", "recipes", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
 MAX_LINES = {"core": 28_090, "lab": 8_900, "native": 2_040, "everything": 45_210, "tests": 31_080}
-MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 16, 145  # the chosen algorithm depends on the processor
+MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 16, 147  # the chosen algorithm depends on the processor
 
 FORWARD = """
 import sys, torch, lambdanets as ln

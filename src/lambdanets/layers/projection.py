@@ -29,7 +29,7 @@ def project(
     """Return norm(projection(x)) for each (projection, norm) pair, as rows (b, n, channels).
 
     Batch norms in eval mode are folded into the weights of their projections, and all projections become one matrix
-    product. Folding happens in float32 or float64 at each call, so changes of the norms always have an effect. Modules
+    product; else the first is one, and the others together are another. Folding happens in float32 or float64 at each call, so changes of the norms always have an effect. Modules
     of other types, and modules with hooks or parametrizations, are called normally.
 
     Args:
@@ -50,8 +50,12 @@ def project(
             *(_weight_and_bias(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)), strict=True
         )
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
-        product = _matmul(maps, torch.cat(weights), torch.cat(biases) if any(is_folded) else None)
-        rows = list(product.split([weight.shape[0] for weight in weights], dim=2))
+        folded, sizes, rows = any(is_folded), [len(weight) for weight in weights], []
+        # One product if norms are folded. Else the queries are apart: their norm would copy a part of a product.
+        for group in [slice(None)] if folded else [slice(1), slice(1, None)]:
+            if sizes[group]:
+                product = _matmul(maps, torch.cat(weights[group]), torch.cat(biases[group]) if folded else None)
+                rows += product.split(sizes[group], dim=2)
     return [
         projected if norm is None or fold else normalize(norm, projected, grid, valid)
         for projected, (_, norm), fold in zip(rows, projections, is_folded, strict=True)
