@@ -29,7 +29,7 @@ def project(
     """Return norm(projection(x)) for each (projection, norm) pair, as rows (b, n, channels).
 
     Batch norms in eval mode are folded into the weights of their projections, and all projections become one matrix
-    product; else the first is a product, and the others together. Folding happens in float32 or float64 at each call,
+    product; else the first is one, and the others are another. Folding happens in float32 or float64 at each call,
     so changes of the norms always have an effect. Modules of other types, and modules with hooks or parametrizations,
     are called normally.
 

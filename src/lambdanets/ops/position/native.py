@@ -313,9 +313,8 @@ class BoundNative(BoundAlgorithm):
             c.grad_queries = _address(grad_queries)
             c.dq_b, c.dq_h, c.dq_n, c.dq_k = grad_queries.stride()
         if needs.values:
-            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, is_transposed(operands.values[..., 0])).movedim(
-                1, 3
-            )
+            are_maps = is_transposed(operands.values[..., 0])
+            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, are_maps).movedim(1, 3)
             # Tiles add to the values around them; a single one writes each value once.
             grad_values = grad_values.zero_() if self.num_tiles > 1 else grad_values
             c.grad_values = _address(grad_values)
