@@ -134,20 +134,22 @@ typedef REAL VU __attribute__((vector_size(VL * sizeof(REAL)), aligned(sizeof(RE
         i[fb] = p[1];                                                                      \
       }                                                                                    \
       dft_##B(r, i);                                                                       \
-      UNROLL for (int nb = 0; nb < B; nb++) {                                              \
-        int n = na + A * nb;                                                               \
-        if (n < limit) {                                                                   \
-          V *p = out + n * stride;                                                         \
-          if (stride >= streamed) {                                                        \
+      if (stride >= streamed) {                                                            \
+        UNROLL for (int nb = 0; nb < B; nb++)                                              \
+          if (na + A * nb < limit) {                                                       \
+            V *p = out + (na + A * nb) * stride;                                           \
             STREAM(p, r[nb]);                                                              \
             STREAM(p + 1, i[nb]);                                                          \
-            __asm__ volatile(""); /* else clang merges them with the stores below */       \
-            continue;                                                                      \
           }                                                                                \
+        __asm__ volatile(""); /* else clang merges them with the stores below */           \
+        continue;                                                                          \
+      }                                                                                    \
+      UNROLL for (int nb = 0; nb < B; nb++)                                                \
+        if (na + A * nb < limit) {                                                         \
+          V *p = out + (na + A * nb) * stride;                                             \
           p[0] = r[nb];                                                                    \
           p[1] = i[nb];                                                                    \
         }                                                                                  \
-      }                                                                                    \
     }                                                                                      \
   }
 FOR_EACH_RADIX(PASS1)
