@@ -8,12 +8,14 @@ import ctypes
 import math
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -158,8 +160,7 @@ class Native(Algorithm):
         bound = BoundNative(problem)
         p, geometry = problem, bound.geometry
         n1, n2 = (axis.n for axis in geometry.axes)
-        terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)
-        per_tile = geometry.instructions(bound.tile[0]) + 6 * (terms - 1) * n1 * n2
+        per_tile = geometry.instructions(bound.tile[0]) + 6 * (bound.terms - 1) * n1 * n2
         per_pair = bound.full[0] * bound.num_tiles * per_tile + 4 * p.num_positions * p.heads
         blocks = p.batch * -(-p.value_depth // bound.lanes) * -(-p.query_depth // 2)
         multiply_adds = bound.lanes * blocks * per_pair
@@ -186,7 +187,11 @@ class BoundNative(BoundAlgorithm):
         self.geometry: Geometry = choose_geometry(self.full[axes], self.before[axes], self.after[axes])
         self.tile = (1, *self.geometry.tile) if self.is_sequence else self.geometry.tile
         self.num_tiles = math.prod(-(-side // tile) for side, tile in zip(self.full[1:], self.tile, strict=True))
-        points = math.prod(axis.n for axis in self.geometry.axes)
+        n1, n2 = (axis.n for axis in self.geometry.axes)
+        points = n1 * n2
+        self._transformed = (1, points) if self.is_sequence else (n1, n2)  # the maps of tables
+        self.terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
+        self._pairs_at_once = max(1, _MAX_TRANSFORMED_POINTS // (2 * points * self.terms))
         wide, narrow, _ = lib.lanes
         self.kernel = NARROW if 0 < p.value_depth % wide <= narrow and points < 65_536 else WIDE
         self.kernel = FLOAT64 if self.dtype == torch.float64 else self.kernel
@@ -203,43 +208,45 @@ class BoundNative(BoundAlgorithm):
         """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, transformed with exp(+), divided by n1 n2."""
         n1, n2 = (axis.n for axis in self.geometry.axes)
         table = table.reshape(*(1,) * (5 - table.ndim), *table.shape)  # (depth, rows, columns, k, u)
-        depths, rows, columns, k, u = table.shape
-        complex_dtype = torch.complex128 if self.dtype == torch.float64 else torch.complex64
-        spectra = torch.empty(depths, u, -(-k // 2), n2, n1, dtype=complex_dtype, device=table.device)
-        step = 2 * max(1, _MAX_TRANSFORMED_POINTS // (2 * n1 * n2 * depths * u))
-        for first in range(0, k, step):
-            part = table[..., first : first + step, :].to(torch.float64)
-            pairs = -(-part.shape[3] // 2)
-            if self.is_sequence:
-                padded = part.new_zeros(1, 1, n1 * n2, 2 * pairs, u)
-            else:
-                padded = part.new_zeros(depths, n1, n2, 2 * pairs, u)
-            padded[:, :rows, :columns, : part.shape[3]] = part
-            padded = padded.roll((-self.before[1], -self.before[2]), (1, 2))
-            # The last axes are transformed: with others of 700 points, MKL 2024.2 corrupts memory on one thread.
-            maps = padded.permute(0, 4, 3, 1, 2).unflatten(2, (-1, 2)).movedim(3, -1).contiguous()
+        table = F.pad(table, (0, 0, 0, 1)) if table.shape[3] % 2 else table
+        table = table.unflatten(3, (-1, 2))
+        depths, rows, columns, pairs, _, u = table.shape
+        spectra_dtype = torch.complex128 if self.dtype == torch.float64 else torch.complex64
+        spectra = torch.empty(depths, u, pairs, n2, n1, dtype=spectra_dtype, device=table.device)
+        step = self._pairs_at_once
+        # The last axes are transformed: with others of 700 points, MKL 2024.2 corrupts memory on one thread.
+        maps = table.new_zeros(depths, u, min(step, pairs), *self._transformed, 2, dtype=torch.float64)
+        for first in range(0, pairs, step):
+            part = table[:, :, :, first : first + step].permute(0, 5, 3, 1, 2, 4)
+            maps = maps[:, :, : part.shape[2]]
+            for y, x, to_y, to_x in self._wrapped(rows, columns):
+                maps[..., to_y, to_x, :] = part[..., y, x, :]
             transformed = torch.fft.ifft2(torch.view_as_complex(maps))
             if self.is_sequence:  # f = n2 f1 + f2
                 transformed = transformed.unflatten(4, (n1, n2)).squeeze(3)
-            spectra[:, :, first // 2 : first // 2 + pairs] = transformed.mT
+            spectra[:, :, first : first + step] = transformed.mT
         return (spectra,)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        depths, u, pairs, n2, n1 = grad_prepared[0].shape
-        grid = (1, n1 * n2) if self.is_sequence else (n1, n2)
+        depths, u, pairs, _, _ = grad_prepared[0].shape
         rows, columns = (1, *self.problem.scope) if self.is_sequence else self.problem.scope[-2:]
-        k = self.problem.query_depth
-        device = grad_prepared[0].device
-        grad_table = torch.empty(depths, rows, columns, 2 * pairs, u, dtype=self.dtype, device=device)
-        step = max(1, _MAX_TRANSFORMED_POINTS // (n1 * n2 * depths * u))
+        k, step = self.problem.query_depth, self._pairs_at_once
+        grad_table = grad_prepared[0].new_empty(depths, rows, columns, pairs, 2, u, dtype=self.dtype)
         for first in range(0, pairs, step):
             # In float64, because float32 transforms round differently with other numbers of threads.
             part = grad_prepared[0][:, :, first : first + step].mT.to(torch.complex128)
-            maps = torch.fft.fft2(part.reshape(*part.shape[:3], *grid), norm="forward")
-            maps = maps.roll((self.before[1], self.before[2]), (3, 4))[..., :rows, :columns]
-            parts = torch.view_as_real(maps).permute(0, 3, 4, 2, 5, 1)  # (depth, rows, columns, pair, 2, u)
-            grad_table[..., 2 * first : 2 * (first + step), :] = parts.flatten(3, 4)
-        return grad_table[..., :k, :].reshape(*self.problem.scope, k, u)
+            maps = torch.fft.fft2(part.reshape(*part.shape[:3], *self._transformed), norm="forward")
+            maps = torch.view_as_real(maps).permute(0, 3, 4, 2, 5, 1)  # (depth, y, x, pair, 2, u)
+            for y, x, to_y, to_x in self._wrapped(rows, columns):
+                grad_table[:, y, x, first : first + step] = maps[:, to_y, to_x]
+        return grad_table.flatten(3, 4)[..., :k, :].reshape(*self.problem.scope, k, u)
+
+    def _wrapped(self, rows: int, columns: int) -> Iterator[tuple[slice, slice, slice, slice]]:
+        """Parts of a table and their places in a map: rows, columns, y, x. The negative offsets come last."""
+        (above, left), (n1, n2) = self.before[1:], self._transformed
+        for y, to_y in ((slice(above, rows), slice(rows - above)), (slice(above), slice(n1 - above, n1))):
+            for x, to_x in ((slice(left, columns), slice(columns - left)), (slice(left), slice(n2 - left, n2))):
+                yield y, x, to_y, to_x
 
     def _describe(self) -> tuple[_Problem, list[Any]]:
         """The struct of the kernel without tensors, and what it points to."""
@@ -304,10 +311,9 @@ class BoundNative(BoundAlgorithm):
 
     def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
         c, keep = self._call(operands)
-        spectra = operands.prepared[0]
         c.grad_output = _address(grad_output)
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
-        grad_queries = grad_values = grad_spectra = grad_content = None
+        grad_queries = grad_prepared = grad_values = grad_content = None
         if needs.queries:
             grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, is_transposed(operands.queries))
             c.grad_queries = _address(grad_queries)
@@ -320,15 +326,14 @@ class BoundNative(BoundAlgorithm):
             c.grad_values = _address(grad_values)
             c.dv_b, c.dv_n, c.dv_v, c.dv_u = grad_values.stride()
         if needs.table:
-            grad_spectra = torch.empty_like(spectra)
-            c.grad_spectra = _address(grad_spectra)
+            grad_prepared = (torch.empty_like(operands.prepared[0]),)
+            c.grad_spectra = _address(grad_prepared[0])
         if needs.content:
             grad_content = grad_output.new_empty(c.b, c.k, c.v)
             c.grad_content = _address(grad_content)
         if c.grad_output:
             self._library.run(c, self.kernel)
         del keep
-        grad_prepared = None if grad_spectra is None else (grad_spectra,)
         return grad_queries, grad_prepared, grad_values, grad_content
 
 
@@ -391,17 +396,16 @@ class BoundCausalNative(BoundAlgorithm):
             if grad_queries is not None:
                 first = Operands(queries[:, :, :n], (spectra,), values[:, :n], content)
                 only_queries = NeedsGrad(queries=True, table=False, values=False)
-                grad_queries[:, :, :n] = _present(part.backward(grad_output[:, :, :n], first, only_queries)[0])
+                part_queries, *_ = part.backward(grad_output[:, :, :n], first, only_queries)
+                assert part_queries is not None
+                grad_queries[:, :, :n] = part_queries
             if grad_values is not None:
                 last = Operands(queries[:, :, -n:], (spectra,), values[:, -n:], None)
                 only_values = NeedsGrad(queries=False, table=False, values=True)
-                grad_values[:, -n:] = _present(part.backward(grad_output[:, :, -n:], last, only_values)[2])
+                part_values = part.backward(grad_output[:, :, -n:], last, only_values)[2]
+                assert part_values is not None
+                grad_values[:, -n:] = part_values
         return grad_queries, grad_spectra, grad_values, grad_content
-
-
-def _present(x: Tensor | None) -> Tensor:
-    assert x is not None
-    return x
 
 
 def _address(x: Tensor) -> int:
