@@ -29,7 +29,7 @@ ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
 VALUE_DEPTHS = (8, 16, 24, 32, 64, 128)
 BATCHES = (1, 2, 3, 8, 128)
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 WARPGROUP = ("grad_queries_lambda_order",)  # not launched on other compute capabilities than 9 and 10
 MAX_STACK = 32  # bytes per thread
 REGISTERS = 65_536  # per streaming multiprocessor
@@ -87,7 +87,7 @@ def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
     constants = kernel_constants(
         configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
     )
-    constants |= {"CONTENT": content, "SCALED": configuration.dtype == "float16"}
+    constants["CONTENT"] = content
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     signature: dict[str, str] = {}
     constexprs: dict[str, int] = {}
@@ -96,19 +96,13 @@ def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
         if name in constants:
             signature[name], constexprs[name] = "constexpr", constants[name]
         elif name.endswith("_ptr"):
-            signature[name] = "*" + ("fp32" if _is_float32(configuration, name) else DTYPES[configuration.dtype])
+            is_partial = (configuration.kernel, name) == ("grad_table_partial", "o_ptr")
+            signature[name] = "*" + ("fp32" if is_partial else DTYPES[configuration.dtype])
             attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "i32"
     target = GPUTarget("cuda", configuration.architecture, 32)
     return triton.compile(ASTSource(function, signature, constexprs, attributes), target=target, options=options)
-
-
-def _is_float32(configuration: Configuration, pointer: str) -> bool:
-    """Whether a pointer is to float32. Scale pointers are to float32 only for float16, else they alias an operand."""
-    scaled = configuration.dtype == "float16"
-    is_partial = (configuration.kernel, pointer) == ("grad_table_partial", "o_ptr")
-    return is_partial or (scaled and pointer in ("y_ptr", "scale_ptr"))
 
 
 def examine(configuration: Configuration) -> dict[str, Any]:

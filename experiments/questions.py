@@ -141,7 +141,7 @@ def main() -> None:
     out = options.out or (LEARNING_RATES if options.tune else RESULTS)
     if options.data is not None:
         measure(options, out)
-    if not options.tune:
+    if not options.tune and out.is_file():
         runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
         if {(run["layer"], run["seed"]) for run in runs} >= set(itertools.product(LAYERS, range(8))):
             replace_section(options.page, markers("questions"), write_section(runs))

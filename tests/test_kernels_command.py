@@ -46,6 +46,6 @@ def test_kernels_prints_every_check_of_a_gpu(reason, gpu, capsys, monkeypatch):
     assert main(["kernels", "--device", gpu]) == (1 if reason else 0)
     output = capsys.readouterr().out
     rows = [line.split() for line in output.splitlines()]
-    assert rows.count(["grad_values", "3", "0.01", "0.02", "right"]) == 3
-    assert [row[0] for row in rows if row[1:2] == ["seconds"]] == ["bfloat16", "float16", "float32"]
-    assert output.count(f"\ngrad_table {reason}\n") == (3 if reason else 0)
+    assert rows.count(["grad_values", "3", "0.01", "0.02", "right"]) == 2
+    assert [row[0] for row in rows if row[1:2] == ["seconds"]] == ["bfloat16", "float32"]
+    assert output.count(f"\ngrad_table {reason}\n") == (2 if reason else 0)

@@ -126,12 +126,11 @@ def test_all_kernels_that_any_part_launches_are_compiled_before(monkeypatch):
     import kernels
 
     from lambdanets.ops.position import fused
-    from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, launches, scaling, table_kernels
+    from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, launches, table_kernels
 
     gpu, launched = KernelDevice("cuda:0", "NVIDIA H200", (9, 0)), set()
     for module in (fused, launches):
         monkeypatch.setattr(module, "kernel_device", lambda device: gpu)
-    monkeypatch.setattr(scaling, "_scales", lambda *operands: torch.empty(64, device="meta"))
     for module in (forward_kernels, gradient_kernels, table_kernels):
         for name in {*kernels.kernel_names(2), "reduce_grad_table"} & vars(module).keys():
             monkeypatch.setattr(module, name, Launches(name, launched))
@@ -139,7 +138,7 @@ def test_all_kernels_that_any_part_launches_are_compiled_before(monkeypatch):
     part.dry_run, part.device = False, "meta"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(L2_cache_size=0))
     sizes = [(shape, dtype) for dtype in parts.DTYPES for shape in (*parts.SHAPES, *parts.MORE_SHAPES)]
-    for (side, v, scope, batch), dtype in sizes[:10] + sizes[10:12] + sizes[20:22]:
+    for (side, v, scope, batch), dtype in sizes[:12]:
         (tensors, *_), problem = parts.make_inputs(part, (min(side, 8), v, min(scope or 15, 15), batch), dtype)
         for call in parts.kernel_calls(problem).values():
             call(*tensors)
@@ -156,8 +155,6 @@ def test_all_kernels_that_any_part_launches_are_compiled_before(monkeypatch):
     for configuration, content in parts.launched_configurations(90):
         dtype = getattr(torch, configuration.dtype)
         constants = launches.kernel_constants(configuration.kernel, configuration.tiles, configuration.heads, dtype)
-        if configuration.kernel != "grad_table_partial":
-            constants["SCALED"] = dtype == torch.float16
         if configuration.kernel.startswith(("forward", "grad_queries")):
             constants["CONTENT"] = content
         compiled.add((configuration.kernel, frozenset(constants.items())))

@@ -105,6 +105,51 @@ def test_learning_rates_are_compared_on_held_out_images(tmp_path, monkeypatch):
     assert all(run["held_out_top1_by_epoch"] == [0.5] for run in runs)
 
 
+def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(tmp_path, monkeypatch):
+    script = load_script("experiments/questions.py")
+    page = tmp_path / "results.md"
+    page.write_text("".join(script.markers("questions")), encoding="utf-8")
+    monkeypatch.setattr(script, "LEARNING_RATES", tmp_path / "rates.json")
+    monkeypatch.setattr(script, "RESULTS", tmp_path / "runs.json")
+    gains = {"lambda-layer": 3.0, "position": 2.95, "content": 0.0, "3x3": 1.0, "Performer": 4.0}  # in points
+
+    def train(command, check):
+        rate, seed = (float(command[command.index(option) + 1]) for option in ("--learning-rate", "--seed"))
+        run = Path(command[command.index("--run") + 1])
+        run.mkdir(parents=True)
+        name = next(name for name in gains if run.name.startswith(name))
+        noise = {"position": 0.3, "lambda-layer": 0.0}.get(name, 0.1) * (-1) ** seed
+        scores = {"held_out_top1": -abs(rate - 0.4), "top1": 0.8 + (gains[name] + noise + seed) / 100}
+        result = dict.fromkeys(script.RUN_FIELDS, 7) | scores | {"hardware": {"processor": "CPU"}}
+        (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
+    options = [tmp_path / "data", "--work", tmp_path / "runs", "--page", page]
+    for steps in (["--tune"], []):
+        monkeypatch.setattr(sys, "argv", list(map(str, ["questions.py", *options, *steps])))
+        script.main()
+    runs = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["runs"]
+    assert len(runs) == 40
+    assert {run["learning_rate"] for run in runs} == {0.4}
+    rows = [
+        line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if "more accur" in line
+    ]
+    assert [(row[3], row[-1]) for row in rows] == [
+        ("+2.00", "yes"),
+        ("+0.05", "undecided"),
+        ("+3.00", "yes"),
+        ("-1.00", "no"),
+    ]
+    narrow, wide = ([float(bound) for bound in rows[1][column].split(" to ")] for column in (4, 5))
+    assert wide[0] < narrow[0] < 0.05 < narrow[1] < wide[1]
+
+
+def test_holm_corrects_the_smallest_p_value_most():
+    holm = load_script("experiments/questions.py").holm
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
 def test_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):
     seeded_runs = load_script("experiments/seeded_runs.py")
 

@@ -72,17 +72,13 @@ def test_kernels_are_chosen_after_they_were_right(interpreted):
     assert auto["error"] < 1e-6
 
 
-def test_table_gradient_may_exceed_the_range_of_float16(interpreted):
+def test_gradients_of_float16_inputs_may_exceed_the_range_of_float16(interpreted):
     assert interpreted["large table gradient"] <= torch.finfo(torch.float16).eps
 
 
 def test_inputs_may_have_more_than_2_to_the_31_elements(interpreted):
     for dtype, errors in interpreted["large strides"].items():
         assert max(errors.values()) <= torch.finfo(getattr(torch, dtype.removeprefix("torch."))).eps * 2, errors
-
-
-def test_float16_operands_are_scaled_so_that_no_sum_overflows(interpreted):
-    assert interpreted["scaling"] == []
 
 
 def test_offsets_into_large_maps_do_not_overflow(interpreted):

@@ -63,7 +63,7 @@ def planned_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs: N
         calls = _split_batch(bound.problem.batch, grad_output, queries, values, content)
         for g, q, v, c in calls:
             operands = _operands(bound.dtype, q, prepared, v, c)
-            grad_q, grad_p, grad_v, grad_c = bound.backward(g.to(output_dtype(bound.dtype)), operands, needs)
+            grad_q, grad_p, grad_v, grad_c = bound.backward(g.to(bound.dtype), operands, needs)
             for total, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):
                 if part is not None:
                     total.append(part)
@@ -92,13 +92,13 @@ def planned_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs: N
 
 
 def _widen(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _operands(
     dtype: torch.dtype, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None
 ) -> Operands:
-    content = None if content is None else content.to(output_dtype(dtype))
+    content = None if content is None else content.to(dtype)
     return Operands(queries.to(dtype), prepared, values.to(dtype), content)
 
 
@@ -139,9 +139,8 @@ class PreparedTables:
         self._lock = threading.Lock()
 
     def get(self, table: Tensor, bound: BoundAlgorithm) -> Prepared:
-        dtype = output_dtype(bound.dtype)
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
-            return bound.prepare(_drop_future_offsets(table, bound.problem).to(dtype))
+            return bound.prepare(_drop_future_offsets(table, bound.problem).to(bound.dtype))
         key = (table.data_ptr(), bound)
         with self._lock:
             entry = self._entries.get(key)
@@ -151,7 +150,7 @@ class PreparedTables:
             return entry[1]
         # Prepare from the copy, because another thread may change the table, and `prepare` may return a view.
         copy = table.detach().clone()
-        prepared = bound.prepare(_drop_future_offsets(copy, bound.problem).to(dtype))
+        prepared = bound.prepare(_drop_future_offsets(copy, bound.problem).to(bound.dtype))
         size = copy.nbytes + sum(x.nbytes for x in prepared)
         if size <= CACHE_BYTES // 4:
             with self._lock:

@@ -41,8 +41,8 @@ def position_interaction(
         choice.
 
     Returns (b, h, n, v) in the dtype of the inputs, exact up to rounding. Sums are in float32 or wider. float16 inputs
-    are computed in float32, or by fused kernels in float16 scaled by powers of two; under float16 autocast the result
-    is float32. Accepts any strides. Twice differentiable; saves only its inputs for the backward pass.
+    are computed in float32; under float16 autocast the result is float32. Accepts any strides. Twice differentiable;
+    saves only its inputs for the backward pass.
     Cost: at most b n k u v min(n, prod(r)) multiply-adds; `plan` counts them. Raises ValueError naming the invalid
     argument.
     """
@@ -115,7 +115,7 @@ def _prepare(
         if tuple(content.shape) != expected:
             raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
     dtype, result_dtype = compute_and_result_dtype(**factors._asdict())
-    # Algorithms that need it cast float16 to float32. The table is cast where it is used.
+    # float16 is cast to float32 where it is used, as is the table: the copies need not be saved for the backward pass.
     if not (dtype == torch.float32 and queries.dtype == values.dtype == torch.float16):
         queries, values = queries.to(dtype), values.to(dtype)
     if values.ndim == 3:

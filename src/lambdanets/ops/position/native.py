@@ -189,7 +189,7 @@ class BoundNative(BoundAlgorithm):
         self.num_tiles = math.prod(-(-side // tile) for side, tile in zip(self.full[1:], self.tile, strict=True))
         n1, n2 = (axis.n for axis in self.geometry.axes)
         points = n1 * n2
-        self._transformed = (1, points) if self.is_sequence else (n1, n2)  # the maps of tables
+        self._columns_rows = (points, 1) if self.is_sequence else (n2, n1)  # of the maps of tables
         self.terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
         self._pairs_at_once = max(1, _MAX_TRANSFORMED_POINTS // (2 * points * self.terms))
         wide, narrow, _ = lib.lanes
@@ -215,16 +215,17 @@ class BoundNative(BoundAlgorithm):
         spectra = torch.empty(depths, u, pairs, n2, n1, dtype=spectra_dtype, device=table.device)
         step = self._pairs_at_once
         # The last axes are transformed: with others of 700 points, MKL 2024.2 corrupts memory on one thread.
-        maps = table.new_zeros(depths, u, min(step, pairs), *self._transformed, 2, dtype=torch.float64)
+        maps = table.new_zeros(depths, u, min(step, pairs), *self._columns_rows, 2, dtype=torch.float64)
         for first in range(0, pairs, step):
-            part = table[:, :, :, first : first + step].permute(0, 5, 3, 1, 2, 4)
+            part = table[:, :, :, first : first + step].permute(0, 5, 3, 2, 1, 4)
             maps = maps[:, :, : part.shape[2]]
             for y, x, to_y, to_x in self._wrapped(rows, columns):
-                maps[..., to_y, to_x, :] = part[..., y, x, :]
-            transformed = torch.fft.ifft2(torch.view_as_complex(maps))
+                maps[..., to_x, to_y, :] = part[..., x, y, :]
             if self.is_sequence:  # f = n2 f1 + f2
-                transformed = transformed.unflatten(4, (n1, n2)).squeeze(3)
-            spectra[:, :, first : first + step] = transformed.mT
+                transformed = torch.fft.ifft(torch.view_as_complex(maps.squeeze(4))).unflatten(3, (n1, n2)).mT
+            else:
+                transformed = torch.fft.ifft2(torch.view_as_complex(maps))
+            spectra[:, :, first : first + step] = transformed
         return (spectra,)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
@@ -234,16 +235,19 @@ class BoundNative(BoundAlgorithm):
         grad_table = grad_prepared[0].new_empty(depths, rows, columns, pairs, 2, u, dtype=self.dtype)
         for first in range(0, pairs, step):
             # In float64, because float32 transforms round differently with other numbers of threads.
-            part = grad_prepared[0][:, :, first : first + step].mT.to(torch.complex128)
-            maps = torch.fft.fft2(part.reshape(*part.shape[:3], *self._transformed), norm="forward")
-            maps = torch.view_as_real(maps).permute(0, 3, 4, 2, 5, 1)  # (depth, y, x, pair, 2, u)
+            part = grad_prepared[0][:, :, first : first + step].to(torch.complex128)
+            if self.is_sequence:
+                maps = torch.fft.fft(part.mT.flatten(3), norm="forward").unsqueeze(4)
+            else:
+                maps = torch.fft.fft2(part, norm="forward")
+            maps = torch.view_as_real(maps).permute(0, 4, 3, 2, 5, 1)  # (depth, y, x, pair, 2, u)
             for y, x, to_y, to_x in self._wrapped(rows, columns):
                 grad_table[:, y, x, first : first + step] = maps[:, to_y, to_x]
         return grad_table.flatten(3, 4)[..., :k, :].reshape(*self.problem.scope, k, u)
 
     def _wrapped(self, rows: int, columns: int) -> Iterator[tuple[slice, slice, slice, slice]]:
         """Parts of a table and their places in a map: rows, columns, y, x. The negative offsets come last."""
-        (above, left), (n1, n2) = self.before[1:], self._transformed
+        (above, left), (n2, n1) = self.before[1:], self._columns_rows
         for y, to_y in ((slice(above, rows), slice(rows - above)), (slice(above), slice(n1 - above, n1))):
             for x, to_x in ((slice(left, columns), slice(columns - left)), (slice(left), slice(n2 - left, n2))):
                 yield y, x, to_y, to_x

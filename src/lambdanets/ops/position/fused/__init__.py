@@ -23,7 +23,7 @@ from lambdanets.ops.position.algorithm import (
     Gradients,
     grad_of_content,
 )
-from lambdanets.ops.position.fused import launches, scaling
+from lambdanets.ops.position.fused import launches
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.tiles import K, kernels_of_order, max_value_channels
 from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
@@ -50,7 +50,7 @@ class Fused(Algorithm):
         return ""
 
     def cost(self, problem: Problem) -> Cost:
-        device = kernel_device(problem.device)
+        problem, device = _as_computed(problem), kernel_device(problem.device)
         assert device is not None
         pairs = math.prod(
             side * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
@@ -59,26 +59,25 @@ class Fused(Algorithm):
         b, n, h = problem.batch, problem.num_positions, problem.heads
         k, v, u = problem.query_depth, problem.value_depth, problem.intra_depth
         itemsize, num_launches = problem.dtype.itemsize, len(list(_launch_slices(problem)))
-        # Depths that are not multiples of the vector size are zero-padded, several launches are
-        # added in float32, and float16 has scaled copies of operands.
+        # Depths that are not multiples of the vector size are zero-padded, and several launches are added in float32.
         padded = v % (launches.VECTOR_BYTES // itemsize) > 0
         workspace = 4 * math.prod(problem.scope) * K * u * itemsize
         workspace += 2 * itemsize * b * n * (u * v + h * v) * padded
         workspace += 8 * b * n * (h * k + v) * (num_launches > 1)
-        workspace += 2 * b * n * h * v * (problem.dtype == torch.float16)
         workspace += launches.grad_table_partial_bytes(_problem_per_launch(problem), device)
         # No other algorithm is faster on a GPU, whatever the sizes.
         return Cost(b * pairs * h * (k + v) * u, workspace, work=0)
 
     def bind(self, problem: Problem) -> "BoundFused":
-        return BoundFused(problem, problem.dtype)  # float16 operands are scaled by powers of two
+        problem = _as_computed(problem)
+        return BoundFused(problem, problem.dtype)
 
     def fault(self, problem: Problem) -> str:
         """The failures of the check of the kernels, which runs on first use."""
         # It runs the kernels, so it imports this module.
         from lambdanets.ops.position.fused.check import get_checks
 
-        device = kernel_device(problem.device)
+        problem, device = _as_computed(problem), kernel_device(problem.device)
         assert device is not None
         checks = get_checks(device, problem.dtype)
         kernels = (*_kernels(problem, device), "grad_values", "grad_table")
@@ -95,7 +94,7 @@ class BoundFused(BoundAlgorithm):
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
 
     def forward(self, operands: Operands) -> Tensor:
-        """Compute the output, contiguous as (b, n, h, v). For float16, output, table and content lambda are float32."""
+        """Compute the output, contiguous as (b, n, h, v)."""
         queries, (table,), values, content = operands
         return forward_in_order(
             self._orders(values)[0], queries, table, values, _symmetric(self.problem, len(values)), content
@@ -116,6 +115,11 @@ class BoundFused(BoundAlgorithm):
         device = kernel_device(str(values.device))
         assert device is not None
         return _orders(replace(self.problem, batch=len(values), dtype=values.dtype), device)
+
+
+def _as_computed(problem: Problem) -> Problem:
+    """The problem in the dtype of the kernels: float32 for float16, in which sums would overflow."""
+    return replace(problem, dtype=output_dtype(problem.dtype))
 
 
 def _symmetric(problem: Problem, batch: int) -> Problem:
@@ -156,17 +160,13 @@ def forward_in_order(
 ) -> Tensor:
     """Compute the output; order: "query", or "lambda", which does not support float32."""
     slices = list(_launch_slices(problem))
-    scales = None
     dtype = queries.dtype if len(slices) == 1 else torch.float32
-    output = _Accumulator((*queries.shape[:3], problem.value_depth), output_dtype(queries.dtype), len(slices))
+    output = _Accumulator((*queries.shape[:3], problem.value_depth), queries.dtype, len(slices))
     with torch.cuda.device_of(values):  # Triton launches on the current device
-        if queries.dtype == torch.float16:
-            dtype = torch.float32
-            table, content, scales = scaling.forward_operands(queries, table, content)
         for depths, channels, u in slices:
             operands = queries[..., depths], table[..., depths, u], values[:, :, channels, u]
             c = content[:, depths, channels] if content is not None and u == 0 else None
-            output.add((..., channels), launches.forward(order, *operands, c, problem, dtype, scales))
+            output.add((..., channels), launches.forward(order, *operands, c, problem, dtype))
     return output.total()
 
 
@@ -190,23 +190,16 @@ def gradients(
         _Accumulator(x.shape, x.dtype, len(slices)) for x in (queries, table, values)
     )
     with torch.cuda.device_of(values):
-        scaled = scaling.unscaled_backward_operands(grad_output, table, content)
-        if queries.dtype == torch.float16:
-            scaled = scaling.backward_operands(grad_output, queries, table, values, content)
         for depths, channels, u in slices:
-            g, q, v = scaled.grad_output[..., channels], queries[..., depths], values[:, :, channels, u]
+            g, q, v = grad_output[..., channels], queries[..., depths], values[:, :, channels, u]
+            r = table[..., depths, u]
             if needs_grad.queries:
-                r = scaled.table_for_grad_queries[..., depths, u]
-                c = scaled.content[:, depths, channels] if scaled.content is not None and u == 0 else None
-                part = launches.grad_queries(order, g, r, v, c, problem, dtype, scaled.grad_queries_scales)
-                grad_queries.add((..., depths), part)
+                c = content[:, depths, channels] if content is not None and u == 0 else None
+                grad_queries.add((..., depths), launches.grad_queries(order, g, r, v, c, problem, dtype))
             if needs_grad.table:
-                part = launches.grad_table(g, q, v, problem, scaled.grad_table_scale)
-                grad_table.add((..., depths, u), part)
+                grad_table.add((..., depths, u), launches.grad_table(g, q, v, problem))
             if needs_grad.values:
-                r = scaled.table_for_logits[..., depths, u]
-                part = launches.grad_values(g, q, r, problem, dtype, scaled.grad_values_scale)
-                grad_values.add((..., channels, u), part)
+                grad_values.add((..., channels, u), launches.grad_values(g, q, r, problem, dtype))
     return (
         grad_queries.total() if needs_grad.queries else None,
         grad_table.total() if needs_grad.table else None,

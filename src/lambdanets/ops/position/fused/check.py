@@ -37,7 +37,7 @@ from lambdanets.ops.position.fused.device import KernelDevice
 from lambdanets.ops.position.fused.tiles import kernels_of_order
 from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ positions in the scope of the tile, step_rows x step_columns per step. The table
 batch are masked, and the indices of their embeddings are clamped to the table, because 0 * NaN is NaN.
 
 Strides and depths are in vectors of VEC elements (16 bytes), so that the compiler knows that loads are aligned. Offsets
-into tensors have 64 bits. SCALED: whether float16 operands were multiplied by powers of two (`scaling`); `scale_ptr`
-then points to the factors for the sum and for the content term. ops/position/README.md defines the letters and derives
-the index of a pair.
+into tensors have 64 bits. ops/position/README.md defines the letters and derives the index of a pair.
 """
 
 import triton
@@ -69,7 +67,6 @@ def forward_query_order(
     v_ptr,  # (b, n, v), aligned rows
     c_ptr,  # (b, k, v), aligned rows
     y_ptr,  # (b, h, n, v), aligned rows
-    scale_ptr,
     q_b_stride,
     q_h_stride,
     q_n_stride,
@@ -100,7 +97,6 @@ def forward_query_order(
     V: tl.constexpr,
     VEC: tl.constexpr,  # elements per vectorized load
     CONTENT: tl.constexpr,  # whether there is a content lambda
-    SCALED: tl.constexpr,
 ):
     """Compute y[b,(n h),v] = q c + sum_m S[b,(n h),m] V[b,m,v] with logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
@@ -149,8 +145,6 @@ def forward_query_order(
         c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0)
         q_by_example = tl.permute(tl.reshape(q, (TILE, EXAMPLES, HEADS, K)), (1, 0, 2, 3))
         total = tl.dot(tl.reshape(q_by_example, (EXAMPLES, TILE * HEADS, K)), c, total, input_precision="ieee")
-        if SCALED:
-            total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
         y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, None, :]))
@@ -163,8 +157,6 @@ def forward_query_order(
         logits = tl.permute(tl.reshape(logits, (TILE, EXAMPLES, HEADS, STEP)), (1, 0, 2, 3))
         total = tl.dot(tl.reshape(logits, (EXAMPLES, TILE * HEADS, STEP)), values, total, input_precision="ieee")
 
-    if SCALED:
-        total *= tl.load(scale_ptr)
     rows = tl.arange(0, TILE * HEADS)
     head = rows % HEADS
     y_n = y0 + rows // HEADS // tile_columns
@@ -244,7 +236,6 @@ def forward_lambda_order(
     v_ptr,  # (b, n, v), aligned rows
     c_ptr,  # (b, k, v), aligned rows
     y_ptr,  # (b, h, n, v), aligned rows
-    scale_ptr,
     q_b_stride,
     q_h_stride,
     q_n_stride,
@@ -275,7 +266,6 @@ def forward_lambda_order(
     V: tl.constexpr,
     VEC: tl.constexpr,
     CONTENT: tl.constexpr,
-    SCALED: tl.constexpr,
 ):
     """Compute lambda[(b v),(n k)] = c + sum_m V[(b v),m] E[m,(n k)] in registers, then y[b,h,n,v] = sum_k q lambda.
 
@@ -329,11 +319,7 @@ def forward_lambda_order(
         c_offset = offset64(examples, c_b_stride, VEC)[:, None, None] + offset64(k, c_k_stride, VEC)[None, None, :]
         c_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & (k < query_depth)[None, None, :]
         c = tl.load(c_ptr + (c_offset + v[None, :, None]), mask=c_mask, other=0.0).to(tl.float32)
-        if SCALED:
-            c *= tl.load(scale_ptr + 1)
         lambdas += c[:, :, None, :]
-    if SCALED:
-        lambdas *= tl.load(scale_ptr)
     position = y_n * width + x_n
     q_offset = offset64(examples, q_b_stride, VEC)[:, None, None] + offset64(position, q_n_stride, VEC)[None, :, None]
     q_offset += k[None, None, :]

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
 """Triton kernels for the gradients of queries and values, which recompute logits and need no atomic additions.
 
-Each output element is computed by one program, which sums in a fixed order. Tiles, steps, vectors, scales and the table
-are as in `forward_kernels`. g is the gradient of y; o is the output of the kernel.
+Each output element is computed by one program, which sums in a fixed order. Tiles, steps, vectors and the table are as
+in `forward_kernels`. g is the gradient of y; o is the output of the kernel.
 """
 
 import triton
@@ -39,7 +39,6 @@ def grad_queries(
     v_ptr,  # (b, n, v), aligned rows
     c_ptr,  # (b, k, v), aligned rows
     o_ptr,  # (b, h, n, k), aligned rows
-    scale_ptr,
     g_b_stride,
     g_h_stride,
     g_n_stride,
@@ -70,7 +69,6 @@ def grad_queries(
     V: tl.constexpr,
     VEC: tl.constexpr,
     CONTENT: tl.constexpr,
-    SCALED: tl.constexpr,
 ):
     """Compute dq[n,(b h),k] = g c + sum_m T[n,(b h),m] E[n,m,k] with T[b,(n h),m] = g[b,(n h),v] V[b,v,m]."""
     value_depth *= VEC
@@ -116,8 +114,6 @@ def grad_queries(
         term = tl.dot(g, tl.permute(c, (0, 2, 1)), input_precision="ieee")
         term = tl.permute(tl.reshape(term, (EXAMPLES, TILE, HEADS, K)), (1, 0, 2, 3))
         total = tl.reshape(term, (TILE, EXAMPLES * HEADS, K))
-        if SCALED:
-            total *= tl.load(scale_ptr + 1)
     for step in range(steps_x * steps_y):
         y_m, x_m, inside = step_positions(m, step, steps_x, y_first, y_last, x_first, x_last, step_rows, step_columns)
         e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[None, :, None]))
@@ -131,8 +127,6 @@ def grad_queries(
         products = tl.permute(tl.reshape(products, (EXAMPLES, TILE, HEADS, STEP)), (1, 0, 2, 3))
         total = tl.dot(tl.reshape(products, (TILE, EXAMPLES * HEADS, STEP)), e, total, input_precision="ieee")
 
-    if SCALED:
-        total *= tl.load(scale_ptr)
     rows = tl.arange(0, EXAMPLES * HEADS)
     example = first_example + rows // HEADS
     head = rows % HEADS
@@ -153,7 +147,6 @@ def grad_queries_lambda_order(
     v_ptr,  # (b, n, v), aligned rows
     c_ptr,  # (b, k, v), aligned rows
     o_ptr,  # (b, h, n, k), aligned rows
-    scale_ptr,
     g_b_stride,
     g_h_stride,
     g_n_stride,
@@ -184,7 +177,6 @@ def grad_queries_lambda_order(
     V: tl.constexpr,
     VEC: tl.constexpr,
     CONTENT: tl.constexpr,
-    SCALED: tl.constexpr,
 ):
     """Compute dq[b,h,n,k] = sum_v g[b,h,n,v] lambda[(n k),(b v)], with all value channels in one program.
 
@@ -234,11 +226,7 @@ def grad_queries_lambda_order(
         c_offset = offset64(k, c_k_stride, VEC)[:, None, None] + offset64(examples, c_b_stride, VEC)[None, :, None]
         c_mask = (k < query_depth)[:, None, None] & in_batch[None, :, None] & (v < value_depth)[None, None, :]
         c = tl.load(c_ptr + (c_offset + v[None, None, :]), mask=c_mask, other=0.0).to(tl.float32)
-        if SCALED:
-            c *= tl.load(scale_ptr + 1)
         lambdas += c[None, :, :, :]
-    if SCALED:
-        lambdas *= tl.load(scale_ptr)
     position = y_n * width + x_n
     g_offset = offset64(position, g_n_stride, VEC)[:, None, None] + offset64(examples, g_b_stride, VEC)[None, :, None]
     g_offset += v[None, None, :]
@@ -259,7 +247,6 @@ def grad_values(
     q_ptr,  # (b, h, n, k), aligned rows
     table_ptr,
     o_ptr,  # (b, n, v), aligned rows
-    scale_ptr,
     g_b_stride,
     g_h_stride,
     g_n_stride,
@@ -287,7 +274,6 @@ def grad_values(
     K: tl.constexpr,
     V: tl.constexpr,
     VEC: tl.constexpr,
-    SCALED: tl.constexpr,
 ):
     """Compute dV[b,m,v] = sum_(n h) S[b,m,(n h)] g[b,(n h),v] with logits S[n,m,(b h)] = E[n,m,k] q[n,k,(b h)]."""
     ROWS: tl.constexpr = EXAMPLES * HEADS
@@ -346,8 +332,6 @@ def grad_values(
         logits = tl.permute(tl.reshape(logits, (STEP, TILE, EXAMPLES, HEADS)), (2, 1, 0, 3))
         total = tl.dot(tl.reshape(logits, (EXAMPLES, TILE, STEP * HEADS)), g, total, input_precision="ieee")
 
-    if SCALED:
-        total *= tl.load(scale_ptr)
     offset = offset64(examples, o_b_stride, VEC)[:, None] + offset64(y_m * width + x_m, o_n_stride, VEC)[None, :]
     tl.store(
         o_ptr + (offset[:, :, None] + v[None, None, :]),

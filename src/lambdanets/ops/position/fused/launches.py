@@ -1,8 +1,8 @@
 """Launches the fused kernels: chooses tile sizes, copies unaligned operands, pads the table, allocates results.
 
 Shapes are as in `fused`, without u: queries (b, h, n, k) with k <= K, table (r_1..r_D, k), values (b, n, v), content
-(b, k, v) or None, grad_output (b, h, n, v). Results are contiguous as (b, n, h, v) and (b, n, h, k). For float16,
-`scales` contains two float32 factors, for the result and for the content term. Triton is imported at the first launch.
+(b, k, v) or None, grad_output (b, h, n, v). Results are contiguous as (b, n, h, v) and (b, n, h, k). Triton is
+imported at the first launch.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,6 @@ def forward(
     content: Tensor | None,
     problem: Problem,
     dtype: torch.dtype,
-    scales: Tensor | None,
 ) -> Tensor:
     """Compute y (b, h, n, v) in the given dtype; order: "lambda" or "query"."""
     from lambdanets.ops.position.fused import forward_kernels
@@ -52,14 +51,13 @@ def forward(
     content = _align_content(content, values)
     kernel = forward_kernels.forward_lambda_order if order == "lambda" else forward_kernels.forward_query_order
     constants = kernel_constants(f"forward_{order}_order", tiles, problem.heads, values.dtype)
-    constants |= {"CONTENT": has_content, "SCALED": scales is not None}
+    constants |= {"CONTENT": has_content}
     kernel[(_count_programs(problem, shape, tiles) * -(-values.shape[2] // tiles.values),)](
         queries,
         _pad_table(table, shape),
         values,
         content,
         output,
-        values if scales is None else scales,
         *strides_in_vectors(queries, vec_size),
         *strides_in_vectors(values, vec_size),
         *strides_in_vectors(content, vec_size),
@@ -79,7 +77,6 @@ def grad_queries(
     content: Tensor | None,
     problem: Problem,
     dtype: torch.dtype,
-    scales: Tensor | None,
 ) -> Tensor:
     """Compute grad_queries (b, h, n, k) in the given dtype."""
     from lambdanets.ops.position.fused import gradient_kernels
@@ -93,7 +90,7 @@ def grad_queries(
     has_content = content is not None
     content = _align_content(content, values)
     constants = kernel_constants(name, tiles, problem.heads, values.dtype)
-    constants |= {"CONTENT": has_content, "SCALED": scales is not None}
+    constants |= {"CONTENT": has_content}
     kernel = getattr(gradient_kernels, name)
     kernel[(_count_programs(problem, shape, tiles),)](
         grad_output,
@@ -101,7 +98,6 @@ def grad_queries(
         values,
         content,
         output,
-        values if scales is None else scales,
         *strides_in_vectors(grad_output, vec_size),
         *strides_in_vectors(values, vec_size),
         *strides_in_vectors(content, vec_size),
@@ -113,9 +109,7 @@ def grad_queries(
     return output
 
 
-def grad_values(
-    grad_output: Tensor, queries: Tensor, table: Tensor, problem: Problem, dtype: torch.dtype, scales: Tensor | None
-) -> Tensor:
+def grad_values(grad_output: Tensor, queries: Tensor, table: Tensor, problem: Problem, dtype: torch.dtype) -> Tensor:
     """Compute grad_values (b, n, v) in the given dtype."""
     from lambdanets.ops.position.fused.gradient_kernels import grad_values as kernel
 
@@ -125,13 +119,11 @@ def grad_values(
     output = _empty_aligned(grad_output, problem.batch, problem.num_positions, channels, dtype=dtype)
     grad_output, queries, vec_size = _align_rows(grad_output), _align_rows(queries), _vector_size(grad_output)
     constants = kernel_constants("grad_values", tiles, problem.heads, grad_output.dtype)
-    constants |= {"SCALED": scales is not None}
     kernel[(_count_programs(problem, shape, tiles) * -(-channels // tiles.values),)](
         grad_output,
         queries,
         _pad_table(table, shape),
         output,
-        grad_output if scales is None else scales,
         *strides_in_vectors(grad_output, vec_size),
         *strides_in_vectors(queries, vec_size),
         *strides_in_vectors(output, vec_size),
@@ -142,7 +134,7 @@ def grad_values(
     return output
 
 
-def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Problem, scales: Tensor | None) -> Tensor:
+def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Problem) -> Tensor:
     """Compute grad_table (r_1..r_D, k), in float32 because it is a sum over all examples and positions."""
     from lambdanets.ops.position.fused.table_kernels import grad_table_partial, reduce_grad_table
 
@@ -175,7 +167,6 @@ def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Pr
     reduce_grad_table[(output[..., 0].numel(),)](
         partial,
         output,
-        partial if scales is None else scales,
         depth,
         grid_2d(problem)[1],
         *radius_2d(problem),
@@ -187,7 +178,6 @@ def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Pr
         STEP=tiles.step,
         K=K,
         PARTIALS_PER_LOAD=8,
-        SCALED=scales is not None,
         num_warps=4,
         enable_fp_fusion=True,
     )

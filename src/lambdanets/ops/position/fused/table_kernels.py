@@ -168,7 +168,6 @@ def grad_table_partial(
 def reduce_grad_table(
     partial_ptr,  # output of `grad_table_partial`
     o_ptr,  # (2 row_radius + 1, 2 column_radius + 1, k), contiguous
-    scale_ptr,
     query_depth,
     width,
     row_radius,
@@ -182,7 +181,6 @@ def reduce_grad_table(
     STEP: tl.constexpr,
     K: tl.constexpr,
     PARTIALS_PER_LOAD: tl.constexpr,  # several, to hide latency
-    SCALED: tl.constexpr,
 ):
     """Compute dR[dy,dx,k] as the sum of partial sums over splits, column tiles and pairs of columns at offset dx."""
     columns = 2 * column_radius + 1
@@ -206,6 +204,4 @@ def reduce_grad_table(
         entry = (partial.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns
         total += tl.load(partial_ptr + (entry[:, None] * K + k[None, :]), mask=mask[:, None], other=0.0)
     result = tl.sum(total, axis=0)
-    if SCALED:
-        result *= tl.load(scale_ptr)
     tl.store(o_ptr + tl.program_id(0) * query_depth + k, result.to(o_ptr.dtype.element_ty), mask=k < query_depth)
