@@ -93,7 +93,7 @@ FASHION_MNIST_OPENING = """\
 ## Fashion-MNIST: 12,000 images, one epoch
 
 All mixers, in 188 training steps on an Intel Xeon; 64 of the 75 runs that the second command above plans were trained.
-Four mixers over 7x7 neighborhoods have one seed each, since a step takes 5 to 9 times as long; three other runs, two of
+Four mixers over 7x7 neighborhoods have one seed each, since a step takes 3 to 10 times as long; three others, two of
 "none on keys" and one of "no batch norm", were not trained for lack of time."""
 
 PARAGRAPHS = {

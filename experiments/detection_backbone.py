@@ -324,7 +324,7 @@ def tables(results: dict[str, Any]) -> str:
         machine_text = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
         text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, feature maps of strides 4
 to 32, with its four lambda layers or with other layers instead; float32, batch norm with fixed statistics. Medians of
-{" to ".join(map(str, sorted({min(runs), max(runs)})))} interleaved runs, on {machine_text}.
+{" to ".join(map(str, sorted({min(runs), max(runs)})))} interleaved runs, on {machine_text}, before the native engine.
 The peak is what PyTorch's allocator reports, not counting weights and images.
 
 {markdown_table(header, *rows)}

@@ -9,7 +9,7 @@ First command. PyTorch with CUDA and Triton must be installed; the other package
 |---|---|---|
 | 0.0 to 0.5 | machine | versions, rates of matrix products, copies and the L2 cache |
 | 0.5 to 1.2 | compile | all kernels that any part launches, on all cores |
-| 1.2 to 2.0 | self_test | the check of every kernel in three dtypes: what `auto` may use |
+| 1.2 to 2.0 | self_test | the check of every kernel in bfloat16 and float32: what `auto` may use |
 | 2.0 to 2.8 | check | the position terms of LambdaResNet-50 at batch 128 first, then edges; 10 runs bit-identical |
 | 2.8 to 4.3 | layers | 3x3 convolution, lambda layers by algorithm, layers of other packages; peak memory |
 | 4.3 to 5.2 | networks | four networks, inference and training, eager and as a CUDA graph |

@@ -387,11 +387,10 @@ static __attribute__((noinline)) void NAME(transform_values)(const problem *p, N
   }
 }
 
-/* A product V^ R'^ of slices: slot of V^ and pointer to R'^ of a pair. Returns the number of terms of slice z. */
-INLINE int NAME(term)(const problem *p, int z, int index, int *slot, int *table_slot) {
+/* A product V^ R'^ of slices: slot of V^, and whether there is such a slice. */
+INLINE int NAME(term)(const problem *p, int z, int index, int *slot) {
   int source = z + index / p->u - p->depth_before;
   *slot = source * p->u + index % p->u;
-  *table_slot = index;
   return source >= 0 && source < p->depth;
 }
 INLINE ptrdiff_t NAME(table_column)(const problem *p, int table_slot, int pair, int f) {
@@ -420,7 +419,7 @@ static __attribute__((noinline)) void NAME(lambda_columns)(const problem *p, NAM
   ptrdiff_t ms = NAME(map_stride)(p);
   const REAL *spectrum = p->spectrum;
   for (int f = share(N2, m, 0); f < share(N2, m, 1); f++) {
-    int mirrored = f >= F2, column = mirrored ? N2 - f : f, slot, table_slot;
+    int mirrored = f >= F2, column = mirrored ? N2 - f : f, slot;
     for (int g = 0; g < count; g++) {
       V *out = w->map + 2 * ((ptrdiff_t)g * N2 + f);
       if (terms == 1) {
@@ -433,9 +432,9 @@ static __attribute__((noinline)) void NAME(lambda_columns)(const problem *p, NAM
       }
       int fresh = 1;
       for (int i = 0; i < terms; i++)
-        if (NAME(term)(p, z, i, &slot, &table_slot)) {
+        if (NAME(term)(p, z, i, &slot)) {
           NAME(multiply)(w->spectrum + slot * NAME(spectrum_size)(p) + 2 * (ptrdiff_t)column * N1,
-                         spectrum + NAME(table_column)(p, table_slot, first + g, f), w->line, N1, mirrored, NAME(mirror)(p), fresh);
+                         spectrum + NAME(table_column)(p, i, first + g, f), w->line, N1, mirrored, NAME(mirror)(p), fresh);
           fresh = 0;
         }
       NAME(dft)(a, w->tmp, w->line, 2, N1, out, ms, rows);
@@ -749,7 +748,7 @@ static __attribute__((noinline)) void NAME(values_gradient_rows)(const problem *
 /* dlambda, its transform D, and what follows from D, for pairs first .. first + count - 1 of slice z */
 static void NAME(adjoint_columns)(const problem *p, NAME(work) *w, int z, int first, int count, int rows, team *m) {
   const axis *a = &p->axes[0];
-  int N1 = a->n, N2 = p->axes[1].n, F2 = N2 / 2 + 1, terms = p->depth_scope * p->u, slot, table_slot;
+  int N1 = a->n, N2 = p->axes[1].n, F2 = N2 / 2 + 1, terms = p->depth_scope * p->u, slot;
   ptrdiff_t ms = NAME(map_stride)(p);
   /* columns f and N2 - f contribute to the same G */
   for (int column = share(F2, m, 0); column < share(F2, m, 1); column++)
@@ -765,8 +764,8 @@ static void NAME(adjoint_columns)(const problem *p, NAME(work) *w, int z, int fi
         w->grad_content[2 * (first + g) + 1] += w->line[1];
       }
       for (int i = 0; i < terms; i++) {
-        if (!NAME(term)(p, z, i, &slot, &table_slot)) continue;
-        ptrdiff_t at = slot * NAME(spectrum_size)(p) + 2 * (ptrdiff_t)column * N1, table = NAME(table_column)(p, table_slot, first + g, c);
+        if (!NAME(term)(p, z, i, &slot)) continue;
+        ptrdiff_t at = slot * NAME(spectrum_size)(p) + 2 * (ptrdiff_t)column * N1, table = NAME(table_column)(p, i, first + g, c);
         (mirrored ? NAME(consume_mirrored) : NAME(consume))(w->line, w->spectrum + at, (const REAL *)p->spectrum + table, w->grad + at,
                                                             w->grad_table + table, N1, NAME(mirror)(p));
       }

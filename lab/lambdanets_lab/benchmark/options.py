@@ -69,7 +69,7 @@ class LayerOptions(CommonOptions):
     heads: int = 4
     """Number of heads h, of lambda layers and of the attention baselines."""
     algorithm: str = "auto"
-    """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses the fastest."""
+    """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Model(Timed):
     scope: int = 23
     """Scope of the lambda layers: m x m positions around each position."""
     algorithm: str = "auto"
-    """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses the fastest."""
+    """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,10 +58,10 @@ PARAGRAPHS = {
     "11": "Without normalized keys, accuracy drops by 8.4 points; softmax is the best. Each row is an option of the "
     "layer.",
     "12": "Most parameters are saved where there are many channels: lambda layers in c5 alone save a quarter. Most "
-    "time is lost where feature maps are large, in c2 and c3.",
-    "13": "A few lambda layers in c4 give most of the accuracy at a small cost in throughput; lambda layers in all "
-    "of c4 (C4) save parameters instead. The ResNets have the same ResNet-RS architecture, with and without "
-    "squeeze-and-excitation. LambdaResNet-152 has 83.4 here and 83.8 in Table 18, for the same network and "
+    "time is lost in the paper where feature maps are large, in c2 and c3.",
+    "13": "A few lambda layers in c4 give most of the accuracy at a small cost in the paper's throughput; lambda "
+    "layers in all of c4 (C4) save parameters instead. The ResNets have the same ResNet-RS architecture, with and "
+    "without squeeze-and-excitation. LambdaResNet-152 has 83.4 here and 83.8 in Table 18, for the same network and "
     "image size.",
     "14": "Lambda layers in the backbone improve small objects most. The recipe is `lambdanets detect train coco`; "
     "it has not been run in full.",

@@ -238,7 +238,7 @@ def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, unit_si
             ratio = " (noisy)" if noisy else f" ({row[key] / ours:.2f} x)" if comparable else ""
             cells.append(f"{row[key] / unit_size:.1f}{ratio}")
             if comparable:
-                num_compared[name] += 1
+                num_compared[name] += not noisy
                 winners += [name] if row[key] < ours and not noisy else []
         num_wins.update(winners)
         rows.append((shape, str(scope), phase, *cells, ", ".join(winners)))

@@ -19,8 +19,8 @@ class Kernels:
 def main(arguments: list[str]) -> int:
     """Run `lambdanets kernels` and return its exit code: 1 if a kernel of the GPU fails."""
     description = (
-        "Show the compiled library for this processor, or check the kernels on a GPU in all "
-        "dtypes: each is compiled and compared with the definition in float64."
+        "Show the compiled library for this processor, or check the kernels on a GPU in bfloat16 "
+        "and float32: each is compiled and compared with the definition in float64."
     )
     options = parse(Kernels, arguments, prog="lambdanets kernels", description=description)
     import torch

@@ -1,9 +1,6 @@
 """The dtypes in which operations compute and return results."""
 
-import os
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,32 +21,6 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def without_tf32_convolutions(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager that disables TF32, PyTorch's default, in cuDNN's float32 convolutions."""
-    return _ieee_convolutions() if device.type == "cuda" else nullcontext()
-
-
-_ieee_lock = threading.Lock()
-if hasattr(os, "register_at_fork"):  # another thread may hold the lock during a fork
-    os.register_at_fork(after_in_child=lambda: globals().update(_ieee_lock=threading.Lock()))
-_saved_precisions: list[str] = []  # the original setting, once per active context; the last one to exit restores it
-
-
-@contextmanager
-def _ieee_convolutions() -> Iterator[None]:
-    settings = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # PyTorch's stubs lack it
-    with _ieee_lock:
-        _saved_precisions.append(_saved_precisions[0] if _saved_precisions else settings.fp32_precision)
-        settings.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        with _ieee_lock:
-            original = _saved_precisions.pop()
-            if not _saved_precisions:
-                settings.fp32_precision = original
-
-
 def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, torch.dtype]:
     """Return the dtype in which an operation on these named inputs computes, and the dtype of its result.
 
@@ -65,18 +36,17 @@ def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, tor
             raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     autocast = autocast_dtype(first.device)
     if autocast is not None and all(tensor.dtype != torch.float64 for tensor in present.values()):
-        dtype = torch.float32 if autocast == torch.float16 else autocast
-        return dtype, dtype
+        return output_dtype(autocast), output_dtype(autocast)
     for name, tensor in present.items():
         if tensor.dtype != first.dtype:
             raise ValueError(
                 f"{name} must have the dtype of {first_name}, {first.dtype}, outside autocast; got {tensor.dtype}"
             )
-    return torch.float32 if first.dtype == torch.float16 else first.dtype, first.dtype
+    return output_dtype(first.dtype), first.dtype
 
 
 def output_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the output dtype of the position interaction: float32 for float16, because sums exceed its range."""
+    """Return float32 for float16, whose range sums exceed, else the dtype."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 

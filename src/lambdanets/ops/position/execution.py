@@ -14,7 +14,7 @@ from lambdanets.ops.geometry import mask_future
 from lambdanets.ops.position.algorithm import BoundAlgorithm
 from lambdanets.ops.position.choose import Plan, bind
 from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, Prepared, Problem
-from lambdanets.ops.precision import output_dtype, without_autocast, without_tf32_convolutions
+from lambdanets.ops.precision import output_dtype, without_autocast
 
 # Gradients of queries, table, values and content; None if not needed.
 FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -34,7 +34,7 @@ def planned_forward(factors: Factors, plan: Plan) -> Tensor:
         shape = (*queries.shape[:3], plan.problem.value_depth)
         return queries.new_zeros(shape, dtype=output_dtype(queries.dtype))
     bound = bind(plan.problem, plan.algorithm)
-    with without_autocast(queries.device), without_tf32_convolutions(queries.device):
+    with without_autocast(queries.device):
         prepared = prepared_tables.get(table, bound)
         outputs = [
             bound.forward(_operands(bound.dtype, q, prepared, v, c))
@@ -58,7 +58,7 @@ def planned_backward(grad_output: Tensor, factors: Factors, plan: Plan, needs: N
     grads: list[list[Tensor]] = [[], [], []]  # of queries, values and content, by call
     grad_prepared: Prepared | None = None
     # The backward pass may run inside autocast even if the forward pass did not.
-    with without_autocast(queries.device), without_tf32_convolutions(queries.device):
+    with without_autocast(queries.device):
         prepared = prepared_tables.get(table, bound)
         calls = _split_batch(bound.problem.batch, grad_output, queries, values, content)
         for g, q, v, c in calls:

@@ -304,17 +304,16 @@ class BoundNative(BoundAlgorithm):
         return like.new_empty(batch, n, heads, channels, dtype=self.dtype).transpose(1, 2)
 
     def forward(self, operands: Operands) -> Tensor:
-        c, keep = self._call(operands)
+        c, _keep = self._call(operands)
         output = self._new_rows(operands.queries, c.b, c.h, c.v, self.problem.channels_first)
         c.output = _address(output)
         c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
         if c.output:
             self._library.run(c, self.kernel)
-        del keep
         return output
 
     def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
-        c, keep = self._call(operands)
+        c, _keep = self._call(operands)
         c.grad_output = _address(grad_output)
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
         grad_queries = grad_prepared = grad_values = grad_content = None
@@ -337,7 +336,6 @@ class BoundNative(BoundAlgorithm):
             c.grad_content = _address(grad_content)
         if c.grad_output:
             self._library.run(c, self.kernel)
-        del keep
         return grad_queries, grad_prepared, grad_values, grad_content
 
 

@@ -2,7 +2,7 @@
 
 logits[n,h,m,u] = sum_k q[h,n,k] E[n,k,m,u];  y[h,n,:] = sum_{m,u} logits[n,h,m,u] V[m,:,u].
 Cost: h (k + v) u multiply-adds for each pair of a query and a position in the window of its tile, compared with k v u
-in the lambda order, so it is faster for large v. Memory: logits of one row of tiles.
+if lambdas are summed directly, so it is faster for large v. Memory: logits of one row of tiles.
 
 Queries are packed as (positions of the tile, (h, tiles, b), k) and values as ((tiles, b), window, v), so that neither
 matrix product needs a copy: logits (positions, (h, tiles, b), window) are batched over positions, and

@@ -50,6 +50,7 @@ class Fused(Algorithm):
         return ""
 
     def cost(self, problem: Problem) -> Cost:
+        copies = 4 * problem.batch * problem.num_positions if problem.dtype == torch.float16 else 0
         problem, device = _as_computed(problem), kernel_device(problem.device)
         assert device is not None
         pairs = math.prod(
@@ -61,10 +62,10 @@ class Fused(Algorithm):
         itemsize, num_launches = problem.dtype.itemsize, len(list(_launch_slices(problem)))
         # Depths that are not multiples of the vector size are zero-padded, and several launches are added in float32.
         padded = v % (launches.VECTOR_BYTES // itemsize) > 0
-        workspace = 4 * math.prod(problem.scope) * K * u * itemsize
+        workspace = 4 * math.prod(problem.scope) * K * u * itemsize + copies * (h * k + u * v + h * v)
         workspace += 2 * itemsize * b * n * (u * v + h * v) * padded
         workspace += 8 * b * n * (h * k + v) * (num_launches > 1)
-        workspace += launches.grad_table_partial_bytes(_problem_per_launch(problem), device)
+        workspace += launches.grad_table_partial_bytes(_symmetric(problem, b), device)
         # No other algorithm is faster on a GPU, whatever the sizes.
         return Cost(b * pairs * h * (k + v) * u, workspace, work=0)
 
@@ -114,7 +115,7 @@ class BoundFused(BoundAlgorithm):
     def _orders(self, values: Tensor) -> tuple[str, str]:
         device = kernel_device(str(values.device))
         assert device is not None
-        return _orders(replace(self.problem, batch=len(values), dtype=values.dtype), device)
+        return _orders(self.problem, device)
 
 
 def _as_computed(problem: Problem) -> Problem:
@@ -135,7 +136,7 @@ def _orders(problem: Problem, device: KernelDevice) -> tuple[str, str]:
     both. float32 supports only the query order, and the loads of the gradient's lambda order are
     pipelined only for warpgroups.
     """
-    channels = _problem_per_launch(problem).value_depth
+    channels = min(problem.value_depth, max_value_channels(problem.dtype.itemsize))
     is_lambda = problem.dtype.itemsize == 2 and channels <= _CHANNELS_PER_HEAD * problem.heads
     order = "lambda" if is_lambda else "query"
     return order, order if device.capability[0] in (9, 10) else "query"
@@ -145,14 +146,6 @@ def _kernels(problem: Problem, device: KernelDevice) -> tuple[str, str]:
     """Return the kernels of the output and of the queries' gradient."""
     forward, gradient = _orders(problem, device)
     return kernels_of_order(forward)[0], kernels_of_order(gradient)[1]
-
-
-def _problem_per_launch(problem: Problem) -> Problem:
-    """Return the problem of a single launch, which has a limited number of value channels."""
-    return replace(
-        _symmetric(problem, problem.batch),
-        value_depth=min(problem.value_depth, max_value_channels(problem.dtype.itemsize)),
-    )
 
 
 def forward_in_order(

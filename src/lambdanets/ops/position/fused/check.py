@@ -1,7 +1,7 @@
 """Checks the fused kernels on the user's GPU: "auto" uses only those that were right.
 
 At the first use of a device and dtype, every kernel computes small problems, and the results are
-compared with `ops.definition` in float64. This takes the time to compile a few dozen kernels. Why
+compared with `ops.definition` in float64. This takes the time to compile about 20 kernels. Why
 kernels failed is stored in the user's cache folder, by device, versions and a hash of the kernels'
 source. `lambdanets kernels --device cuda` checks again. algorithm="fused" does not require a check.
 

@@ -47,12 +47,12 @@ def forward(
     output = _empty_aligned(values, problem.batch, problem.num_positions, problem.heads, values.shape[2], dtype=dtype)
     output = output.transpose(1, 2)
     queries, values, vec_size = _align_rows(queries), _align_rows(values), _vector_size(values)
-    has_content = content is not None
-    content = _align_content(content, values)
-    kernel = forward_kernels.forward_lambda_order if order == "lambda" else forward_kernels.forward_query_order
     constants = kernel_constants(f"forward_{order}_order", tiles, problem.heads, values.dtype)
-    constants |= {"CONTENT": has_content}
-    kernel[(_count_programs(problem, shape, tiles) * -(-values.shape[2] // tiles.values),)](
+    constants["CONTENT"] = content is not None
+    content = _align_content(content, values)
+    getattr(forward_kernels, f"forward_{order}_order")[
+        (_count_programs(problem, shape, tiles) * -(-values.shape[2] // tiles.values),)
+    ](
         queries,
         _pad_table(table, shape),
         values,
@@ -87,12 +87,10 @@ def grad_queries(
     output = _empty_aligned(values, problem.batch, problem.num_positions, problem.heads, table.shape[-1], dtype=dtype)
     output = output.transpose(1, 2)
     grad_output, values, vec_size = _align_rows(grad_output), _align_rows(values), _vector_size(values)
-    has_content = content is not None
-    content = _align_content(content, values)
     constants = kernel_constants(name, tiles, problem.heads, values.dtype)
-    constants |= {"CONTENT": has_content}
-    kernel = getattr(gradient_kernels, name)
-    kernel[(_count_programs(problem, shape, tiles),)](
+    constants["CONTENT"] = content is not None
+    content = _align_content(content, values)
+    getattr(gradient_kernels, name)[(_count_programs(problem, shape, tiles),)](
         grad_output,
         _pad_table(table, shape),
         values,
@@ -169,7 +167,7 @@ def grad_table(grad_output: Tensor, queries: Tensor, values: Tensor, problem: Pr
         output,
         depth,
         grid_2d(problem)[1],
-        *radius_2d(problem),
+        radius_2d(problem)[1],
         *launch_grid.step,
         launch_grid.row_groups,
         launch_grid.chunks,

@@ -170,7 +170,6 @@ def reduce_grad_table(
     o_ptr,  # (2 row_radius + 1, 2 column_radius + 1, k), contiguous
     query_depth,
     width,
-    row_radius,
     column_radius,
     step_rows,
     step_columns,
@@ -203,5 +202,4 @@ def reduce_grad_table(
         partial = (group * chunks + column // step_columns) * tiles_x + tile
         entry = (partial.to(tl.int64) * TILE + j) * STEP + row % step_rows * step_columns + column % step_columns
         total += tl.load(partial_ptr + (entry[:, None] * K + k[None, :]), mask=mask[:, None], other=0.0)
-    result = tl.sum(total, axis=0)
-    tl.store(o_ptr + tl.program_id(0) * query_depth + k, result.to(o_ptr.dtype.element_ty), mask=k < query_depth)
+    tl.store(o_ptr + tl.program_id(0) * query_depth + k, tl.sum(total, axis=0), mask=k < query_depth)
