@@ -384,7 +384,8 @@ def main() -> None:
         "§ the better of scaled_dot_product_attention with a mask, which computes all pairs also for local contexts, "
         "and\nFlexAttention (inference only); NATTEN, which has kernels for local contexts, was not measured. "
         "Cases: 56x56x64, 28x28x128, 14x14x256\nand 7x7x512, scopes 23 and 7, inference and training, "
-        "batch 8, without noisy times. Times of different runs vary by up to 40%, so ratios from 0.8 to 1.25 are not resolved.",
+        "batch 8, without noisy times. Times of different runs vary by up to 40%, so ratios from 0.8 to 1.25 are not "
+        "resolved.",
     ]
     replace_section(page, (BEGIN, END), "\n\n".join(section) + "\n")
 
