@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lambdanets.device import free_memory
 from lambdanets.layers import LambdaLayer2d
-from lambdanets.layers.contiguous_gradient import contiguous_gradient
+from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.models import create_model
 from lambdanets.models.mask_rcnn import mask_rcnn
 from lambdanets.provenance import commit, hardware, versions

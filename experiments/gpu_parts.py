@@ -25,6 +25,7 @@ from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
 from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
+from lambdanets.ops.position.algorithm import NeedsGrad, Problem
 from lambdanets.ops.position.fused import launches
 from lambdanets.ops.position.fused.check import (
     CASES,
@@ -38,7 +39,7 @@ from lambdanets.ops.position.fused.check import (
 from lambdanets.ops.position.fused.check import check as check_and_store
 from lambdanets.ops.position.fused.device import kernel_device
 from lambdanets.ops.position.fused.tiles import Tiles, choose_tiles, max_value_channels
-from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
+from lambdanets.ops.position.interact import make_problem
 
 # side of the map, value depth, scope (None: global), batch: layers of LambdaResNet-50 at 224 pixels, and others
 SHAPES = [(56, 16, 23, 128), (28, 32, 23, 128), (14, 64, 23, 128), (7, 128, 23, 128)]

@@ -31,7 +31,7 @@ from libraries import FLAGS, LIBRARIES, SOURCES, object_commands, run_all
 from torch import Tensor
 
 from lambdanets.ops.position import native
-from lambdanets.ops.position.problem import NeedsGrad, Operands, Problem
+from lambdanets.ops.position.algorithm import NeedsGrad, Problem
 from lambdanets.ops.position.transforms import Geometry, cheapest_axis, choose_geometry
 
 OPTIONS = {
@@ -201,11 +201,12 @@ def check_problem(process: Process, seed: int) -> bool:
     native._L2_BYTES, native._STREAMED_BYTES = 1 << r.choice((12, 20)), r.choice((0, 1 << 24))
     tiled = r.random() < 0.4
     native.choose_geometry = (lambda *sides: random_geometry(r, *sides)) if tiled else choose_geometry
-    bound = native.BoundNative(p)
+    algorithm = native.Native(p)
+    part = algorithm.parts[0]
     needs_grad = NeedsGrad(*r.choice([flags for flags in itertools.product((False, True), repeat=4) if any(flags)]))
-    text = f"problem {seed}: {p}, {bound.geometry}, {needs_grad}, {process.threads} threads, {process.lanes} lanes"
-    tasks = p.batch * bound.num_tiles * -(-p.value_depth // bound.lanes)
-    points = bound.full[0] * math.prod(axis.n for axis in bound.geometry.axes)
+    text = f"problem {seed}: {p}, {part.geometry}, {needs_grad}, {process.threads} threads, {process.lanes} lanes"
+    tasks = p.batch * part.num_tiles * -(-p.value_depth // part.lanes)
+    points = part.full[0] * math.prod(axis.n for axis in part.geometry.axes)
     if points * p.intra_depth * (p.query_depth + 1) // 2 * tasks > MAX_WORK:
         return False
     (b, h, k, v, u), n = (
@@ -219,13 +220,13 @@ def check_problem(process: Process, seed: int) -> bool:
     expected = [expected, *torch.autograd.grad(expected, factors, grad_output)]
     queries, _, values, content = (with_random_strides(r, x.detach().to(p.dtype)) for x in factors)
     try:
-        operands = Operands(queries, bound.prepare(factors[1].detach().to(p.dtype)), values, content)
-        output = bound.forward(operands)
-        gradients = list(bound.backward(with_random_strides(r, grad_output.to(p.dtype)), operands, needs_grad))
+        operands = (queries, algorithm.prepare(factors[1].detach().to(p.dtype)), values, content)
+        output = algorithm.forward(*operands)
+        gradients = list(algorithm.backward(with_random_strides(r, grad_output.to(p.dtype)), *operands, needs_grad))
     except ProblemError as failure:
         raise ProblemError(f"{text}\n{failure}") from None
     if gradients[1] is not None:
-        gradients[1] = bound.grad_table(gradients[1])
+        gradients[1] = algorithm.grad_table(gradients[1])
     for name, actual, exact in zip(NAMES, (output, *gradients), expected, strict=False):
         if actual is not None:
             scale = exact.norm().item()

@@ -5,7 +5,7 @@ import difflib
 import errno
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -132,12 +132,7 @@ def is_killed_worker(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
-def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str]) -> str:
-    """Return '; did you mean ...?' for a message about an unknown argument, or "" if no known argument is similar.
-
-    synonyms: known arguments by other names that users may try; used before the nearest spelling.
-    """
-    known = list(known)
-    synonym = synonyms.get(name)
-    close = [synonym] if synonym in known else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return '; did you mean ...?' for a message about an unknown argument, or "" if no known argument is similar."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else ""

@@ -198,9 +198,8 @@ def test_pretrained_without_published_weights_raises(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lambda_resnet50", {"num_heads": 8}, "^lambda_resnet50 takes no argument 'num_heads'; did you mean heads\\?$"),
+        ("lambda_resnet50", {"head": 8}, "^lambda_resnet50 takes no argument 'head'; did you mean heads\\?$"),
         ("lambda_resnet50", {"scopes": 7}, "takes no argument 'scopes'; did you mean scope\\?$"),
-        ("mobilenetv2_lambda", {"kernel_size": 7}, "takes no argument 'kernel_size'; did you mean scope\\?$"),
         ("resnetrs50_plain", {"scope": 7}, "takes no argument 'scope'$"),
         ("local-dir:/no/such/folder", {"pretrained": True}, "^local-dir:/no/such/folder cannot be built: "),
     ],

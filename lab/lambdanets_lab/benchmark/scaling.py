@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lambdanets.device import free_memory
 from lambdanets.ops import position_interaction
+from lambdanets.ops.position.algorithm import Cost, Problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
-from lambdanets.ops.position.problem import Cost, Problem
 from lambdanets.timing import summarize
 from lambdanets_lab.benchmark import attention
 from lambdanets_lab.benchmark.layer import check_memory_limit, select_candidates
@@ -241,5 +241,5 @@ def _cost_at_size(problem: Problem, n: int, algorithm: str) -> Cost | None:
     side = round(n ** (1 / len(problem.grid)))
     grid = (side,) * len(problem.grid)
     radius = tuple(s - 1 for s in grid)
-    resized = replace(problem, grid=grid, before=radius, after=(0, *radius[1:]) if problem.causal else radius)
+    resized = problem._replace(grid=grid, before=radius, after=(0, *radius[1:]) if problem.causal else radius)
     return choose(resized).costs[algorithm]

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from lambdanets.layers.initialization import set_initialization
-from lambdanets.layers.maps import average_pool, memory_format
 from lambdanets.layers.module import Layer
+from lambdanets.layers.pooling import average_pool, memory_format
 from lambdanets.ops.checks import check_sizes, check_tensors
 
 

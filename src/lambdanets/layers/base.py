@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from lambdanets.layers.embeddings import EdgeEmbedding, EmbeddingTable, RelativeEmbedding
 from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
-from lambdanets.layers.projection import Projection, project
-from lambdanets.ops import content_lambda, lambda_interaction
+from lambdanets.layers.projection import Projection, is_plain, project
+from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
-from lambdanets.ops.content import check_normalization
-from lambdanets.ops.position.interaction import interact_on_grid
-from lambdanets.ops.position.problem import Factors
-from lambdanets.ops.precision import accumulation_dtype, autocast_dtype
+from lambdanets.ops.content import check_normalization, shared_lambda
+from lambdanets.ops.position.interact import interact
+from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, output_dtype, without_autocast
 
 
 class Interaction(NamedTuple):
@@ -38,6 +38,17 @@ class Interaction(NamedTuple):
     padding: Tensor | None = None
     embeddings: Tensor | None = None
     table: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> "Interaction":
+        """Return the same in another dtype, unless it is in float64. Tables have their own."""
+        if self.queries.dtype == torch.float64:
+            return self
+        return self._replace(
+            queries=self.queries.to(dtype),
+            keys=None if self.keys is None else self.keys.to(dtype),
+            values=self.values.to(dtype),
+            embeddings=None if self.embeddings is None else self.embeddings.to(dtype),
+        )
 
 
 class LambdaBase(Layer, ABC):
@@ -187,34 +198,39 @@ class LambdaBase(Layer, ABC):
 
         channels_first: whether it should be in memory as (b, h, v, n).
         """
-        queries, keys, values, grid, mask, _, embeddings, table = inputs
-        output: Tensor | None = None
-        bias = self.position_bias
-        valid = None if mask is None else mask[:, 0]
-        # the position interaction adds the content lambda itself if all positions share it
-        merge_content = keys is not None and table is not None and not (self.multi_head or self.causal)
-        if (keys is not None and not merge_content) or embeddings is not None:
+        queries, keys, values, _, mask, _, _, table = inputs
+        device, is_half = queries.device, queries.dtype == torch.float16
+        if is_half or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
+            autocast = autocast_dtype(device)
+            with without_autocast(device):
+                output = self.interact(inputs.to(output_dtype(autocast or queries.dtype)), channels_first)
+            return output if autocast else output.to(queries.dtype)
+        if mask is not None and table is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
+            padding = ~mask if self.multi_head else ~mask[:, 0]
+            values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
+        if table is None:
             output = self.interact_pairs(inputs)
-        if table is not None:
-            if mask is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
-                padding = ~mask if self.multi_head else ~mask[:, 0]
-                values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
-            options = (grid, self.dilation, self.causal, self.algorithm, channels_first)
-            content = None
-            if merge_content and keys is not None:
-                content = content_lambda(keys, values, normalize_keys=self.normalize_keys, mask=valid)
-                content = content if bias is None else content + bias.to(content.dtype).unsqueeze(-1)
-            if self.multi_head:
-                terms = [
-                    interact_on_grid(Factors(queries[:, i : i + 1], table[i], values[:, i], None), *options)
-                    for i in range(self.heads)
-                ]
-                position_term = torch.cat(terms, dim=1)
-            else:
-                position_term = interact_on_grid(Factors(queries, table, values, content), *options)
-            output = position_term if output is None else output + position_term
-        assert output is not None
-        return output if bias is None or merge_content else output + self._bias_term(queries).to(output.dtype)
+        elif self.multi_head or self.causal or keys is None:
+            output = self._position_term(queries, values, None, inputs, channels_first)
+            output = output if keys is None else self.interact_pairs(inputs) + output
+        else:  # all positions share the content lambda, which the position interaction adds itself
+            content = shared_lambda(keys, values, self.normalize_keys, None if mask is None else mask[:, 0])
+            if self.position_bias is not None:
+                content = content + self.position_bias.to(content.dtype).unsqueeze(-1)
+            return self._position_term(queries, values, content, inputs, channels_first)
+        return output if self.position_bias is None else output + self._bias_term(queries).to(output.dtype)
+
+    def _position_term(
+        self, queries: Tensor, values: Tensor, content: Tensor | None, inputs: Interaction, channels_first: bool
+    ) -> Tensor:
+        """Return the position term plus that of a content lambda (b, k, v)."""
+        options = (inputs.grid, self.dilation, self.causal, self.algorithm, channels_first)
+        table = inputs.table
+        assert table is not None
+        if not self.multi_head:
+            return interact(queries, table, values, content, *options)
+        terms = [interact(queries[:, i : i + 1], table[i], values[:, i], None, *options) for i in range(self.heads)]
+        return torch.cat(terms, dim=1)
 
     def interact_pairs(self, inputs: Interaction) -> Tensor:
         """Return the content term plus the position term from `embeddings`, (b, h, n, v); ignores `table`."""
@@ -266,7 +282,16 @@ class LambdaBase(Layer, ABC):
             raise ValueError(f"embedding must return a tensor, got {type(embeddings).__name__}")
         return embeddings
 
+    def _relative_table(self) -> Tensor:
+        """The table of a RelativeEmbedding."""
+        embedding: Any = self.embedding
+        if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
+            return embedding.table
+        return embedding()
+
     def _check_dtype(self, name: str, x: Tensor) -> None:
+        if x.dtype == getattr(getattr(self.value_projection, "weight", None), "dtype", None):
+            return
         expected = next((p.dtype for p in self.value_projection.parameters() if p.is_floating_point()), x.dtype)
         if x.dtype != expected and not (x.is_floating_point() and autocast_dtype(x.device)):
             raise ValueError(f"{name} must have the dtype of the layer's parameters, {expected}, got {x.dtype}")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from lambdanets.layers.base import Interaction, LambdaBase
-from lambdanets.layers.contiguous_gradient import contiguous_gradient
 from lambdanets.layers.embeddings import RelativeEmbedding
-from lambdanets.layers.maps import average_pool, check_pool, counts_padding, memory_format
+from lambdanets.layers.pooling import average_pool, check_pool, counts_padding, memory_format
+from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
 from lambdanets.ops.geometry import fix_sides, static_shape
 from lambdanets.ops.position.choose import check_algorithm
@@ -120,20 +120,24 @@ class GridLambdaLayer(LambdaBase):
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, mask)
         inputs = self.prepare(x, mask)
-        layout = memory_format(x)
+        is_contiguous = x.is_contiguous()
         # pooling contiguous maps costs more than their copy
-        output = self.finish(self.interact(inputs, channels_first=layout is None and not self.pools), inputs)
-        return output.contiguous(memory_format=layout or torch.contiguous_format)
+        output = self.finish(self.interact(inputs, channels_first=is_contiguous and not self.pools), inputs)
+        if is_contiguous:
+            return output.contiguous()
+        return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
 
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> Interaction:
         """Check and project the arguments of `forward`."""
-        check_tensors(x=x, mask=mask)
+        if not isinstance(x, Tensor) or mask is not None:
+            check_tensors(x=x, mask=mask)
         if x.ndim != self.dimensions + 2 or x.shape[1] != self.dim:
             sides = ("length", "height, width", "depth, height, width")[self.dimensions - 1]
             raise ValueError(f"x must be (b, dim = {self.dim}, {sides}), got shape {tuple(x.shape)}")
         self._check_dtype("x", x)
-        grid = static_shape(x)[2:]
-        x = fix_sides(x, 2)
+        grid = tuple(x.shape[2:])
+        if torch.jit.is_tracing():
+            grid, x = static_shape(x)[2:], fix_sides(x, 2)
         valid = None
         if mask is not None:
             if mask.dtype != torch.bool or tuple(mask.shape) not in ((1, *grid), (x.shape[0], *grid)):
@@ -155,7 +159,7 @@ class GridLambdaLayer(LambdaBase):
             mask=None if valid is None else valid.unsqueeze(1),  # (b, 1, m)
             padding=None if valid is None else ~valid,
             embeddings=None if self.embedding is None or is_relative else self._pairwise_embeddings(n, n),
-            table=self.embedding() if self.embedding is not None and is_relative else None,
+            table=self._relative_table() if is_relative else None,
         )
 
     def finish(self, output: Tensor, inputs: Interaction) -> Tensor:

@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
-from torch.nn.utils.parametrize import is_parametrized
 
-from lambdanets.layers.contiguous_gradient import contiguous_gradient
-from lambdanets.ops.geometry import is_exporting, is_transposed
-from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, without_autocast
+from lambdanets.ops.geometry import is_exporting
+from lambdanets.ops.precision import accumulation_dtype
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -41,22 +39,21 @@ def project(
             all positions.
     """
     grid = () if is_tokens else tuple(x.shape[2:])
-    if not all(is_plain_projection(module) for module, _ in projections):
+    are_plain = [is_plain_projection(projection) for projection, _ in projections]
+    if _has_any_global_hook() or not all(are_plain):
         outputs = [projection(x) for projection, _ in projections]
         rows = [output if is_tokens else output.flatten(2).transpose(-2, -1) for output in outputs]
         is_folded = [False] * len(projections)
     else:
-        is_folded = [_can_fold(norm) for _, norm in projections]
-        weights, biases = zip(
-            *(_weight_and_bias(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)), strict=True
-        )
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
-        folded, sizes, rows = any(is_folded), [len(weight) for weight in weights], []
-        # One product if norms are folded. Else the queries are apart: their norm would copy a part of a product.
-        for group in [slice(None)] if folded else [slice(1), slice(1, None)]:
-            if sizes[group]:
-                product = _matmul(maps, torch.cat(weights[group]), torch.cat(biases[group]) if folded else None)
-                rows += product.split(sizes[group], dim=2)
+        is_folded = [_can_fold(norm) for _, norm in projections]
+        if any(is_folded):
+            folded = [_fold(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)]
+            rows = _product(maps, *zip(*folded, strict=True))
+        else:  # the queries are apart, because their norm would copy a part of a product
+            modules: list[Any] = [projection for projection, _ in projections]
+            weights = [projection.weight.flatten(1) for projection in modules]
+            rows = _product(maps, weights[:1]) + (_product(maps, weights[1:]) if weights[1:] else [])
     return [
         projected if norm is None or fold else normalize(norm, projected, grid, valid)
         for projected, (_, norm), fold in zip(rows, projections, is_folded, strict=True)
@@ -75,7 +72,7 @@ def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tenso
             f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions, got a mask"
         )
     masked = valid is not None and norm.training
-    are_maps = is_transposed(rows)
+    are_maps = rows.stride(1) == 1 != rows.stride(2)
     if grid and not masked and (are_maps or not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm))):
         # norms other than batch norm may depend on the positions, so they need maps
         maps = rows.transpose(-2, -1).contiguous().unflatten(2, grid)
@@ -94,39 +91,31 @@ def _mixes_positions(norm: nn.Module) -> bool:
 
 def is_plain_projection(module: nn.Module) -> bool:
     """Return whether a module is exactly one matrix product per position, computed by its weight alone."""
-    return _is_exactly(module, _PROJECTIONS) and _is_matrix_product(module)
-
-
-def _is_exactly(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
-    """Return whether a module has exactly one of the types, and no hooks, parametrizations or replaced forward.
-
-    Hooks of all modules, which count operations for example, are hooks of the module too.
-    """
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    if hooked or _has_any_global_hook():
+    if not is_plain(module, _PROJECTIONS):
         return False
-    return type(module) in types and "forward" not in module.__dict__ and not is_parametrized(module)
-
-
-def _is_matrix_product(projection: Any) -> bool:
-    """Return whether a projection is one matrix product per position: 1x1, without bias, groups, stride or padding."""
+    projection: Any = module
     if projection.bias is not None or isinstance(projection, nn.Linear):
         return projection.bias is None
     is_pointwise = {*projection.kernel_size, *projection.stride, projection.groups} == {1}
     return is_pointwise and not any(projection.padding)
 
 
-def _can_fold(norm: nn.Module | None) -> bool:
-    return (
-        norm is not None
-        and _is_exactly(norm, _BATCH_NORMS)
-        and not norm.training
-        and norm.running_mean is not None
-        and bool(norm.affine)
-    )
+def is_plain(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Return whether a module has exactly one of the types, and no hooks, parametrizations or replaced forward.
+
+    Parametrizations change the type. The caller checks `_has_any_global_hook`: hooks of all modules, which count
+    operations for example, are hooks of the module too.
+    """
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return type(module) in types and not hooks and "forward" not in module.__dict__
 
 
-def _weight_and_bias(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
+def _can_fold(norm: Any) -> bool:
+    is_fixed = norm is not None and not norm.training and is_plain(norm, _BATCH_NORMS)
+    return is_fixed and norm.running_mean is not None and bool(norm.affine)
+
+
+def _fold(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
     """Return the weight (c, d) and bias (c,) of a projection, with its norm folded into them if `fold`."""
     weight = projection.weight.flatten(1)
     if not fold:
@@ -137,21 +126,32 @@ def _weight_and_bias(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Te
     return (weight.to(dtype) * scale.unsqueeze(1)).to(weight.dtype), bias.to(weight.dtype)
 
 
-def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows (b, n, c) of x (b, d, n) for a weight (c, d), in autocast's dtype if enabled.
+def _product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Return rows (b, n, c) of x (b, d, n) for each weight (c, d).
 
     They are in memory as maps (b, c, n) if x is, and if the device is a CPU.
     """
-    dtype = autocast_dtype(x.device)
-    if dtype is not None and x.dtype != torch.float64:
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    with without_autocast(x.device):
-        rows = x.transpose(-2, -1)
-        if is_transposed(x) or is_exporting():  # int8 runtimes need 2-d weights
-            return F.linear(rows, weight, bias)
-        weights = weight.expand(x.shape[0], -1, -1)
+    sizes = [len(weight) for weight in weights]
+    weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
+    bias = torch.cat(list(biases)) if biases else None
+    are_rows = x.stride(1) == 1 != x.stride(2)
+    if are_rows or (torch.compiler.is_compiling() and is_exporting()):  # int8 runtimes need 2-d weights
+        product = F.linear(x.transpose(-2, -1), weight, bias)
+    else:
+        matrices = weight.expand(x.shape[0], -1, -1)
         if x.device.type == "cpu":  # products, batch norms and the compiled kernel are faster on maps
-            maps = torch.bmm(weights, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), weights, x)
-            return maps.transpose(-2, -1)
-        weights = weights.transpose(-2, -1)
-        return torch.bmm(rows, weights) if bias is None else torch.baddbmm(bias, rows, weights)
+            maps = torch.bmm(matrices, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, x)
+            product = maps.transpose(-2, -1)
+        else:
+            rows, matrices = x.transpose(-2, -1), matrices.transpose(-2, -1)
+            product = torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias, rows, matrices)
+    return [product] if len(sizes) == 1 else list(product.split(sizes, dim=2))
+
+
+def contiguous_gradient(x: Tensor) -> Tensor:
+    """Return x, whose gradient is then contiguous.
+
+    PyTorch's batch norm on CPU silently returns a wrong gradient at batch size 1 if its incoming gradient has strides
+    like (C, 1, W C, C). Reshapes between an image and a sequence of positions produce such strides.
+    """
+    return x.flatten().reshape(x.shape) if torch.is_grad_enabled() else x

@@ -169,7 +169,7 @@ class LambdaLayer(LambdaBase):
         if not isinstance(self.embedding, RelativeEmbedding):
             return None, self._pairwise_embeddings(positions, context_positions)
         if is_self_attention:
-            return self.embedding(), None
+            return self._relative_table(), None
         return None, self.embedding.of_pairs((positions,), (context_positions,))
 
     def _check_tokens(self, name: str, tokens: Tensor, dim: int) -> None:

@@ -18,7 +18,6 @@ from torch import nn
 
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, did_you_mean, nearest_hint, one_line
-from lambdanets.layers.module import SYNONYMS
 from lambdanets.models import lambda_resnet, mobilenetv2_lambda, unet
 from lambdanets.models.packaged import (
     CONFIG,
@@ -112,7 +111,7 @@ def create_model(
     except Exception as error:  # timm's constructors and loaders raise many types of exceptions
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown:
-            suggestion = did_you_mean(unknown[1], constructor_arguments(name), SYNONYMS)
+            suggestion = did_you_mean(unknown[1], constructor_arguments(name))
             raise InputError(f"{name} takes no argument {unknown[1]!r}{suggestion}") from error
         reason = one_line(error)
         if "weights_only" in reason:  # torch and timm suggest disabling it, which could run code from the file

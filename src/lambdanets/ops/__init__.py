@@ -3,6 +3,6 @@
 from lambdanets.ops.content import content_lambda
 from lambdanets.ops.geometry import resize_table
 from lambdanets.ops.interaction import lambda_interaction
-from lambdanets.ops.position.interaction import plan, position_interaction
+from lambdanets.ops.position.functions import plan, position_interaction
 
 __all__ = ["content_lambda", "lambda_interaction", "plan", "position_interaction", "resize_table"]

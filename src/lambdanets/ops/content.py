@@ -41,11 +41,8 @@ def content_lambda(
             )
         mask = mask.expand(batch, context)
     dtype, result_dtype = compute_and_result_dtype(keys=keys, values=values)
-    keys, values = keys.to(dtype), values.to(dtype)
-    if keys.ndim == 3:
-        keys, values = keys.unsqueeze(-1), values.unsqueeze(-1)
     with without_autocast(keys.device):
-        return _shared_lambda(keys, values, normalize_keys, mask).to(result_dtype)
+        return shared_lambda(keys.to(dtype), values.to(dtype), normalize_keys, mask).to(result_dtype)
 
 
 def content_interaction(
@@ -69,7 +66,7 @@ def content_interaction(
     shared = None if mask is None else mask.squeeze(-2).expand(keys.shape[0], -1)
     if causal:
         return causal_content(queries, keys, values, normalize_keys, shared)
-    content = _shared_lambda(keys, values, normalize_keys, shared)
+    content = shared_lambda(keys, values, normalize_keys, shared)
     return queries @ content.unsqueeze(1)
 
 
@@ -79,8 +76,13 @@ def check_normalization(normalize_keys: str | None) -> None:
         raise ValueError(f"normalize_keys must be 'softmax', 'l2' or None, got {normalize_keys!r}")
 
 
-def _shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor | None) -> Tensor:
-    """Return the content lambda (b, k, v) of a context shared by all queries; mask: (b, m)."""
+def shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor | None) -> Tensor:
+    """`content_lambda` of checked keys and values with the same dtype; mask: (b, m). Autocast must be off."""
+    if keys.ndim == 3 and mask is None and normalize_keys == "softmax":  # along contiguous positions
+        weights = (keys.float() if keys.dtype.itemsize < 4 else keys).mT.softmax(dim=-1)
+        return weights.to(values.dtype) @ values
+    if keys.ndim == 3:
+        keys, values = keys.unsqueeze(-1), values.unsqueeze(-1)
     allowed = None
     if mask is not None:
         allowed = mask[..., None, None]

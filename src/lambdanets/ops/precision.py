@@ -17,8 +17,8 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager that disables autocast on the device."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    """Return a context manager in which autocast is disabled on the device."""
+    return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
 def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, torch.dtype]:

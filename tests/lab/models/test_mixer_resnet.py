@@ -101,7 +101,7 @@ def test_mixer_lambda_accepts_lambda_resnet_arguments():
     ("options", "message"),
     [
         ({"mixer": 3}, "mixer must be one of convolution, .*; got 3"),
-        ({"mixer": "local_attention", "num_heads": 3}, "has no option num_heads; did you mean heads?"),
+        ({"mixer": "local_attention", "head": 3}, "has no option head; did you mean heads?"),
         ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
         ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
         ({"mixer": "convolution", "scope": 3}, "mixer convolution has no option scope; its options are: none"),

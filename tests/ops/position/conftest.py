@@ -1,12 +1,11 @@
 import pytest
 
 from lambdanets.ops.position import choose
-from lambdanets.ops.position.execution import prepared_tables
+from lambdanets.ops.position.interact import prepared_tables
 
 
 def clear():
     prepared_tables.clear()
-    choose._bind.cache_clear()
     choose.choose.cache_clear()
 
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Gradients
-from lambdanets.ops.position.choose import ALGORITHMS
+from lambdanets.ops.position.algorithm import Algorithm, Problem
+from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets.ops.position.native import load_library
-from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 
 needs_native = pytest.mark.skipif(
     load_library() is None,
@@ -27,41 +26,33 @@ def supported_algorithms(*grid: int) -> list[str]:
     return [name for name, algorithm in ALGORITHMS.items() if not algorithm.unsupported(problem)]
 
 
-class Spy(Algorithm):
-    """Wraps an algorithm: limits the examples per call, counts `prepare` and records queries.
+class Spy:
+    """Makes an algorithm that limits the examples per call, counts calls of `prepare` and records queries.
 
     dtype: replaces the one in which the algorithm would compute.
     """
 
     def __init__(self, name: str, max_batch: int = 1 << 30, dtype: torch.dtype | None = None) -> None:
         self.inner, self.max_batch, self.dtype = ALGORITHMS[name], max_batch, dtype
+        self.unsupported = self.inner.unsupported
         self.num_prepared, self.queries = 0, list[Tensor]()
+        choose.cache_clear()  # its plans have the algorithm
 
-    def cost(self, problem: Problem) -> Cost:
-        return self.inner.cost(problem)
+    def __call__(self, problem: Problem) -> Algorithm:
+        algorithm = self.inner(problem.limit_batch(self.max_batch))
+        algorithm.dtype = self.dtype or algorithm.dtype
+        prepare, forward = algorithm.prepare, algorithm.forward
 
-    def bind(self, problem: Problem) -> BoundAlgorithm:
-        return BoundSpy(self, self.inner.bind(problem.limit_batch(self.max_batch)))
+        def count(table: Tensor) -> Any:
+            self.num_prepared += 1
+            return prepare(table)
 
+        def record(queries: Tensor, *others: Any) -> Tensor:
+            self.queries.append(queries)
+            return forward(queries, *others)
 
-class BoundSpy(BoundAlgorithm):
-    def __init__(self, spy: Spy, inner: BoundAlgorithm) -> None:
-        super().__init__(inner.problem, spy.dtype or inner.dtype)
-        self.spy, self.inner = spy, inner
-
-    def prepare(self, table: Tensor) -> Prepared:
-        self.spy.num_prepared += 1
-        return self.inner.prepare(table)
-
-    def forward(self, operands: Operands) -> Tensor:
-        self.spy.queries.append(operands.queries)
-        return self.inner.forward(operands)
-
-    def backward(self, grad_output: Tensor, operands: Operands, needs_grad: NeedsGrad) -> Gradients:
-        return self.inner.backward(grad_output, operands, needs_grad)
-
-    def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        return self.inner.grad_table(grad_prepared)
+        algorithm.prepare, algorithm.forward = count, record
+        return algorithm
 
 
 def make_inputs(

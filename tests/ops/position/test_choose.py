@@ -9,7 +9,7 @@ from interactions import make_inputs, needs_native
 import lambdanets as ln
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import native
-from lambdanets.ops.position.choose import ALGORITHMS, WORKSPACE_LIMIT_BYTES, _bind, bind, choose
+from lambdanets.ops.position.choose import ALGORITHMS, WORKSPACE_LIMIT_BYTES, choose
 
 
 def plan_for(grid, sides, b=8, h=4, k=16, v=16, **options):
@@ -116,8 +116,7 @@ def test_a_split_batch_gives_the_same_result(monkeypatch):
     expected = position_interaction(*inputs, (6, 5), algorithm="query_order")
     monkeypatch.setattr("lambdanets.ops.position.choose.WORKSPACE_LIMIT_BYTES", 1)
     choose.cache_clear()
-    _bind.cache_clear()
-    assert bind(ln.plan(*inputs, (6, 5)).problem, "query_order").problem.batch == 1
+    assert ln.plan(*inputs, (6, 5), algorithm="query_order").implementation.batch == 1
     actual = position_interaction(*inputs, (6, 5), algorithm="query_order")
     torch.testing.assert_close(actual, expected)
 

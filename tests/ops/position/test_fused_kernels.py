@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,11 @@ import torch
 from interpreted_fused import CASES
 
 from lambdanets.ops.position import fused
+from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.fused import Fused, device
 from lambdanets.ops.position.fused.check import kernels_for_dtype
 from lambdanets.ops.position.fused.device import KernelDevice
 from lambdanets.ops.position.fused.tiles import choose_table_step, choose_tile_shape, choose_tiles
-from lambdanets.ops.position.problem import Problem
 from scripts import load_script
 
 PROBLEM = Problem(
@@ -126,29 +125,29 @@ def test_kernel_report_finds_oversized_spilling_and_stalling_kernels():
 )
 def test_fused_says_which_problems_it_does_not_support(change, monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU if device == "cuda" else None)
-    assert Fused().unsupported(PROBLEM) == ""
-    assert Fused().unsupported(replace(PROBLEM, **change)) != ""
+    assert Fused.unsupported(PROBLEM) == ""
+    assert Fused.unsupported(PROBLEM._replace(**change)) != ""
 
 
 def test_fused_needs_triton(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(device, "TRITON_INSTALLED", False)
-    assert "with Triton installed" in Fused().unsupported(PROBLEM)
+    assert "with Triton installed" in Fused.unsupported(PROBLEM)
 
 
 def test_cost_counts_only_pairs_within_the_scope(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
     # 8 positions with a radius of 2: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs per axis.
-    assert Fused().cost(PROBLEM).multiply_adds == 2 * 34 * 34 * 4 * (16 + 16)
+    assert Fused(PROBLEM).cost().multiply_adds == 2 * 34 * 34 * 4 * (16 + 16)
 
 
 def test_workspace_includes_partial_table_gradients(monkeypatch):
     monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
     side = {"grid": (256, 256), "before": (255, 255), "after": (255, 255)}
-    one, eight = (replace(PROBLEM, batch=b, value_depth=64, **side) for b in (1, 8))
-    assert Fused().cost(one).workspace_bytes > 1 << 30  # 2,044 MiB of float32 partial sums
+    one, eight = (PROBLEM._replace(batch=b, value_depth=64, **side) for b in (1, 8))
+    assert Fused(one).cost().workspace_bytes > 1 << 30  # 2,044 MiB of float32 partial sums
     # the size of the partial sums does not depend on the batch
-    assert Fused().cost(one).workspace_bytes == Fused().cost(eight).workspace_bytes
+    assert Fused(one).cost().workspace_bytes == Fused(eight).cost().workspace_bytes
 
 
 @pytest.mark.parametrize(
@@ -184,5 +183,5 @@ def test_small_batches_use_fewer_examples_per_program():
 )
 def test_order_is_the_one_measured_to_be_faster(side, v, order):
     radius = (min(11, side - 1),) * 2
-    layer = replace(PROBLEM, batch=128, grid=(side, side), value_depth=v, before=radius, after=radius)
+    layer = PROBLEM._replace(batch=128, grid=(side, side), value_depth=v, before=radius, after=radius)
     assert fused._orders(layer, KernelDevice("cuda:0", "NVIDIA H200", (9, 0))) == (order, order)

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lambdanets as ln
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import choose, native
-from lambdanets.ops.position.interaction import interact_on_grid
-from lambdanets.ops.position.native import FOLDER, BoundNative, Library, load_library
-from lambdanets.ops.position.problem import Factors, NeedsGrad, Operands, make_problem
+from lambdanets.ops.position.algorithm import NeedsGrad
+from lambdanets.ops.position.interact import interact, make_problem
+from lambdanets.ops.position.native import FOLDER, Library, Native, load_library
 
 pytestmark = needs_native
 CAPABILITIES = {"DEFAULT": ("x86-64-v2", "aarch64"), "AVX2": ("x86-64-v3",), "AVX512": ("x86-64-v4",)}
@@ -60,12 +60,12 @@ def test_every_library_equals_the_definition(grid, sides, options, dtype, monkey
     plain = run("query_order", grid, sides, dtype=dtype, **options)
     for path in supported_libraries():
         monkeypatch.setattr(native, "load_library", lambda path=path: Library(path))
-        choose._bind.cache_clear()
+        choose.choose.cache_clear()
         actual = run("native", grid, sides, dtype=dtype, **options)
         for result, reference, exact in zip(actual, plain, expected, strict=True):
             allowed = 3 * (reference - exact).norm() + 8 * torch.finfo(dtype).eps * exact.norm()
             assert (result - exact).norm() <= allowed, path.name
-    choose._bind.cache_clear()
+    choose.choose.cache_clear()
 
 
 @cases
@@ -158,8 +158,8 @@ def test_without_a_library_other_algorithms_are_used(monkeypatch, tmp_path):
 
 def test_working_memory_of_a_large_map_is_bounded():
     shapes = (1, 4, 2**20, 16), (2047, 2047, 16), (1, 2**20, 16)
-    problem = ln.plan(*(torch.empty(shape, device="meta") for shape in shapes), (1024, 1024)).problem
-    assert max(BoundNative(problem).scratch_bytes()) < 3 << 30
+    plan = ln.plan(*(torch.empty(shape, device="meta") for shape in shapes), (1024, 1024))
+    assert plan.costs["native"].workspace_bytes < 3 << 30
 
 
 def test_tensors_without_data_have_the_shapes_of_results():
@@ -185,13 +185,13 @@ def test_operands_may_have_any_strides():
 def test_only_the_needed_gradients_are_computed():
     queries, table, values = make_inputs((6, 5), (3, 3), 0, dtype=torch.float32)
     problem = make_problem(queries, table[..., None], values[..., None], (6, 5), causal=False)
-    bound = BoundNative(problem)
-    operands = Operands(queries, bound.prepare(table[..., None]), values[..., None], None)
+    native_algorithm = Native(problem)
+    operands = (queries, native_algorithm.prepare(table[..., None]), values[..., None], None)
     grad_output = torch.ones(*queries.shape[:3], values.shape[2])
-    everything = bound.backward(grad_output, operands, NeedsGrad(True, True, True))
+    everything = native_algorithm.backward(grad_output, *operands, NeedsGrad(True, True, True))
     for i in range(3):
         needs_grad = NeedsGrad(*(i == j for j in range(3)))
-        gradients = bound.backward(grad_output, operands, needs_grad)
+        gradients = native_algorithm.backward(grad_output, *operands, needs_grad)
         assert [x is not None for x in gradients] == list(needs_grad)
         actual, expected = ((g[0] if isinstance(g, tuple) else g) for g in (gradients[i], everything[i]))
         assert torch.equal(actual, expected)
@@ -205,7 +205,7 @@ def test_channels_may_be_maps(grid, sides, options):
     results = []
     for channels_first in (False, True):
         inputs = [x.clone().requires_grad_() for x in factors]
-        output = interact_on_grid(Factors(*inputs, None), grid, 1, False, "native", channels_first)
+        output = interact(*inputs, None, grid, 1, False, "native", channels_first)
         assert output.mT.is_contiguous() == channels_first or math.prod(grid) == 1
         g = grad_output.mT.contiguous().mT if channels_first else grad_output
         results.append([output, *torch.autograd.grad(output, inputs, g)])

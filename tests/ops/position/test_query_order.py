@@ -1,12 +1,10 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from interactions import Spy, assert_all_close, make_inputs, run
 
 import lambdanets as ln
 from lambdanets.ops.position.choose import ALGORITHMS
-from lambdanets.ops.position.query_order import BoundQueryOrder, QueryOrder, best_tiling
+from lambdanets.ops.position.query_order import QueryOrder, best_tiling
 from lambdanets.ops.position.tiling import Tiling
 
 # grid, sides of the table, u, causal, tiles
@@ -27,16 +25,15 @@ CASES = [
 class TiledQueryOrder(QueryOrder):
     """Query order with a fixed tile."""
 
-    def __init__(self, tile):
-        self.tile = tile
-
-    def bind(self, problem):
-        return BoundQueryOrder(problem, Tiling(problem.at_least_2d(), self.tile))
+    def __init__(self, problem):
+        super().__init__(problem)
+        self._tiling = Tiling(problem.at_least_2d(), self.tile)
 
 
 @pytest.mark.parametrize(("grid", "sides", "u", "causal", "tile"), CASES)
 def test_query_order_equals_row_transform_for_any_tiling(monkeypatch, grid, sides, u, causal, tile):
-    monkeypatch.setitem(ALGORITHMS, "query_order", TiledQueryOrder(tile))
+    monkeypatch.setattr(TiledQueryOrder, "tile", tile, raising=False)
+    monkeypatch.setitem(ALGORITHMS, "query_order", TiledQueryOrder)
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="row_transform")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="query_order"), expected)
@@ -63,8 +60,7 @@ def test_split_batch_equals_the_full_batch(monkeypatch):
 def test_gpu_batch_per_call_is_larger_than_cpu_batch(algorithm):
     problem = ln.plan(*make_inputs((28, 28), (23, 23), dtype=torch.float32), (28, 28)).problem
     cpu_batch, gpu_batch = (
-        ALGORITHMS[algorithm].bind(replace(problem, batch=1 << 20, device=device)).problem.batch
-        for device in ("cpu", "cuda:0")
+        ALGORITHMS[algorithm](problem._replace(batch=1 << 20, device=device)).batch for device in ("cpu", "cuda:0")
     )
     assert 1 <= cpu_batch < gpu_batch
 

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from interactions import assert_all_close, make_inputs, run
@@ -7,7 +5,7 @@ from interactions import assert_all_close, make_inputs, run
 import lambdanets as ln
 from lambdanets.ops.position import row_transform
 from lambdanets.ops.position.choose import ALGORITHMS
-from lambdanets.ops.position.row_transform import BoundRowTransform, RowTransform, choose_rows
+from lambdanets.ops.position.row_transform import RowTransform, choose_rows
 
 # grid, sides of the table, u, causal
 CASES = {
@@ -27,13 +25,9 @@ cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values()
 class SmallTiles(RowTransform):
     """With a fixed number of rows per tile and of query depths."""
 
-    def __init__(self, tile, depths):
-        self.sizes = {"tile": tile, "depths": depths}
-
-    def bind(self, problem):
-        bound = BoundRowTransform(problem)
-        bound.rows = bound.rows._replace(**self.sizes)
-        return bound
+    def __init__(self, problem):
+        super().__init__(problem)
+        self.rows = self.rows._replace(**self.sizes)
 
 
 @cases
@@ -42,7 +36,8 @@ class SmallTiles(RowTransform):
 def test_tiles_and_transforms_equal_query_order(monkeypatch, tile, depths, longest, grid, sides, u, causal):
     monkeypatch.setattr(row_transform, "_MAX_MATRIX_SIDE", longest)
     row_transform._fit_memory.cache_clear()
-    monkeypatch.setitem(ALGORITHMS, "row_transform", SmallTiles(tile, depths))
+    monkeypatch.setattr(SmallTiles, "sizes", {"tile": tile, "depths": depths}, raising=False)
+    monkeypatch.setitem(ALGORITHMS, "row_transform", SmallTiles)
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="query_order")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="row_transform"), expected)
@@ -61,10 +56,9 @@ def test_transform_is_long_enough_to_avoid_wrap_around(side, scope):
 
 def test_gradient_of_the_table_is_the_adjoint_of_prepare():
     inputs = make_inputs((6, 7), (5, 5))
-    problem = replace(ln.plan(*inputs, (6, 7)).problem, batch=1)
-    bound = BoundRowTransform(problem)
+    algorithm = RowTransform(ln.plan(*inputs, (6, 7)).problem._replace(batch=1))
     table = inputs[1].unsqueeze(-1)
-    block = bound.prepare(table)[0]
+    block = algorithm.prepare(table)[0]
     grad = torch.randn(block.shape, generator=torch.Generator().manual_seed(0), dtype=block.dtype)
     expected = (block * grad).sum()
-    torch.testing.assert_close((bound.grad_table((grad,)) * table).sum(), expected)
+    torch.testing.assert_close((algorithm.grad_table((grad,)) * table).sum(), expected)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.tiling import (
     Tiling,
     pack_outputs,

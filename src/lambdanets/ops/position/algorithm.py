@@ -1,48 +1,168 @@
-"""The interface of algorithms: what they support, what they cost, and the computation."""
+"""The interface of algorithms: for which problems they are, what they cost, and the computation."""
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
+from lambdanets.ops.precision import accumulation_dtype
 
-# Gradients of queries, of the tensors from `BoundAlgorithm.prepare`, of values and of the content
-# lambda; None if not needed.
+# Work is in multiply-adds of large products. A PyTorch call costs as much as CALL of them, and small
+# products cost as if each side were larger by SIDE.
+CALL, SIDE = 400_000, 5
+
+
+class Problem(NamedTuple):
+    """Sizes, dtype and device of a position interaction, on which the choice of an algorithm depends.
+
+    before, after: number of offsets below and above 0 in the table, along each axis of the grid. The
+    sides of the table are before + 1 + after, and offset 0 is at index `before`.
+    causal: use only context positions up to and including the query in row-major order; `after` is
+    then 0 along the first axis.
+    device: "cpu", or "cuda:0" and so on, since a machine may have different GPUs; "cuda" is the
+    current GPU.
+    channels_first: whether the output should be in memory as (b, h, v, n), which algorithms may ignore.
+    """
+
+    batch: int
+    heads: int
+    grid: tuple[int, ...]
+    query_depth: int
+    value_depth: int
+    intra_depth: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    causal: bool
+    dtype: torch.dtype
+    device: str
+    channels_first: bool = False
+
+    @property
+    def num_positions(self) -> int:
+        """Number of query positions n, which is also the number of context positions."""
+        return math.prod(self.grid)
+
+    @property
+    def scope(self) -> tuple[int, ...]:
+        """The sides of the table."""
+        return tuple(before + 1 + after for before, after in zip(self.before, self.after, strict=True))
+
+    def select_by_device(self, cpu: int, gpu: int) -> int:
+        """Return `gpu` if the problem is on a GPU, otherwise `cpu`."""
+        return gpu if torch.device(self.device).type == "cuda" else cpu
+
+    def limit_batch(self, maximum: int) -> "Problem":
+        """Return the same problem with at most `maximum` examples, but at least one."""
+        return self._replace(batch=min(self.batch, max(1, maximum)))
+
+    def at_least_2d(self) -> "Problem":
+        """Return the same problem with at least two axes: a sequence becomes a grid with one row."""
+        if len(self.grid) > 1:
+            return self
+        return self._replace(grid=(1, *self.grid), before=(0, *self.before), after=(0, *self.after))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of an algorithm for a problem.
+
+    multiply_adds: of the forward pass. workspace_bytes: memory in addition to inputs and output, in
+    the pass that needs more. work: time of the forward pass in multiply-adds of large products, by
+    which algorithms are compared.
+    """
+
+    multiply_adds: float
+    workspace_bytes: int
+    work: float
+
+    def repeat(self, count: int) -> "Cost":
+        """Return the cost of `count` calls, one after the other."""
+        multiply_adds, work = count * self.multiply_adds, count * self.work
+        return replace(self, multiply_adds=multiply_adds, work=work)
+
+
+class NeedsGrad(NamedTuple):
+    """Whether a backward pass computes the gradient of each factor."""
+
+    queries: bool
+    table: bool
+    values: bool
+    content: bool = False
+
+
+# Tensors that an algorithm computes only from the table, for both passes of all examples.
+Prepared = tuple[Tensor, ...]
+# Gradients of queries, of the tensors from `Algorithm.prepare`, of values and of the content lambda;
+# None if not needed.
 Gradients = tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]
 
 
-class BoundAlgorithm(ABC):
-    """An algorithm with all parameters, such as tile sizes, chosen for a problem.
+class Algorithm(ABC):
+    """An exact algorithm with all parameters, such as tile sizes, chosen for one problem. Thread-safe.
 
-    dtype: of the prepared table and the operands. Each call processes at most problem.batch
-    examples. Must be thread-safe.
+    Tensors are queries (b, h, n, k), values (b, n, v, u), a content lambda (b, k, v) or None, and
+    grad_output (b, h, n, v).
+
+    name: value of the `algorithm` argument of functions.
+    dtype: of queries, values, content, grad_output and the prepared table.
+    batch: maximum number of examples of a call.
     """
 
-    def __init__(self, problem: Problem, dtype: torch.dtype) -> None:
-        self.problem, self.dtype = problem, dtype
+    name: ClassVar[str]
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.batch = problem, problem.batch
+        self.dtype = accumulation_dtype(problem.dtype)
+
+    @classmethod
+    def unsupported(cls, problem: Problem) -> str:
+        """Why there is no algorithm for the problem, or ""."""
+        return ""
+
+    @property
+    def note(self) -> str:
+        """What a user may want to know, for example the library."""
+        return ""
+
+    def fault(self) -> str:
+        """Why "auto" must not choose the algorithm, or ""."""
+        return ""
+
+    @abstractmethod
+    def cost(self) -> Cost:
+        """The cost of all examples of the problem."""
 
     @abstractmethod
     def prepare(self, table: Tensor) -> Prepared:
         """Compute what depends only on the table (r_1..r_D, k, u), where r = before + 1 + after.
 
-        In a causal problem `after` is 0 along the first axis, and the future offsets in the last
-        row are already zero. The result must not share memory with the table, which may change
-        before the backward pass.
+        In a causal problem `after` is 0 along the first axis, and the future offsets in the last row
+        are already zero. The result must not share memory with the table, which may change before the
+        backward pass.
         """
 
     @abstractmethod
-    def forward(self, operands: Operands) -> Tensor:
+    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
         """Compute the output (b, h, n, v)."""
 
     @abstractmethod
-    def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
-        """Compute the needed gradients from grad_output (b, h, n, v).
+    def backward(
+        self,
+        grad_output: Tensor,
+        queries: Tensor,
+        prepared: Prepared,
+        values: Tensor,
+        content: Tensor | None,
+        needs: NeedsGrad,
+    ) -> Gradients:
+        """Compute the needed gradients.
 
-        Those of the prepared tensors must own their memory, because those of later calls are added
-        in place. Split sums over positions, for example by rows of the grid: a single float32 sum
-        over all positions exceeds the error budget.
+        Those of the prepared tensors must own their memory, because those of later calls are added in
+        place. Split sums over positions, for example by rows of the grid: a single float32 sum over
+        all positions exceeds the error budget.
         """
 
     @abstractmethod
@@ -50,73 +170,36 @@ class BoundAlgorithm(ABC):
         """Compute the gradient of the table from those of the prepared tensors."""
 
 
-class BoundPositionAlgorithm(BoundAlgorithm):
-    """A `BoundAlgorithm` of only the position term; the content term is added in place."""
-
-    @abstractmethod
-    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        """Compute (b, h, n, v) from queries (b, h, n, k) and values (b, n, v, u)."""
-
-    @abstractmethod
-    def position_gradients(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        needs: NeedsGrad,
-    ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
-        """Compute the needed gradients of `position_term`."""
-
-    def forward(self, operands: Operands) -> Tensor:
-        queries, prepared, values, content = operands
-        output = self.position_term(queries, prepared, values)
-        return output if content is None else _add_products(output, queries, content)
-
-    def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
-        queries, _, _, content = operands
-        gradients = self.position_gradients(grad_output, *operands[:3], needs)
-        grad_content = grad_of_content(queries, grad_output) if needs.content else None
-        if gradients[0] is None or content is None:
-            return *gradients, grad_content
-        grad_queries = _add_products(gradients[0], grad_output, content.mT)
-        return grad_queries, *gradients[1:], grad_content
+def matmul_work(count: float, rows: float, inner: float, columns: float) -> float:
+    """The work of `count` matrix products of (rows, inner) and (inner, columns)."""
+    return count * (rows + SIDE) * (inner + SIDE) * (columns + SIDE)
 
 
-class Algorithm(ABC):
-    """An exact algorithm for the position interaction; name: value of the `algorithm` argument."""
+def add_products(total: Tensor, rows: Tensor, matrices: Tensor | None) -> Tensor:
+    """Add rows (b, h, n, i) @ matrices (b, i, j) to total, in place if it is (b, n, h, j) in memory."""
+    if matrices is None:
+        return total
+    flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
+    product = flat_total.baddbmm_(flat_rows, matrices)
+    return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)
 
-    name: ClassVar[str]
 
-    def unsupported(self, problem: Problem) -> str:
-        """Why the problem is not supported, or ""."""
-        return ""
-
-    def note(self, problem: Problem) -> str:
-        """What a user may want to know about a supported problem, for example the library."""
-        return ""
-
-    def fault(self, problem: Problem) -> str:
-        """Why "auto" must not choose the algorithm for a supported problem, or ""."""
-        return ""
-
-    @abstractmethod
-    def cost(self, problem: Problem) -> Cost:
-        """The cost of one call with all examples of a supported problem."""
-
-    @abstractmethod
-    def bind(self, problem: Problem) -> BoundAlgorithm:
-        """Bind to a supported problem."""
+def add_content_gradients(
+    gradients: tuple[Tensor | None, Prepared | None, Tensor | None],
+    grad_output: Tensor,
+    queries: Tensor,
+    content: Tensor | None,
+    needs: NeedsGrad,
+) -> Gradients:
+    """Add the gradients of the content term to those of queries, prepared table and values."""
+    grad_queries, grad_prepared, grad_values = gradients
+    if grad_queries is not None and content is not None:
+        grad_queries = add_products(grad_queries, grad_output, content.mT)
+    grad_content = grad_of_content(queries, grad_output) if needs.content else None
+    return grad_queries, grad_prepared, grad_values, grad_content
 
 
 def grad_of_content(queries: Tensor, grad_output: Tensor) -> Tensor:
     """Sum q (b, h, n, k) times g (b, h, n, v) over h and n, which gives (b, k, v)."""
     queries, grad_output = (x.to(grad_output.dtype).transpose(1, 2).flatten(1, 2) for x in (queries, grad_output))
     return torch.bmm(queries.mT, grad_output)
-
-
-def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
-    """Add rows (b, h, n, i) @ matrices (b, i, j) to total, in place if it is (b, n, h, j)."""
-    flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
-    product = flat_total.baddbmm_(flat_rows, matrices)
-    return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)

@@ -3,23 +3,21 @@
 GPUs use `fused` where they can. CPUs use `native`, unless `query_order` has less work, as on 7x7 maps.
 Without both, the choice is between `query_order` and `row_transform`.
 
-To add an algorithm, subclass `Algorithm` and `BoundAlgorithm` in a new file in this folder, and
-add it to ALGORITHMS.
+To add an algorithm, subclass `Algorithm` in a new file in this folder, and add it to ALGORITHMS.
 """
 
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm
+from lambdanets.ops.position.algorithm import Algorithm, Cost, Problem
 from lambdanets.ops.position.fused import Fused
 from lambdanets.ops.position.native import Native
-from lambdanets.ops.position.problem import Cost, Problem
 from lambdanets.ops.position.query_order import QueryOrder
 from lambdanets.ops.position.row_transform import RowTransform
 
 # In order of preference at equal work.
-ALGORITHMS: dict[str, Algorithm] = {
-    algorithm.name: algorithm for algorithm in (Fused(), Native(), QueryOrder(), RowTransform())
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    algorithm.name: algorithm for algorithm in (Fused, Native, QueryOrder, RowTransform)
 }
 
 # Limit on the workspace (memory in addition to inputs and output) of one call, which gets as many
@@ -39,8 +37,9 @@ class Plan:
     problem: Problem
     algorithm: str
     costs: dict[str, Cost | None]
-    notes: dict[str, str] = field(default_factory=dict)
-    automatic: bool = False
+    notes: dict[str, str]
+    automatic: bool
+    implementation: Algorithm = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         lines = [f"  {'algorithm':<16}{'GFLOP':>10}{'workspace MiB':>16}"]
@@ -68,40 +67,32 @@ def choose(problem: Problem, algorithm: str = "auto") -> Plan:
     Raises ValueError for an algorithm that does not support the problem.
     """
     check_algorithm(algorithm)
-    costs, notes = {}, {}
-    for name, candidate in ALGORITHMS.items():
-        missing = candidate.unsupported(problem)
-        notes[name] = missing or candidate.note(problem)
-        costs[name] = None if missing else _fit_batch(problem, candidate)[1]
+    notes = {name: candidate.unsupported(problem) for name, candidate in ALGORITHMS.items()}
+    if notes.get(algorithm):
+        raise ValueError(f"algorithm must support the problem, but {algorithm!r} {notes[algorithm]}")
+    fitted = {name: _fit_batch(problem, ALGORITHMS[name]) for name in ALGORITHMS if not notes[name]}
+    costs = {name: fitted[name][1] if name in fitted else None for name in ALGORITHMS}
+    notes |= {name: implementation.note for name, (implementation, _) in fitted.items()}
     if algorithm != "auto":
-        if costs[algorithm] is None:
-            reason = notes[algorithm]
-            raise ValueError(f"algorithm must support the problem, but {algorithm!r} {reason}")
-        return Plan(problem, algorithm, costs, notes)
-    usable = {name: cost for name, cost in costs.items() if cost is not None}
-    while fault := ALGORITHMS[chosen := _least_work(usable)].fault(problem):
-        del usable[chosen]
+        return Plan(problem, algorithm, costs, notes, automatic=False, implementation=fitted[algorithm][0])
+    while True:
+        chosen = _least_work({name: cost for name, (_, cost) in fitted.items()})
+        fault = fitted[chosen][0].fault()
+        if not fault:
+            return Plan(problem, chosen, costs, notes, automatic=True, implementation=fitted[chosen][0])
+        del fitted[chosen]
         notes[chosen] = fault
-    return Plan(problem, chosen, costs, notes, automatic=True)
 
 
-def bind(problem: Problem, algorithm: str) -> BoundAlgorithm:
-    """Bind the named algorithm to a problem that it supports, for as many examples as fit."""
-    return _bind(problem, ALGORITHMS[algorithm])
-
-
-@lru_cache(maxsize=4096)
-def _bind(problem: Problem, algorithm: Algorithm) -> BoundAlgorithm:
-    return algorithm.bind(problem.limit_batch(_fit_batch(problem, algorithm)[0]))
-
-
-def _fit_batch(problem: Problem, algorithm: Algorithm) -> tuple[int, Cost]:
-    """Halve the batch until the workspace fits; return it and the cost of all calls."""
-    batch, cost = problem.batch, algorithm.cost(problem)
+def _fit_batch(problem: Problem, algorithm: type[Algorithm]) -> tuple[Algorithm, Cost]:
+    """Halve the batch until the workspace fits; return the algorithm for it and the cost of all calls."""
+    batch, implementation = problem.batch, algorithm(problem)
+    cost = implementation.cost()
     while batch > 1 and cost.workspace_bytes > WORKSPACE_LIMIT_BYTES:
         batch = -(-batch // 2)
-        cost = algorithm.cost(problem.limit_batch(batch))
-    return batch, cost.repeat(-(-problem.batch // batch))
+        implementation = algorithm(problem.limit_batch(batch))
+        cost = implementation.cost()
+    return implementation, cost.repeat(-(-problem.batch // batch))
 
 
 def _least_work(costs: dict[str, Cost]) -> str:

@@ -1,40 +1,33 @@
-"""Autograd functions for the position interaction, differentiable any number of times.
+"""Second derivatives, forward-mode AD and vmap of the position term. Imported when they are used.
 
 y = T(q, R, V) + q L is linear in each of queries q, table R, values V and the optional content lambda L. With g the
 gradient of y, <g, y> is linear in all five. Its directional derivative along (a, B, C, D) has the same form,
-<g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>. Therefore derivatives of any order need only `planned_forward`,
-`planned_backward` and products with content lambdas. README.md in this folder has a table of the terms.
-
-Used in eager mode, with support for forward-mode AD and vmap; `operators` is used by torch.compile.
+<g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>. Therefore derivatives of any order need only `position_term`,
+`position_gradients` and products with content lambdas. README.md in this folder has a table of the terms.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lambdanets.ops.position import interact
+from lambdanets.ops.position.algorithm import NeedsGrad
 from lambdanets.ops.position.choose import Plan, choose
-from lambdanets.ops.position.execution import FactorGradients, planned_backward, planned_forward
-from lambdanets.ops.position.problem import Factors, NeedsGrad
+from lambdanets.ops.position.interact import FactorGradients, position_gradients, position_term
 from lambdanets.ops.precision import without_autocast
 
-# Indices in `Factors`.
-_QUERIES, _TABLE, _VALUES, _CONTENT = range(4)
+_QUERIES, _TABLE, _VALUES, _CONTENT = range(4)  # indices of factors
 
 
-def interact(factors: Factors, plan: Plan) -> Tensor:
-    """Compute the output (b, h, n, v); the table must be cropped to the grid."""
-    return _Interaction.apply(*factors, plan)
+class TransformableInteraction(torch.autograd.Function):
+    """`position_term` under the transforms of torch.func."""
 
-
-class _Interaction(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
-        *factors, plan = inputs
-        return planned_forward(Factors(*factors), plan).detach()  # autograd's views may not be changed in place
+        return interact.forward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -44,13 +37,12 @@ class _Interaction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
-        needs_grad = NeedsGrad(*ctx.needs_input_grad[:4])
-        return *_Gradients.apply(grad_output, *ctx.saved_tensors, ctx.plan, needs_grad), None
+        needs = NeedsGrad(*ctx.needs_input_grad[:4])
+        return *position_gradients(grad_output, ctx.saved_tensors, ctx.plan, needs), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        directions = [(index, tangent) for index, tangent in enumerate(tangents[:4]) if tangent is not None]
-        return reduce(torch.add, (_output_jvp(ctx.saved_tensors, *pair, ctx.plan) for pair in directions))
+        return output_jvp(ctx.saved_tensors, tangents[:4], ctx.plan)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
@@ -58,70 +50,102 @@ class _Interaction(torch.autograd.Function):
         if in_dims[_TABLE] is None:  # the table is shared: merge the mapped axis into the batch
             indices = (_QUERIES, _VALUES, _CONTENT)
             (queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, indices, plan)
-            output = _Interaction.apply(queries, tensors[_TABLE], values, content, plan)
+            output = position_term(queries, tensors[_TABLE], values, content, plan)
             return output.unflatten(0, (info.batch_size, -1)), 0
-        outputs = [_Interaction.apply(*_select(tensors, in_dims, i), plan) for i in range(info.batch_size)]
+        outputs = []
+        for i in range(info.batch_size):
+            queries, table, values, content = _select(tensors, in_dims, i)
+            outputs.append(position_term(queries, table, values, content, plan))
         return torch.stack(outputs), 0
 
 
-class _Gradients(torch.autograd.Function):
+class TransformableGradients(torch.autograd.Function):
+    """`position_gradients` under the transforms of torch.func."""
+
     @staticmethod
-    def forward(grad_output: Tensor, *inputs: Any) -> FactorGradients:
-        *factors, plan, needs_grad = inputs
-        gradients = planned_backward(grad_output, Factors(*factors), plan, needs_grad)
-        queries, table, values, content = (None if x is None else x.detach() for x in gradients)
-        return queries, table, values, content
+    def forward(*inputs: Any) -> FactorGradients:
+        return interact.backward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:
-        *tensors, ctx.plan, ctx.needs_grad = inputs
+        *tensors, ctx.plan, ctx.needs = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
-        return *_double_backward(ctx.saved_tensors, directions, ctx.plan, ctx.needs_input_grad[:5]), None, None
+        return *double_backward(ctx.saved_tensors, directions, ctx.plan, ctx.needs_input_grad[:5]), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        grad_output, *factors = ctx.saved_tensors
-        terms: list[list[Tensor]] = [[], [], [], []]
-        if tangents[0] is not None:
-            _append_terms(terms, _Gradients.apply(tangents[0], *factors, ctx.plan, ctx.needs_grad))
-        for index, tangent in enumerate(tangents[1:5]):
-            if tangent is not None:
-                _append_terms(terms, _gradients_jvp(grad_output, factors, index, tangent, ctx.plan, ctx.needs_grad))
-        return tuple(
-            (reduce(torch.add, summands) if summands else torch.zeros_like(factor)) if needed else None
-            for summands, factor, needed in zip(terms, factors, ctx.needs_grad, strict=True)
-        )
+        return gradients_jvp(ctx.saved_tensors, tangents[:5], ctx.plan, ctx.needs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
-        *tensors, plan, needs_grad = inputs
-        if in_dims[1 + _TABLE] is None and not needs_grad.table:
+        *tensors, plan, needs = inputs
+        if in_dims[1 + _TABLE] is None and not needs.table:
             indices = (0, 1 + _QUERIES, 1 + _VALUES, 1 + _CONTENT)
             (grad_output, queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, indices, plan)
-            outputs = _Gradients.apply(grad_output, queries, tensors[1 + _TABLE], values, content, plan, needs_grad)
+            factors = (queries, tensors[1 + _TABLE], values, content)
+            outputs = position_gradients(grad_output, factors, plan, needs)
             stacked = tuple(None if x is None else x.unflatten(0, (info.batch_size, -1)) for x in outputs)
         else:
-            outputs = [
-                _Gradients.apply(*_select(tensors, in_dims, i), plan, needs_grad) for i in range(info.batch_size)
-            ]
-            stacked = tuple(None if x[0] is None else torch.stack(x) for x in zip(*outputs, strict=True))
+            selected = [_select(tensors, in_dims, i) for i in range(info.batch_size)]
+            results = [position_gradients(g, factors, plan, needs) for g, *factors in selected]
+            stacked = tuple(None if x[0] is None else torch.stack(x) for x in zip(*results, strict=True))
         return stacked, tuple(None if x is None else 0 for x in stacked)
 
 
-def _output_jvp(factors: Sequence[Tensor], index: int, direction: Tensor, plan: Plan) -> Tensor:
+def output_jvp(factors: Sequence[Tensor], tangents: Sequence[Tensor | None], plan: Plan) -> Tensor:
+    """Return the Jacobian-vector product of the output with the tangents of the factors."""
+    directions = [(index, tangent) for index, tangent in enumerate(tangents) if tangent is not None]
+    return reduce(torch.add, (_output_along(factors, *pair, plan) for pair in directions))
+
+
+def gradients_jvp(
+    tensors: Sequence[Tensor], tangents: Sequence[Tensor | None], plan: Plan, needs: NeedsGrad
+) -> tuple[Tensor | None, ...]:
+    """Return the Jacobian-vector products of the needed gradients with the tangents of g, q, R, V and L."""
+    grad_output, *factors = tensors
+    terms: list[list[Tensor]] = [[], [], [], []]
+    if tangents[0] is not None:
+        with without_autocast(grad_output.device):
+            _append_terms(terms, position_gradients(tangents[0], factors, plan, needs))
+    for index, tangent in enumerate(tangents[1:]):
+        if tangent is not None:
+            _append_terms(terms, _gradients_along(grad_output, factors, index, tangent, plan, needs))
+    return tuple(
+        (reduce(torch.add, summands) if summands else torch.zeros_like(factor)) if needed else None
+        for summands, factor, needed in zip(terms, factors, needs, strict=True)
+    )
+
+
+def double_backward(
+    tensors: Sequence[Tensor], directions: Sequence[Tensor | None], plan: Plan, needs_grad: Sequence[bool]
+) -> list[Tensor | None]:
+    """Return gradients of <(dq, dR, dV, dL), directions> with respect to g, q, R, V and L."""
+    grad_output, *factors = tensors
+    terms: list[list[Tensor]] = [[], [], [], [], []]
+    for index, direction in enumerate(directions):
+        if direction is None:
+            continue
+        if needs_grad[0]:
+            terms[0].append(_output_along(factors, index, direction, plan))
+        _append_terms(terms[1:], _gradients_along(grad_output, factors, index, direction, plan, needs_grad[1:]))
+    return [reduce(torch.add, summands) if summands else None for summands in terms]
+
+
+def _output_along(factors: Sequence[Tensor], index: int, direction: Tensor, plan: Plan) -> Tensor:
     """Return the Jacobian-vector product of the output with `direction`, a tangent of the factor with this index."""
     queries, table, values, content = _replace(factors, index, direction)
     if index == _CONTENT:
         return _product(queries, content)
-    return _Interaction.apply(queries, table, values, content if index == _QUERIES else None, plan)
+    with without_autocast(queries.device):
+        return position_term(queries, table, values, content if index == _QUERIES else None, plan)
 
 
-def _gradients_jvp(
+def _gradients_along(
     grad_output: Tensor,
     factors: Sequence[Tensor],
     index: int,
@@ -143,22 +167,7 @@ def _gradients_jvp(
     )
     if not any(needed):
         return None, None, None, None
-    return _Gradients.apply(grad_output, queries, table, values, content if is_queries else None, plan, needed)
-
-
-def _double_backward(
-    tensors: Sequence[Tensor], directions: Sequence[Tensor | None], plan: Plan, needs_grad: Sequence[bool]
-) -> list[Tensor | None]:
-    """Return gradients of <(dq, dR, dV, dL), directions> with respect to g, q, R, V and L."""
-    grad_output, *factors = tensors
-    terms: list[list[Tensor]] = [[], [], [], [], []]
-    for index, direction in enumerate(directions):
-        if direction is None:
-            continue
-        if needs_grad[0]:
-            terms[0].append(_output_jvp(factors, index, direction, plan))
-        _append_terms(terms[1:], _gradients_jvp(grad_output, factors, index, direction, plan, needs_grad[1:]))
-    return [reduce(torch.add, summands) if summands else None for summands in terms]
+    return position_gradients(grad_output, (queries, table, values, content if is_queries else None), plan, needed)
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
@@ -178,13 +187,13 @@ def _replace(tensors: Sequence[Tensor], index: int, replacement: Tensor) -> list
     return [replacement if i == index else tensor for i, tensor in enumerate(tensors)]
 
 
-def _select(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:
+def _select(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Any]:
     return [x if x is None or dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=False)]
 
 
 def _merge_into_batch(
     info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None], indices: Sequence[int], plan: Plan
-) -> tuple[list[Tensor | None], Plan]:
+) -> tuple[list[Any], Plan]:
     """Merge the mapped axis of the tensors at `indices` into the batch; also return the plan for the larger batch."""
     size = info.batch_size
     merged: list[Tensor | None] = []
@@ -193,5 +202,5 @@ def _merge_into_batch(
         if x is not None:
             x = (x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
         merged.append(x)
-    problem = replace(plan.problem, batch=plan.problem.batch * size)
+    problem = plan.problem._replace(batch=plan.problem.batch * size)
     return merged, choose(problem, "auto" if plan.automatic else plan.algorithm)

@@ -1,6 +1,6 @@
-"""The position term in graphs: torch.export, ONNX and torch.jit.trace.
+"""The position term in graphs: an operator for torch.compile, operations for torch.export, ONNX and torch.jit.trace.
 
-Graphs contain only standard operations: no custom operators, no FFTs, and no Python loops over
+Exported graphs contain only standard operations: no custom operators, no FFTs, and no Python loops over
 dynamic sizes. With fixed sides, the query order of all pairs, `row_transform` or a convolution is
 used, whichever has fewer multiply-adds. Tensors that depend only on the table are computed in the
 graph; runtimes fold them into constants when they load it. With dynamic sides, a convolution with
@@ -14,8 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.geometry import crop_to_grid, mask_future, pairwise_embeddings, split_phases, static_shape
-from lambdanets.ops.position.problem import Factors, redilate
+from lambdanets.ops.geometry import (
+    crop_to_grid,
+    is_exporting,
+    mask_future,
+    pairwise_embeddings,
+    split_phases,
+    static_shape,
+)
+from lambdanets.ops.position.interact import redilate
+from lambdanets.ops.position.operators import position_interaction_operator
 from lambdanets.ops.position.row_transform import (
     choose_rows,
     multiply_adds,
@@ -28,9 +36,20 @@ _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLUTION_SLOWDOWN = 4  # compared with matrix products
 
 
-def trace_interaction(factors: Factors, grid: Sequence[int], dilation: int, causal: bool) -> Tensor:
-    """Compute the output (b, h, n, v) for checked factors with standard PyTorch operations."""
-    queries, table, values, content = factors
+def interact_in_graph(
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    grid: Sequence[int],
+    dilation: int,
+    causal: bool,
+    algorithm: str,
+) -> Tensor:
+    """Compute the output (b, h, n, v) for checked tensors with the axis u."""
+    if torch.compiler.is_compiling() and not is_exporting():
+        return position_interaction_operator(queries, table, values, content, grid, dilation, causal, algorithm)
+    content_term = None if content is None else queries.to(content.dtype) @ content.unsqueeze(1)
     queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
     table = table.to(values.dtype)
     if causal:
@@ -44,7 +63,7 @@ def trace_interaction(factors: Factors, grid: Sequence[int], dilation: int, caus
         sides = tuple(-(-side // dilation) for side in grid)
         table = crop_to_grid(table, sides)
         output = redilate(_fixed_sides(queries, table, values, sides), grid, dilation)
-    return output if content is None else output + factors.queries.to(content.dtype) @ content.unsqueeze(1)
+    return output if content_term is None else output + content_term
 
 
 def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:

@@ -9,7 +9,6 @@ import math
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lambdanets.ops.geometry import is_transposed
-from lambdanets.ops.position.algorithm import Algorithm, BoundAlgorithm, Gradients
-from lambdanets.ops.position.problem import CALL, Cost, NeedsGrad, Operands, Prepared, Problem
+from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.transforms import Axis, Geometry, choose_geometry, cross_twiddles, twiddles
 from lambdanets.ops.precision import accumulation_dtype
 
@@ -139,46 +137,128 @@ def _use_one_thread_after_forks() -> None:
 
 
 class Native(Algorithm):
+    """parts: the problem, and if it is causal, smaller ones.
+
+    Errors of a transform are relative to its largest sum, and the first of the causal sums have the fewest terms. So
+    the first quarter of the positions is computed again as a problem of its own, of that the first quarter, and so on:
+    a third more work. A single row is a problem with one axis less. The same problems give the gradients of the last
+    values, which are in the fewest sums.
+    """
+
     name = "native"
 
-    def unsupported(self, problem: Problem) -> str:
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.parts = [_Part(problem, self.dtype)]
+        self._offsets: list[tuple[Any, ...]] = [(slice(None),)]  # of each part in the table
+        if problem.causal:
+            for part, offsets in _first_positions(problem):
+                self.parts.append(_Part(part, self.dtype))
+                self._offsets.append(offsets)
+
+    @classmethod
+    def unsupported(cls, problem: Problem) -> str:
         if problem.device not in ("cpu", "meta"):
             return "is for CPUs"
         if load_library() is None:
             return "has no compiled library for this processor (see docs/engine.md)"
         try:
-            BoundNative(problem)
+            _Part(problem, accumulation_dtype(problem.dtype))
         except ValueError as error:
             return str(error)
         return ""
 
-    def note(self, problem: Problem) -> str:
-        found = load_library()
-        return "" if found is None else f"library {found.name}"
+    @property
+    def note(self) -> str:
+        return f"library {self.parts[0].library.name}"
 
-    def cost(self, problem: Problem) -> Cost:
-        bound = BoundNative(problem)
-        p, geometry = problem, bound.geometry
-        n1, n2 = (axis.n for axis in geometry.axes)
-        per_tile = geometry.instructions(bound.tile[0]) + 6 * (bound.terms - 1) * n1 * n2
-        per_pair = bound.full[0] * bound.num_tiles * per_tile + 4 * p.num_positions * p.heads
-        blocks = p.batch * -(-p.value_depth // bound.lanes) * -(-p.query_depth // 2)
-        multiply_adds = bound.lanes * blocks * per_pair
+    def cost(self) -> Cost:
+        part, p = self.parts[0], self.problem
+        n1, n2 = (axis.n for axis in part.geometry.axes)
+        per_tile = part.geometry.instructions(part.tile[0]) + 6 * (part.terms - 1) * n1 * n2
+        per_pair = part.full[0] * part.num_tiles * per_tile + 4 * p.num_positions * p.heads
+        blocks = p.batch * -(-p.value_depth // part.lanes) * -(-p.query_depth // 2)
+        multiply_adds = part.lanes * blocks * per_pair
         work = _SLOWDOWN * multiply_adds + 4 * CALL
-        return Cost(multiply_adds, max(bound.scratch_bytes()), work)
+        return Cost(multiply_adds, max(part.scratch_bytes()), work)
 
-    def bind(self, problem: Problem) -> BoundAlgorithm:
-        return BoundCausalNative(problem) if problem.causal else BoundNative(problem)
+    def prepare(self, table: Tensor) -> Prepared:
+        parts = zip(self.parts, self._offsets, strict=True)
+        return tuple(part.prepare(table[offsets]) for part, offsets in parts)
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        return self.parts[0].grad_table(grad_prepared[0])
+
+    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+        output = self.parts[0].forward(queries, prepared[0], values, content)
+        for part, spectra in zip(self.parts[1:], prepared[1:], strict=True):
+            n = part.num_positions
+            output[:, :, :n] = part.forward(queries[:, :, :n], spectra, values[:, :n], content)
+        return output
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        queries: Tensor,
+        prepared: Prepared,
+        values: Tensor,
+        content: Tensor | None,
+        needs: NeedsGrad,
+    ) -> Gradients:
+        whole = self.parts[0]
+        grad_q, grad_spectra, grad_v, grad_c = whole.backward(grad_output, queries, prepared[0], values, content, needs)
+        for part, spectra in zip(self.parts[1:], prepared[1:], strict=True):
+            n = part.num_positions
+            if grad_q is not None:
+                only_queries = NeedsGrad(queries=True, table=False, values=False)
+                first = (grad_output[:, :, :n], queries[:, :, :n], spectra, values[:, :n])
+                part_q, *_ = part.backward(*first, content, only_queries)
+                assert part_q is not None
+                grad_q[:, :, :n] = part_q
+            if grad_v is not None:
+                only_values = NeedsGrad(queries=False, table=False, values=True)
+                last = (grad_output[:, :, -n:], queries[:, :, -n:], spectra, values[:, -n:])
+                part_v = part.backward(*last, None, only_values)[2]
+                assert part_v is not None
+                grad_v[:, -n:] = part_v
+        return grad_q, None if grad_spectra is None else (grad_spectra,), grad_v, grad_c
 
 
-class BoundNative(BoundAlgorithm):
-    """full: the grid with three axes, depth, rows and columns. A sequence is transformed as a map of two axes."""
+def _first_positions(problem: Problem) -> Iterator[tuple[Problem, tuple[Any, ...]]]:
+    """Problems of fewer and fewer first positions of a causal problem, and their offsets in its table."""
+    grid, before, after = problem.grid, problem.before, problem.after
+    axis, side = 0, min(grid[0], before[0] + 1)  # later positions have no more terms
+    while True:
+        is_last = axis == len(grid) - 1
+        if side == 1 and not is_last:
+            axis, side = axis + 1, grid[axis + 1]
+        elif side > (_MIN_SEQUENCE if is_last else 1):
+            side = max(_MIN_SEQUENCE if is_last else 1, side // _SHRINK)
+        else:
+            return
+        reach = min(before[axis], side - 1)
+        part = problem._replace(
+            grid=(side, *grid[axis + 1 :]),
+            before=(reach, *before[axis + 1 :]),
+            after=(0, *after[axis + 1 :]),
+        )
+        # Offset 0 of the axes before, and the offsets of this axis that are not later.
+        yield part, (*before[:axis], slice(before[axis] - reach, before[axis] + 1))
+        side = min(side, before[axis] + 1)
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, accumulation_dtype(problem.dtype))
-        p, lib = problem, load_library()
-        assert lib is not None
-        self._library = lib
+
+class _Part:
+    """A problem as the kernel computes it.
+
+    full: the grid with three axes, depth, rows and columns. A sequence is transformed as a map of two axes.
+    """
+
+    def __init__(self, problem: Problem, dtype: torch.dtype) -> None:
+        library = load_library()
+        assert library is not None
+        p = problem
+        self.problem, self.dtype, self.library = problem, dtype, library
+        self.num_positions = p.num_positions
         self.is_sequence = len(p.grid) == 1
         missing = (1,) * (3 - len(p.grid))
         self.full = (*missing, *p.grid)
@@ -192,19 +272,20 @@ class BoundNative(BoundAlgorithm):
         self._columns_rows = (points, 1) if self.is_sequence else (n2, n1)  # of the maps of tables
         self.terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
         self._pairs_at_once = max(1, _MAX_TRANSFORMED_POINTS // (2 * points * self.terms))
-        wide, narrow, _ = lib.lanes
-        self.kernel = NARROW if 0 < p.value_depth % wide <= narrow and points < 65_536 else WIDE
-        self.kernel = FLOAT64 if self.dtype == torch.float64 else self.kernel
-        self.lanes = lib.lanes[self.kernel]
+        wide, narrow, _ = library.lanes
+        self._kernel = NARROW if 0 < p.value_depth % wide <= narrow and points < 65_536 else WIDE
+        self._kernel = FLOAT64 if dtype == torch.float64 else self._kernel
+        self.lanes = library.lanes[self._kernel]
+        self._description, self._twiddles = self._describe()
 
     def scratch_bytes(self) -> tuple[int, int]:
         """Bytes of the working memory of a team of threads, in the forward and in the backward pass."""
-        problem, _ = self._describe()
-        forward = self._library.scratch_bytes(problem, self.kernel)
+        problem = _Problem.from_buffer_copy(self._description)
+        forward = self.library.scratch_bytes(problem, self._kernel)
         problem.grad_output = problem.grad_queries = problem.grad_values = problem.grad_spectra = 1  # only tested
-        return forward, self._library.scratch_bytes(problem, self.kernel)
+        return forward, self.library.scratch_bytes(problem, self._kernel)
 
-    def prepare(self, table: Tensor) -> Prepared:
+    def prepare(self, table: Tensor) -> Tensor:
         """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, transformed with exp(+), divided by n1 n2."""
         n1, n2 = (axis.n for axis in self.geometry.axes)
         table = table.reshape(*(1,) * (5 - table.ndim), *table.shape)  # (depth, rows, columns, k, u)
@@ -226,16 +307,16 @@ class BoundNative(BoundAlgorithm):
             else:
                 transformed = torch.fft.ifft2(torch.view_as_complex(maps))
             spectra[:, :, first : first + step] = transformed
-        return (spectra,)
+        return spectra
 
-    def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        depths, u, pairs, _, _ = grad_prepared[0].shape
+    def grad_table(self, grad_spectra: Tensor) -> Tensor:
+        depths, u, pairs, _, _ = grad_spectra.shape
         rows, columns = (1, *self.problem.scope) if self.is_sequence else self.problem.scope[-2:]
         k, step = self.problem.query_depth, self._pairs_at_once
-        grad_table = grad_prepared[0].new_empty(depths, rows, columns, pairs, 2, u, dtype=self.dtype)
+        grad_table = grad_spectra.new_empty(depths, rows, columns, pairs, 2, u, dtype=self.dtype)
         for first in range(0, pairs, step):
             # In float64, because float32 transforms round differently with other numbers of threads.
-            part = grad_prepared[0][:, :, first : first + step].to(torch.complex128)
+            part = grad_spectra[:, :, first : first + step].to(torch.complex128)
             if self.is_sequence:
                 maps = torch.fft.fft(part.mT.flatten(3), norm="forward").unsqueeze(4)
             else:
@@ -253,7 +334,7 @@ class BoundNative(BoundAlgorithm):
                 yield y, x, to_y, to_x
 
     def _describe(self) -> tuple[_Problem, list[Any]]:
-        """The struct of the kernel without tensors, and what it points to."""
+        """The struct of the kernel without tensors, and the arrays that it points to."""
         p, axes = self.problem, self.geometry.axes
         c = _Problem(b=p.batch, h=p.heads, k=p.query_depth, v=p.value_depth, u=p.intra_depth)
         c.depth, c.H, c.W = self.full
@@ -265,10 +346,10 @@ class BoundNative(BoundAlgorithm):
         c.depth_before, c.depth_scope = self.before[0], 1 if len(p.grid) < 3 else p.scope[0]
         keep: list[Any] = []
         for axis, chosen in zip(c.axes, axes, strict=True):
-            _fill_axis(axis, chosen, self.kernel == FLOAT64, keep)
+            _fill_axis(axis, chosen, self._kernel == FLOAT64, keep)
         n1, n2 = (axis.n for axis in axes)
         if self.is_sequence:
-            keep.append(cross_twiddles(n1, n2, self.kernel == FLOAT64))
+            keep.append(cross_twiddles(n1, n2, self._kernel == FLOAT64))
             c.cross = keep[-1].ctypes.data
         # Maps of G pairs fill half of the second-level cache. Two pairs at least share loads and stores of outputs.
         rows = n1 if self.is_sequence else self.tile[0]
@@ -281,132 +362,65 @@ class BoundNative(BoundAlgorithm):
             c.axes[0].streamed = 2 * (c.G * n2 + 1)  # the stride of a map's rows
         return c, keep
 
-    def _call(self, operands: Operands) -> tuple[_Problem, list[Any]]:
-        queries, (spectra,), values, content = operands
-        c, keep = self._describe()
+    def _call(self, queries: Tensor, spectra: Tensor, values: Tensor, content: Tensor | None) -> _Problem:
+        c = _Problem.from_buffer_copy(self._description)
         c.b = queries.shape[0]
         c.qs_b, c.qs_h, c.qs_n, c.qs_k = queries.stride()
         c.vs_b, c.vs_n, c.vs_v, c.vs_u = values.stride()
-        c.queries, c.values, c.spectrum = map(_address, (queries, values, spectra))
-        keep += [queries, values, spectra]
+        c.queries, c.values, c.spectrum = _address(queries), _address(values), _address(spectra)
         if content is not None:
-            content = content if content.stride(2) == 1 else content.contiguous()
             c.cs_b, c.cs_k, _ = content.stride()
             c.content = _address(content)
-            keep.append(content)
-        return c, keep
+        return c
 
     def _new_rows(self, like: Tensor, batch: int, heads: int, channels: int, are_maps: bool) -> Tensor:
         """An empty (b, h, n, c), in memory as maps (b, h, c, n) or as rows (b, n, h, c)."""
-        n = self.problem.num_positions
-        if are_maps:
-            return like.new_empty(batch, heads, channels, n, dtype=self.dtype).mT
-        return like.new_empty(batch, n, heads, channels, dtype=self.dtype).transpose(1, 2)
+        n = self.num_positions
+        strides = (channels * n, 1, n) if are_maps else (channels, heads * channels, 1)
+        return like.new_empty_strided((batch, heads, n, channels), (heads * n * channels, *strides), dtype=self.dtype)
 
-    def forward(self, operands: Operands) -> Tensor:
-        c, _keep = self._call(operands)
-        output = self._new_rows(operands.queries, c.b, c.h, c.v, self.problem.channels_first)
+    def forward(self, queries: Tensor, spectra: Tensor, values: Tensor, content: Tensor | None) -> Tensor:
+        content = content if content is None or content.stride(2) == 1 else content.contiguous()
+        c = self._call(queries, spectra, values, content)
+        output = self._new_rows(queries, c.b, c.h, c.v, self.problem.channels_first)
         c.output = _address(output)
         c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
         if c.output:
-            self._library.run(c, self.kernel)
+            self.library.run(c, self._kernel)
         return output
 
-    def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
-        c, _keep = self._call(operands)
+    def backward(
+        self,
+        grad_output: Tensor,
+        queries: Tensor,
+        spectra: Tensor,
+        values: Tensor,
+        content: Tensor | None,
+        needs: NeedsGrad,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        content = content if content is None or content.stride(2) == 1 else content.contiguous()
+        c = self._call(queries, spectra, values, content)
         c.grad_output = _address(grad_output)
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
-        grad_queries = grad_prepared = grad_values = grad_content = None
+        grad_queries = grad_spectra = grad_values = grad_content = None
         if needs.queries:
-            grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, is_transposed(operands.queries))
+            grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, is_transposed(queries))
             c.grad_queries = _address(grad_queries)
             c.dq_b, c.dq_h, c.dq_n, c.dq_k = grad_queries.stride()
         if needs.values:
-            are_maps = is_transposed(operands.values[..., 0])
-            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, are_maps).movedim(1, 3)
+            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, is_transposed(values[..., 0])).movedim(1, 3)
             # Tiles add to the values around them; a single one writes each value once.
             grad_values = grad_values.zero_() if self.num_tiles > 1 else grad_values
             c.grad_values = _address(grad_values)
             c.dv_b, c.dv_n, c.dv_v, c.dv_u = grad_values.stride()
         if needs.table:
-            grad_prepared = (torch.empty_like(operands.prepared[0]),)
-            c.grad_spectra = _address(grad_prepared[0])
+            grad_spectra = torch.empty_like(spectra)
+            c.grad_spectra = _address(grad_spectra)
         if needs.content:
             grad_content = grad_output.new_empty(c.b, c.k, c.v)
             c.grad_content = _address(grad_content)
         if c.grad_output:
-            self._library.run(c, self.kernel)
-        return grad_queries, grad_prepared, grad_values, grad_content
-
-
-class BoundCausalNative(BoundAlgorithm):
-    """A causal problem.
-
-    Errors of a transform are relative to its largest sum, and the first of the causal sums have the fewest terms. So
-    the first quarter of the positions is computed again as a problem of its own, of that the first quarter, and so on:
-    a third more work. A single row is a problem with one axis less. The same problems give the gradients of the last
-    values, which are in the fewest sums.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, accumulation_dtype(problem.dtype))
-        self.parts = [BoundNative(problem)]
-        grid, before, after = problem.grid, problem.before, problem.after
-        self._index: list[tuple[Any, ...]] = [(slice(None),)]
-        axis, side = 0, min(grid[0], before[0] + 1)  # later positions have no more terms
-        while True:
-            is_last = axis == len(grid) - 1
-            if side == 1 and not is_last:
-                axis, side = axis + 1, grid[axis + 1]
-            elif side > (_MIN_SEQUENCE if is_last else 1):
-                side = max(_MIN_SEQUENCE if is_last else 1, side // _SHRINK)
-            else:
-                break
-            reach = min(before[axis], side - 1)
-            part = replace(
-                problem,
-                grid=(side, *grid[axis + 1 :]),
-                before=(reach, *before[axis + 1 :]),
-                after=(0, *after[axis + 1 :]),
-            )
-            self.parts.append(BoundNative(part))
-            # Offset 0 of the axes before, and the offsets of this axis that are not later.
-            self._index.append((*before[:axis], slice(before[axis] - reach, before[axis] + 1)))
-            side = min(side, before[axis] + 1)
-
-    def prepare(self, table: Tensor) -> Prepared:
-        offsets = zip(self.parts, self._index, strict=True)
-        return tuple(part.prepare(table[index])[0] for part, index in offsets)
-
-    def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        return self.parts[0].grad_table(grad_prepared)
-
-    def forward(self, operands: Operands) -> Tensor:
-        output = self.parts[0].forward(operands._replace(prepared=operands.prepared[:1]))
-        for part, prepared in zip(self.parts[1:], operands.prepared[1:], strict=True):
-            n = part.problem.num_positions
-            queries, values = operands.queries[:, :, :n], operands.values[:, :n]
-            output[:, :, :n] = part.forward(Operands(queries, (prepared,), values, operands.content))
-        return output
-
-    def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
-        queries, prepared, values, content = operands
-        whole = operands._replace(prepared=prepared[:1])
-        grad_queries, grad_spectra, grad_values, grad_content = self.parts[0].backward(grad_output, whole, needs)
-        for part, spectra in zip(self.parts[1:], prepared[1:], strict=True):
-            n = part.problem.num_positions
-            if grad_queries is not None:
-                first = Operands(queries[:, :, :n], (spectra,), values[:, :n], content)
-                only_queries = NeedsGrad(queries=True, table=False, values=False)
-                part_queries, *_ = part.backward(grad_output[:, :, :n], first, only_queries)
-                assert part_queries is not None
-                grad_queries[:, :, :n] = part_queries
-            if grad_values is not None:
-                last = Operands(queries[:, :, -n:], (spectra,), values[:, -n:], None)
-                only_values = NeedsGrad(queries=False, table=False, values=True)
-                part_values = part.backward(grad_output[:, :, -n:], last, only_values)[2]
-                assert part_values is not None
-                grad_values[:, -n:] = part_values
+            self.library.run(c, self._kernel)
         return grad_queries, grad_spectra, grad_values, grad_content
 
 

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.geometry import join_phases, split_phases
-from lambdanets.ops.position.choose import choose
-from lambdanets.ops.position.execution import planned_backward, planned_forward
-from lambdanets.ops.position.problem import Factors, NeedsGrad, redilate, undilate
+from lambdanets.ops.position.algorithm import NeedsGrad
+from lambdanets.ops.position.interact import backward, forward, redilate, undilate
 from lambdanets.ops.precision import output_dtype
 
 
@@ -32,8 +31,8 @@ def position_interaction_operator(
 
     queries: (b, h, n, k). table: (r_1..r_D, k, u). values: (b, n, v, u). content: (b, k, v) or None.
     """
-    factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
-    output = redilate(planned_forward(factors, choose(problem, algorithm)), grid, dilation)
+    plan, factors = undilate(queries, table, values, content, tuple(grid), dilation, causal, algorithm)
+    output = redilate(forward(*factors, plan), grid, dilation)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -57,11 +56,10 @@ def _backward_operator(
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients of queries, table, values and content; those that are not needed are empty tensors."""
-    factors, problem = undilate(Factors(queries, table, values, content), grid, dilation, causal)
+    plan, factors = undilate(queries, table, values, content, tuple(grid), dilation, causal, algorithm)
     if dilation > 1:
         grad_output = split_phases(grad_output.transpose(1, 2), grid, dilation).transpose(1, 2)
-    plan = choose(problem, algorithm)
-    gradients = planned_backward(grad_output, factors, plan, NeedsGrad(*needs_grad))
+    gradients = backward(grad_output, *factors, plan, NeedsGrad(*needs_grad))
     grad_queries, grad_table, grad_values, grad_content = gradients
     if grad_table is not None:
         cropped = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]

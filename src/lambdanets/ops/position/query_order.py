@@ -16,13 +16,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm
-from lambdanets.ops.position.problem import (
+from lambdanets.ops.position.algorithm import (
     CALL,
+    Algorithm,
     Cost,
+    Gradients,
     NeedsGrad,
     Prepared,
     Problem,
+    add_content_gradients,
+    add_products,
     matmul_work,
 )
 from lambdanets.ops.position.tiling import (
@@ -51,21 +54,15 @@ _TILE_COLUMNS = (2, 4, 7, 8, 16, 32)
 class QueryOrder(Algorithm):
     name = "query_order"
 
-    def cost(self, problem: Problem) -> Cost:
-        return _cost(best_tiling(problem.at_least_2d()))
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        if problem.dtype == torch.bfloat16 and problem.select_by_device(0, 1):
+            self.dtype = problem.dtype  # without hardware for it, products are slower than in float32
+        self._tiling = best_tiling(problem.at_least_2d())
+        self.batch = _limit_logits_bytes(problem, self._tiling).batch
 
-    def bind(self, problem: Problem) -> "BoundQueryOrder":
-        tiling = best_tiling(problem.at_least_2d())
-        return BoundQueryOrder(_limit_logits_bytes(problem, tiling), tiling)
-
-
-class BoundQueryOrder(BoundPositionAlgorithm):
-    def __init__(self, problem: Problem, tiling: Tiling) -> None:
-        # Without hardware for it, products in bfloat16 are slower than in float32.
-        keeps_dtype = problem.dtype == torch.bfloat16 and problem.select_by_device(0, 1)
-        dtype = problem.dtype if keeps_dtype else accumulation_dtype(problem.dtype)
-        super().__init__(problem, dtype)
-        self._tiling = tiling
+    def cost(self) -> Cost:
+        return _cost(self._tiling)
 
     def prepare(self, table: Tensor) -> Prepared:
         """Return a block of embeddings ((T_1..T_D), k, (w_1..w_D, u)) that is used for all tiles."""
@@ -79,26 +76,34 @@ class BoundQueryOrder(BoundPositionAlgorithm):
         table = make_block_backward(block, tiling.axes, p.scope)
         return table if len(self.problem.grid) > 1 else table.squeeze(0)
 
-    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
         tiling = self._tiling
         (block,) = prepared
-        queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
+        packed_queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         outputs = []
         for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions_per_tile_row
-            logits = torch.bmm(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
+            logits = torch.bmm(packed_queries[start:stop].flatten(0, 1), block[:rows, :, columns])
             logits = logits.view(rows * self.problem.heads, values.shape[0], -1).transpose(0, 1)
             output = torch.bmm(logits, values[:, window_start:window_stop].flatten(1, 2))
             outputs.append(output.unflatten(1, (stop - start, -1)))
-        return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
+        output = unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
+        return add_products(output, queries, content)
 
-    def position_gradients(
+    def backward(
         self,
         grad_output: Tensor,
         queries: Tensor,
         prepared: Prepared,
         values: Tensor,
+        content: Tensor | None,
         needs: NeedsGrad,
+    ) -> Gradients:
+        gradients = self._position_gradients(grad_output, queries, prepared, values, needs)
+        return add_content_gradients(gradients, grad_output, queries, content, needs)
+
+    def _position_gradients(
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
     ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
         """Recomputes the logits; grad_queries and grad_block are computed from grad_logits."""
         tiling, heads = self._tiling, self.problem.heads

@@ -26,8 +26,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.geometry import windows
-from lambdanets.ops.position.algorithm import Algorithm, BoundPositionAlgorithm
-from lambdanets.ops.position.problem import CALL, Cost, NeedsGrad, Prepared, Problem, matmul_work
+from lambdanets.ops.position.algorithm import (
+    CALL,
+    Algorithm,
+    Cost,
+    Gradients,
+    NeedsGrad,
+    Prepared,
+    Problem,
+    add_content_gradients,
+    add_products,
+    matmul_work,
+)
 from lambdanets.ops.precision import accumulation_dtype
 
 _MAX_MATRIX_SIDE = 128  # longer rows are transformed by torch.fft
@@ -290,17 +300,12 @@ def _depths(rows: Rows, depth: int) -> list[slice]:
 class RowTransform(Algorithm):
     name = "row_transform"
 
-    def cost(self, problem: Problem) -> Cost:
-        return _cost(problem)
-
-    def bind(self, problem: Problem) -> "BoundRowTransform":
-        return BoundRowTransform(problem)
-
-
-class BoundRowTransform(BoundPositionAlgorithm):
     def __init__(self, problem: Problem) -> None:
-        batch, self.rows = _fit_memory(problem)
-        super().__init__(problem.limit_batch(batch), accumulation_dtype(problem.dtype))
+        super().__init__(problem)
+        self.batch, self.rows = _fit_memory(problem)
+
+    def cost(self) -> Cost:
+        return _cost(self.problem)
 
     def prepare(self, table: Tensor) -> Prepared:
         return prepare(table, self.rows)
@@ -309,10 +314,22 @@ class BoundRowTransform(BoundPositionAlgorithm):
         p = self.problem
         return prepare_adjoint(grad_prepared[0], self.rows).reshape(*p.scope, p.query_depth, p.intra_depth)
 
-    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        return row_transform(queries, prepared, values, self.rows)
+    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+        return add_products(row_transform(queries, prepared, values, self.rows), queries, content)
 
-    def position_gradients(
+    def backward(
+        self,
+        grad_output: Tensor,
+        queries: Tensor,
+        prepared: Prepared,
+        values: Tensor,
+        content: Tensor | None,
+        needs: NeedsGrad,
+    ) -> Gradients:
+        gradients = self._position_gradients(grad_output, queries, prepared, values, needs)
+        return add_content_gradients(gradients, grad_output, queries, content, needs)
+
+    def _position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
     ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
         rows, block = self.rows, prepared[0]

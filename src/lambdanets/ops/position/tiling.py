@@ -17,7 +17,7 @@ from functools import cached_property
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.problem import Problem
+from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.precision import accumulation_dtype
 
 

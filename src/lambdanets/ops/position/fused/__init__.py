@@ -10,23 +10,16 @@ products is rounded to the input dtype.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from types import EllipsisType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import (
-    Algorithm,
-    BoundAlgorithm,
-    Gradients,
-    grad_of_content,
-)
+from lambdanets.ops.position.algorithm import Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem, grad_of_content
 from lambdanets.ops.position.fused import launches
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.tiles import K, kernels_of_order, max_value_channels
-from lambdanets.ops.position.problem import Cost, NeedsGrad, Operands, Prepared, Problem
 from lambdanets.ops.precision import output_dtype
 
 MAX_HEADS = 16
@@ -38,7 +31,13 @@ _MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 class Fused(Algorithm):
     name = "fused"
 
-    def unsupported(self, problem: Problem) -> str:
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem._replace(dtype=output_dtype(problem.dtype)))
+        self.dtype = self.problem.dtype
+        self._copies = 4 * problem.batch * problem.num_positions if problem.dtype == torch.float16 else 0
+
+    @classmethod
+    def unsupported(cls, problem: Problem) -> str:
         p = problem
         table_elements = K * math.prod(side + 2 * MAX_TILE for side in p.scope)
         if max(p.num_positions, table_elements) >= _MAX_INDEX:
@@ -49,9 +48,8 @@ class Fused(Algorithm):
             return "is for CUDA devices of compute capability 8.0 or newer, with Triton installed"
         return ""
 
-    def cost(self, problem: Problem) -> Cost:
-        copies = 4 * problem.batch * problem.num_positions if problem.dtype == torch.float16 else 0
-        problem, device = _as_computed(problem), kernel_device(problem.device)
+    def cost(self) -> Cost:
+        problem, device = self.problem, kernel_device(self.problem.device)
         assert device is not None
         pairs = math.prod(
             side * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
@@ -62,30 +60,24 @@ class Fused(Algorithm):
         itemsize, num_launches = problem.dtype.itemsize, len(list(_launch_slices(problem)))
         # Depths that are not multiples of the vector size are zero-padded, and several launches are added in float32.
         padded = v % (launches.VECTOR_BYTES // itemsize) > 0
-        workspace = 4 * math.prod(problem.scope) * K * u * itemsize + copies * (h * k + u * v + h * v)
+        workspace = 4 * math.prod(problem.scope) * K * u * itemsize + self._copies * (h * k + u * v + h * v)
         workspace += 2 * itemsize * b * n * (u * v + h * v) * padded
         workspace += 8 * b * n * (h * k + v) * (num_launches > 1)
         workspace += launches.grad_table_partial_bytes(_symmetric(problem, b), device)
         # No other algorithm is faster on a GPU, whatever the sizes.
         return Cost(b * pairs * h * (k + v) * u, workspace, work=0)
 
-    def bind(self, problem: Problem) -> "BoundFused":
-        problem = _as_computed(problem)
-        return BoundFused(problem, problem.dtype)
-
-    def fault(self, problem: Problem) -> str:
+    def fault(self) -> str:
         """The failures of the check of the kernels, which runs on first use."""
         # It runs the kernels, so it imports this module.
         from lambdanets.ops.position.fused.check import get_checks
 
-        problem, device = _as_computed(problem), kernel_device(problem.device)
+        device = kernel_device(self.problem.device)
         assert device is not None
-        checks = get_checks(device, problem.dtype)
-        kernels = (*_kernels(problem, device), "grad_values", "grad_table")
+        checks = get_checks(device, self.problem.dtype)
+        kernels = (*_kernels(self.problem, device), "grad_values", "grad_table")
         return "; ".join(f"{name} {checks[name].reason}" for name in kernels if checks[name].reason)
 
-
-class BoundFused(BoundAlgorithm):
     def prepare(self, table: Tensor) -> Prepared:
         """Return the table; if causal, zero-padded along the first axis to be symmetric about offset 0."""
         missing = self.problem.before[0] - self.problem.after[0]
@@ -94,19 +86,23 @@ class BoundFused(BoundAlgorithm):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
 
-    def forward(self, operands: Operands) -> Tensor:
+    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
         """Compute the output, contiguous as (b, n, h, v)."""
-        queries, (table,), values, content = operands
-        return forward_in_order(
-            self._orders(values)[0], queries, table, values, _symmetric(self.problem, len(values)), content
-        )
-
-    def backward(self, grad_output: Tensor, operands: Operands, needs: NeedsGrad) -> Gradients:
-        queries, (table,), values, content = operands
         symmetric = _symmetric(self.problem, len(values))
-        order = self._orders(values)[1]
+        return forward_in_order(self._orders(values)[0], queries, prepared[0], values, symmetric, content)
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        queries: Tensor,
+        prepared: Prepared,
+        values: Tensor,
+        content: Tensor | None,
+        needs: NeedsGrad,
+    ) -> Gradients:
+        symmetric, order = _symmetric(self.problem, len(values)), self._orders(values)[1]
         grad_queries, grad_table, grad_values = gradients(
-            order, grad_output, queries, table, values, symmetric, needs, content
+            order, grad_output, queries, prepared[0], values, symmetric, needs, content
         )
         grad_content = grad_of_content(queries, grad_output) if needs.content else None
         grad_prepared = None if grad_table is None else (grad_table,)
@@ -118,14 +114,9 @@ class BoundFused(BoundAlgorithm):
         return _orders(self.problem, device)
 
 
-def _as_computed(problem: Problem) -> Problem:
-    """The problem in the dtype of the kernels: float32 for float16, in which sums would overflow."""
-    return replace(problem, dtype=output_dtype(problem.dtype))
-
-
 def _symmetric(problem: Problem, batch: int) -> Problem:
-    """Return the problem with a symmetric, non-causal table, as `BoundFused.prepare` returns, and another batch."""
-    return replace(problem, batch=batch, after=problem.before, causal=False)
+    """Return the problem with a symmetric, non-causal table, as `Fused.prepare` returns, and another batch."""
+    return problem._replace(batch=batch, after=problem.before, causal=False)
 
 
 def _orders(problem: Problem, device: KernelDevice) -> tuple[str, str]:

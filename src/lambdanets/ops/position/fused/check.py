@@ -33,9 +33,10 @@ from lambdanets.files import atomic_write, user_cache_folder
 from lambdanets.ops import definition
 from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused
+from lambdanets.ops.position.algorithm import NeedsGrad, Problem
 from lambdanets.ops.position.fused.device import KernelDevice
 from lambdanets.ops.position.fused.tiles import kernels_of_order
-from lambdanets.ops.position.problem import NeedsGrad, Problem, make_problem
+from lambdanets.ops.position.interact import make_problem
 
 DTYPES = (torch.bfloat16, torch.float32)
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.fused.device import KernelDevice, kernel_device
 from lambdanets.ops.position.fused.tiles import (
     PROGRAMS_TO_FILL_GPU,
@@ -25,7 +26,6 @@ from lambdanets.ops.position.fused.tiles import (
     max_value_channels,
     next_power_of_2,
 )
-from lambdanets.ops.position.problem import Problem
 
 VECTOR_BYTES = 16  # size of one vectorized load
 

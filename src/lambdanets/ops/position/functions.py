@@ -1,4 +1,4 @@
-"""The position interaction on a grid: argument checks, dtypes, planning and dispatch."""
+"""The position interaction on a grid, and its plan: argument checks and dtypes, then `interact`."""
 
 import math
 from collections.abc import Sequence
@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import is_exporting, static_shape
-from lambdanets.ops.position.choose import Plan, check_algorithm, choose
-from lambdanets.ops.position.derivatives import interact
-from lambdanets.ops.position.graphs import trace_interaction
-from lambdanets.ops.position.operators import position_interaction_operator
-from lambdanets.ops.position.problem import Factors, redilate, undilate
+from lambdanets.ops.geometry import static_shape
+from lambdanets.ops.position.choose import Plan, check_algorithm
+from lambdanets.ops.position.interact import interact, undilate
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
@@ -46,33 +43,9 @@ def position_interaction(
     Cost: at most b n k u v min(n, prod(r)) multiply-adds; `plan` counts them. Raises ValueError naming the invalid
     argument.
     """
-    factors = Factors(queries, table, values, content)
-    return interact_on_grid(factors, grid, dilation, causal, algorithm)
-
-
-def interact_on_grid(
-    factors: Factors,
-    grid: Sequence[int],
-    dilation: int,
-    causal: bool,
-    algorithm: str,
-    channels_first: bool = False,
-) -> Tensor:
-    """`position_interaction` for layers.
-
-    channels_first: whether the next layer needs the output (b, h, n, v) as maps (b, h v, n) in memory. Algorithms may
-    ignore it.
-    """
-    factors, grid, result_dtype = _prepare(factors, grid, dilation, causal, algorithm)
-    with without_autocast(factors.queries.device):
-        if is_exporting() or torch.jit.is_tracing():
-            output = trace_interaction(factors, grid, dilation, causal)
-        elif torch.compiler.is_compiling():
-            output = position_interaction_operator(*factors, grid, dilation, causal, algorithm)
-        else:
-            factors, problem = undilate(factors, grid, dilation, causal, channels_first)
-            output = redilate(interact(factors, choose(problem, algorithm)), grid, dilation)
-    return output.to(result_dtype)
+    tensors, grid, result_dtype = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
+    with without_autocast(queries.device):
+        return interact(*tensors, grid, dilation, causal, algorithm).to(result_dtype)
 
 
 def plan(
@@ -92,17 +65,26 @@ def plan(
     Computes no output, so tensors may be on the meta device. Raises ValueError in the same cases as
     `position_interaction`.
     """
-    factors = Factors(queries, table, values, content)
-    factors, grid, _ = _prepare(factors, grid, dilation, causal, algorithm)
-    return choose(undilate(factors._replace(content=None), grid, dilation, causal)[-1], algorithm)
+    tensors, grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
+    queries, table, values, _ = tensors
+    if values.ndim == 3:
+        table, values = table.unsqueeze(-1), values.unsqueeze(-1)
+    return undilate(queries, table, values, None, grid, dilation, causal, algorithm)[0]
 
 
 def _prepare(
-    factors: Factors, grid: Sequence[int], dilation: int, causal: bool, algorithm: str
-) -> tuple[Factors, tuple[int, ...], torch.dtype]:
-    """Check the arguments; return the factors in the compute dtype with axis u, the grid and the result dtype."""
-    queries, table, values, content = factors
-    check_tensors(**factors._asdict())
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    grid: Sequence[int],
+    dilation: int,
+    causal: bool,
+    algorithm: str,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[int, ...], torch.dtype]:
+    """Check the arguments; return the tensors in the compute dtype, the grid and the result dtype."""
+    tensors = {"queries": queries, "table": table, "values": values, "content": content}
+    check_tensors(**tensors)
     check_flags(causal=causal)
     check_sizes(dilation=dilation)
     if not isinstance(grid, Sequence) or isinstance(grid, str):
@@ -114,14 +96,12 @@ def _prepare(
         expected = (queries.shape[0], queries.shape[3], values.shape[2])
         if tuple(content.shape) != expected:
             raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
-    dtype, result_dtype = compute_and_result_dtype(**factors._asdict())
+    dtype, result_dtype = compute_and_result_dtype(**tensors)
     # float16 is cast to float32 where it is used, as is the table: the copies need not be saved for the backward pass.
     if not (dtype == torch.float32 and queries.dtype == values.dtype == torch.float16):
         queries, values = queries.to(dtype), values.to(dtype)
-    if values.ndim == 3:
-        table, values = table.unsqueeze(-1), values.unsqueeze(-1)
     content = None if content is None else content.to(dtype)
-    return Factors(queries, table, values, content), grid, result_dtype
+    return (queries, table, values, content), grid, result_dtype
 
 
 def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:

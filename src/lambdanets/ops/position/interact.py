@@ -1,0 +1,327 @@
+"""The position term of layers and of `position_interaction`, from checked tensors to an algorithm and back.
+
+In this order: `interact` undoes the dilation, crops the table and chooses an algorithm; `position_term`
+calls the autograd function; `forward` and `backward` prepare the table and split the batch. The tensors
+are queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
+or None.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.geometry import crop_to_grid, join_phases, mask_future, split_phases
+from lambdanets.ops.position.algorithm import Algorithm, NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.choose import Plan, choose
+from lambdanets.ops.precision import output_dtype, without_autocast
+
+Factors = tuple[Tensor, Tensor, Tensor, Tensor | None]  # queries, table, values, content
+# Gradients of queries, table, values and content; None if not needed.
+FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+CACHE_BYTES = 256 << 20  # limit on the total size of cached tables
+
+
+def interact(
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    grid: tuple[int, ...],
+    dilation: int = 1,
+    causal: bool = False,
+    algorithm: str = "auto",
+    channels_first: bool = False,
+) -> Tensor:
+    """Return `position_interaction` (b, h, n, v) of checked tensors, of which values may lack the axis u.
+
+    Queries, values and content have the same dtype. The result has it too, or float32 for float16.
+    Autocast must be off.
+    channels_first: whether the next layer needs the output as maps (b, h v, n) in memory. Algorithms
+    may ignore it.
+    """
+    if values.ndim == 3:
+        table, values = table.unsqueeze(-1), values.unsqueeze(-1)
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        from lambdanets.ops.position.graphs import interact_in_graph
+
+        return interact_in_graph(queries, table, values, content, grid, dilation, causal, algorithm)
+    plan, factors = undilate(queries, table, values, content, grid, dilation, causal, algorithm, channels_first)
+    output = position_term(*factors, plan)
+    return output if dilation == 1 else redilate(output, grid, dilation)
+
+
+def undilate(
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    grid: tuple[int, ...],
+    dilation: int,
+    causal: bool,
+    algorithm: str,
+    channels_first: bool = False,
+) -> tuple[Plan, Factors]:
+    """Return the plan and the tensors of the equivalent undilated problem, with the table cropped to the grid.
+
+    A dilation d on a grid with D axes gives d^D independent problems, which are merged into the batch.
+    """
+    if dilation > 1:
+        if content is not None:
+            content = content.repeat_interleave(dilation ** len(grid), dim=0)
+        queries = split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
+        values = split_phases(values, grid, dilation)
+        grid = tuple(-(-side // dilation) for side in grid)
+        channels_first = False
+    problem = make_problem(queries, table, values, grid, causal, channels_first)
+    if any(2 * side <= scope for side, scope in zip(grid, table.shape, strict=False)):
+        table = crop_to_grid(table, grid)
+    return choose(problem, algorithm), (queries, table, values, content)
+
+
+def redilate(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
+    """Convert outputs or grad_queries (b d^D, h, n', ..) of the undilated problem to the layout of the dilated one."""
+    return x if dilation == 1 else join_phases(x.transpose(1, 2), grid, dilation).transpose(1, 2)
+
+
+def make_problem(
+    queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...], causal: bool, channels_first: bool = False
+) -> Problem:
+    """Make the problem for checked tensors; the table need not be cropped."""
+    batch, heads, _, query_depth = queries.shape
+    _, _, value_depth, intra_depth = values.shape
+    device = values.device
+    radii = tuple([min(scope // 2, side - 1) for scope, side in zip(table.shape, grid, strict=False)])
+    return Problem(
+        max(1, batch),  # an empty batch is planned as one example
+        heads,
+        grid,
+        query_depth,
+        value_depth,
+        intra_depth,
+        before=radii,
+        after=(0, *radii[1:]) if causal else radii,
+        causal=causal,
+        dtype=values.dtype,
+        device=str(device) if device.type == "cuda" else device.type,
+        channels_first=channels_first,
+    )
+
+
+def position_term(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
+    """Compute the output (b, h, n, v), differentiable any number of times; the table must be cropped to the grid."""
+    if torch._C._are_functorch_transforms_active():  # vmap and jvp need another kind of function, which is slower
+        from lambdanets.ops.position.derivatives import TransformableInteraction
+
+        return TransformableInteraction.apply(queries, table, values, content, plan)
+    return _Interaction.apply(queries, table, values, content, plan)
+
+
+def position_gradients(
+    grad_output: Tensor, factors: Sequence[Tensor | None], plan: Plan, needs: NeedsGrad
+) -> FactorGradients:
+    """Compute the needed gradients of queries, table, values and content, themselves differentiable."""
+    if torch._C._are_functorch_transforms_active():
+        from lambdanets.ops.position.derivatives import TransformableGradients
+
+        return TransformableGradients.apply(grad_output, *factors, plan, needs)
+    return _Gradients.apply(grad_output, *factors, plan, needs)
+
+
+class _Interaction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(queries, table, values, content)
+        ctx.save_for_forward(queries, table, values, content)
+        return forward(queries, table, values, content, plan)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
+        needs = NeedsGrad(*ctx.needs_input_grad[:4])
+        return *position_gradients(grad_output, ctx.saved_tensors, ctx.plan, needs), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        from lambdanets.ops.position.derivatives import output_jvp
+
+        return output_jvp(ctx.saved_tensors, tangents[:4], ctx.plan)
+
+
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> FactorGradients:
+        *tensors, ctx.plan, ctx.needs = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
+        return backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
+        from lambdanets.ops.position.derivatives import double_backward
+
+        return *double_backward(ctx.saved_tensors, directions, ctx.plan, ctx.needs_input_grad[:5]), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        from lambdanets.ops.position.derivatives import gradients_jvp
+
+        return gradients_jvp(ctx.saved_tensors, tangents[:5], ctx.plan, ctx.needs)
+
+
+def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
+    """Compute the output (b, h, n, v)."""
+    algorithm = plan.implementation
+    batch, heads, n, _ = queries.shape
+    if batch == 0:
+        return queries.new_zeros(0, heads, n, values.shape[2], dtype=output_dtype(queries.dtype))
+    result_dtype = torch.float32 if queries.dtype == torch.float16 else queries.dtype
+    prepared = prepared_tables.get(table, algorithm)
+    if queries.dtype != algorithm.dtype:
+        queries, values, content = _cast(algorithm.dtype, queries, values, content)
+    if batch <= algorithm.batch:
+        output = algorithm.forward(queries, prepared, values, content)
+    else:
+        chunks = _split_batch(algorithm.batch, queries, values, content)
+        output = torch.cat([algorithm.forward(q, prepared, v, c) for q, v, c in chunks])
+    # Autograd does not allow views from a function to be changed in place.
+    return output.to(result_dtype).detach()
+
+
+def backward(
+    grad_output: Tensor,
+    queries: Tensor,
+    table: Tensor,
+    values: Tensor,
+    content: Tensor | None,
+    plan: Plan,
+    needs: NeedsGrad,
+) -> FactorGradients:
+    """Compute the needed gradients of the factors from grad_output (b, h, n, v)."""
+    if len(queries) == 0:
+        pairs = zip((queries, table, values, content), needs, strict=True)
+        zeros = [torch.zeros_like(x) if x is not None and needed else None for x, needed in pairs]
+        return zeros[0], zeros[1], zeros[2], zeros[3]
+    needs = needs._replace(content=needs.content and content is not None)
+    if not any(needs):
+        return None, None, None, None
+    algorithm = plan.implementation
+    # The backward pass may run inside autocast even if the forward pass did not.
+    with without_autocast(queries.device):
+        prepared = prepared_tables.get(table, algorithm)
+        inputs = _cast(algorithm.dtype, grad_output, queries, values, content)
+        if len(queries) <= algorithm.batch:
+            g, q, v, c = inputs
+            grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, q, prepared, v, c, needs)
+        else:
+            grad_q, grad_prepared, grad_v, grad_c = _backward_by_parts(algorithm, prepared, inputs, needs)
+        grad_table = None
+        if grad_prepared is not None:
+            grad_table = _restore_future_offsets(algorithm.grad_table(grad_prepared), plan.problem)
+        # Views of an autograd function may not be changed in place.
+        return (
+            None if grad_q is None else grad_q.to(queries.dtype).detach(),
+            None if grad_table is None else grad_table.to(table.dtype).detach(),
+            None if grad_v is None else grad_v.to(values.dtype).detach(),
+            None if grad_c is None or content is None else grad_c.to(content.dtype).detach(),
+        )
+
+
+def _backward_by_parts(
+    algorithm: Algorithm, prepared: Prepared, inputs: Sequence[Tensor | None], needs: NeedsGrad
+) -> tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]:
+    """`Algorithm.backward` of a larger batch than the algorithm's; inputs: g, q, v and c."""
+    grads: list[list[Tensor]] = [[], [], []]  # of queries, values and content, by call
+    total: Prepared | None = None
+    for g, q, v, c in _split_batch(algorithm.batch, *inputs):
+        grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, q, prepared, v, c, needs)
+        for parts, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):
+            if part is not None:
+                parts.append(part)
+        if grad_prepared is not None and total is None:
+            # A sum of several calls in bfloat16 would lose precision.
+            total = tuple(x.float() if x.dtype == torch.bfloat16 else x for x in grad_prepared)
+        elif grad_prepared is not None and total is not None:
+            total = tuple(x.add_(part) for x, part in zip(total, grad_prepared, strict=True))
+    grad_q, grad_v, grad_c = (torch.cat(parts) if parts else None for parts in grads)
+    return grad_q, total, grad_v, grad_c
+
+
+def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
+    return [None if x is None else x.to(dtype) for x in tensors]
+
+
+def _split_batch(size: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    length = next(len(x) for x in tensors if x is not None)
+    for first in range(0, length, size):
+        yield tuple(None if x is None else x[first : first + size] for x in tensors)
+
+
+def _drop_future_offsets(table: Tensor, problem: Problem) -> Tensor:
+    """For causal problems, set offsets after 0 to zero and remove the rows that contain only such offsets."""
+    if not problem.causal:
+        return table
+    return mask_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
+
+
+def _restore_future_offsets(grad_table: Tensor, problem: Problem) -> Tensor:
+    """The adjoint of `_drop_future_offsets`."""
+    if not problem.causal:
+        return grad_table
+    future = grad_table.new_zeros(problem.before[0], *grad_table.shape[1:])
+    return mask_future(torch.cat([grad_table, future]), len(problem.grid))
+
+
+class PreparedTables:
+    """LRU cache of the results of `Algorithm.prepare` for tables on CPU, for inference and for backward passes.
+
+    An entry contains a copy of its table and is used only for equal tables, so it cannot become stale when a parameter
+    changes. The comparison takes about 1% of the time of `prepare`. Entries are immutable and shared by threads.
+    """
+
+    def __init__(self) -> None:
+        self._entries = OrderedDict[tuple[int, Algorithm], tuple[Tensor, Prepared, int]]()
+        self._lock = threading.Lock()
+        self.nbytes = 0
+
+    def replace_lock(self) -> None:
+        """Replace the lock, in a child process after a fork."""
+        self._lock = threading.Lock()
+
+    def get(self, table: Tensor, algorithm: Algorithm) -> Prepared:
+        if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
+            return algorithm.prepare(_drop_future_offsets(table, algorithm.problem).to(algorithm.dtype))
+        key = (table.data_ptr(), algorithm)
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+        if entry is not None and torch.equal(entry[0], table):
+            return entry[1]
+        # Prepare from the copy, because another thread may change the table, and `prepare` may return a view.
+        copy = table.detach().clone()
+        prepared = algorithm.prepare(_drop_future_offsets(copy, algorithm.problem).to(algorithm.dtype))
+        size = copy.nbytes + sum(x.nbytes for x in prepared)
+        if size <= CACHE_BYTES // 4:
+            with self._lock:
+                self.nbytes += size - self._entries.pop(key, (None, None, 0))[2]
+                self._entries[key] = (copy, prepared, size)
+                while self.nbytes > CACHE_BYTES:
+                    self.nbytes -= self._entries.popitem(last=False)[1][2]
+        return prepared
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self.nbytes = 0
+
+
+prepared_tables = PreparedTables()
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock during a fork
+    os.register_at_fork(after_in_child=prepared_tables.replace_lock)
