@@ -150,11 +150,11 @@ class LambdaBase(Layer, ABC):
         context: the source of keys and values; None for x itself.
         valid: bool (b, m), False at padded positions of the context; None if there is no padding.
         """
-        is_tokens = self.is_token_layer
+        is_tokens, key_projection = self.is_token_layer, self.key_projection
         query_modules = (self.query_projection, self.query_norm)
         context_modules: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
-        if self.key_projection is not None:
-            context_modules.append((self.key_projection, None))
+        if key_projection is not None:
+            context_modules.append((key_projection, None))
         if context is None:
             queries, values, *keys = project(x, [query_modules, *context_modules], is_tokens=is_tokens, valid=valid)
         else:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from lambdanets.ops.geometry import is_exporting
-from lambdanets.ops.precision import accumulation_dtype
 
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_MIN_FOLDED = 1 << 16  # elements of the input
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
@@ -26,9 +26,9 @@ def project(
 ) -> list[Tensor]:
     """Return norm(projection(x)) for each (projection, norm) pair, as rows (b, n, channels).
 
-    Batch norms in eval mode are folded into the weights of their projections, and all projections become one matrix
-    product; else the first is one, and the others are another. Folding happens in float32 or float64 at each call,
-    so changes of the norms always have an effect. Modules of other types, and modules with hooks or parametrizations,
+    Batch norms in eval mode are folded into the weights of their projections if the maps are large. All projections
+    are then one matrix product, as for one example; else the first is one, and the others are another. Folding happens
+    in float32 or float64 at each call, so changes of the norms always have an effect. Modules of other types, and modules with hooks or parametrizations,
     are called normally.
 
     Args:
@@ -46,14 +46,18 @@ def project(
         is_folded = [False] * len(projections)
     else:
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
-        is_folded = [_can_fold(norm) for _, norm in projections]
+        # folding takes longer than the norms of a small map
+        is_large = torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
+        is_folded = [is_large and _can_fold(norm) for _, norm in projections]
+        modules: list[Any] = [projection for projection, _ in projections]
         if any(is_folded):
             folded = [_fold(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)]
             rows = _product(maps, *zip(*folded, strict=True))
+        elif len(x) == 1 or len(modules) == 1:
+            rows = _product(maps, [projection.weight.flatten(1) for projection in modules])
         else:  # the queries are apart, because their norm would copy a part of a product
-            modules: list[Any] = [projection for projection, _ in projections]
             weights = [projection.weight.flatten(1) for projection in modules]
-            rows = _product(maps, weights[:1]) + (_product(maps, weights[1:]) if weights[1:] else [])
+            rows = _product(maps, weights[:1]) + _product(maps, weights[1:])
     return [
         projected if norm is None or fold else normalize(norm, projected, grid, valid)
         for projected, (_, norm), fold in zip(rows, projections, is_folded, strict=True)
@@ -119,11 +123,11 @@ def _fold(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
     """Return the weight (c, d) and bias (c,) of a projection, with its norm folded into them if `fold`."""
     weight = projection.weight.flatten(1)
     if not fold:
-        return weight, weight.new_zeros(weight.shape[0])
-    dtype = accumulation_dtype(weight.dtype)
-    scale = norm.weight.to(dtype) * (norm.running_var.to(dtype) + norm.eps).rsqrt()
-    bias = norm.bias.to(dtype) - norm.running_mean.to(dtype) * scale
-    return (weight.to(dtype) * scale.unsqueeze(1)).to(weight.dtype), bias.to(weight.dtype)
+        return weight, weight.new_zeros(len(weight))
+    wide = weight.float() if weight.dtype.itemsize < 4 else weight
+    scale = norm.weight.to(wide.dtype) * (norm.running_var + norm.eps).rsqrt()
+    bias = norm.bias - norm.running_mean * scale
+    return (wide * scale.unsqueeze(1)).to(weight.dtype), bias.to(weight.dtype)
 
 
 def _product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> list[Tensor]:
@@ -154,4 +158,5 @@ def contiguous_gradient(x: Tensor) -> Tensor:
     PyTorch's batch norm on CPU silently returns a wrong gradient at batch size 1 if its incoming gradient has strides
     like (C, 1, W C, C). Reshapes between an image and a sequence of positions produce such strides.
     """
-    return x.flatten().reshape(x.shape) if torch.is_grad_enabled() else x
+    # A trace is the same with and without gradients.
+    return x.flatten().reshape(x.shape) if torch.is_grad_enabled() or torch.jit.is_tracing() else x

@@ -119,6 +119,8 @@ def position_term(queries: Tensor, table: Tensor, values: Tensor, content: Tenso
         from lambdanets.ops.position.derivatives import TransformableInteraction
 
         return TransformableInteraction.apply(queries, table, values, content, plan)
+    if torch.is_inference_mode_enabled():
+        return forward(queries, table, values, content, plan)
     return _Interaction.apply(queries, table, values, content, plan)
 
 
