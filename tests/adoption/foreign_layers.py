@@ -134,40 +134,6 @@ class DLi14(nn.Module):
         return self.avgpool(output) if hasattr(self, "avgpool") else output
 
 
-class JHLewConv(nn.Module):
-    """One projection to queries (k h), keys (u k) and values (v u)."""
-
-    def __init__(self, dim, *, dim_k, u, heads, scope):
-        super().__init__()
-        self.dim_k, self.dim_u, self.heads, self.dim_v = dim_k, u, heads, dim // heads
-        self.conv_qkv = nn.Conv2d(dim, heads * dim_k + dim_k * u + self.dim_v * u, 1, bias=False)
-        self.norm_q, self.norm_v = nn.BatchNorm2d(heads * dim_k), nn.BatchNorm2d(self.dim_v * u)
-        self.norm_k = nn.Softmax(dim=-1)
-        self.lambda_conv = nn.Conv3d(u, dim_k, (1, scope, scope), padding=(0, scope // 2, scope // 2))
-
-    def forward(self, x):
-        grid = x.shape[2:]
-        sizes = [self.heads * self.dim_k, self.dim_k * self.dim_u, self.dim_v * self.dim_u]
-        queries, keys, values = self.conv_qkv(x).split(sizes, dim=1)
-        queries = self.norm_q(queries).flatten(2).unflatten(1, (-1, self.heads)).transpose(1, 2)
-        keys = keys.flatten(2).unflatten(1, (self.dim_u, -1)).transpose(1, 2)
-        values = self.norm_v(values).flatten(2).unflatten(1, (-1, self.dim_u))
-        position = local_lambdas(values, grid, self.lambda_conv.weight, self.lambda_conv.bias)
-        return apply_lambdas(queries, keys, values, position).unflatten(2, grid)
-
-
-class JHLewFourier(nn.Module):
-    """With Fourier features of absolute positions in place of embeddings; without a forward."""
-
-    def __init__(self, dim=8, dim_k=4, heads=2):
-        super().__init__()
-        self.dim_k, self.dim_u, self.heads, self.dim_v = dim_k, 1, heads, dim // heads
-        self.conv_qkv = nn.Conv2d(dim, heads * dim_k + dim_k + self.dim_v, 1, bias=False)
-        self.norm_q, self.norm_v = nn.BatchNorm2d(heads * dim_k), nn.BatchNorm2d(self.dim_v)
-        self.norm_k = nn.Softmax(dim=-1)
-        self.ff = nn.Parameter(torch.randn(2, dim_k // 2))
-
-
 class Leaderj1001(nn.Module):
     """Keys (k u), values (v u), in 1-D or 2-D. With u > 1 and a scope, its position term misreads the values."""
 
@@ -200,47 +166,3 @@ class Leaderj1001(nn.Module):
             position = torch.einsum("ku,bvun->bkvn", self.embedding, content_values)
         output = apply_lambdas(queries, keys, content_values, position).unflatten(2, grid)
         return self.avgpool(output) if hasattr(self, "avgpool") else output
-
-
-class TelefonicaDense(nn.Module):
-    """Linear projections and batch norm over positions; without a forward."""
-
-    def __init__(self, dim=8, k=4, heads=2, length=6):
-        super().__init__()
-        self.kk, self.uu, self.vv, self.mm, self.heads = k, 1, dim // heads, 3, heads
-        self.queries = nn.Sequential(nn.Linear(dim, k * heads), nn.BatchNorm1d(length))
-        self.keys = nn.Sequential(nn.Linear(dim, k))
-        self.values = nn.Sequential(nn.Linear(dim, self.vv), nn.BatchNorm1d(length))
-        self.embedding = nn.Parameter(torch.randn(k, 1, 1, 3))
-
-
-class Jaehyunnn(nn.Module):
-    """Embeddings of all pairs, or a convolution along the flattened map."""
-
-    def __init__(self, d, k, v, num_head, r=None, num_pos=None):
-        super().__init__()
-        self.k, self.v, self.num_head, self.r, self.num_pos = k, v, num_head, r, num_pos
-        self.query = nn.Sequential(nn.Conv2d(d, num_head * k, 1, bias=False), nn.BatchNorm2d(num_head * k))
-        self.key = nn.Conv2d(d, k, 1, bias=False)
-        self.value = nn.Sequential(nn.Conv2d(d, v, 1, bias=False), nn.BatchNorm2d(v))
-        if r:
-            self.lambda_conv = nn.Conv2d(1, k, (r, 1), padding=(r // 2, 0))
-        else:
-            self.pos_embedding = nn.Parameter(torch.randn(num_pos, num_pos, k))
-
-    def forward(self, x):
-        queries = self.query(x).flatten(2).unflatten(1, (self.num_head, -1))
-        keys, values = self.key(x).flatten(2).unsqueeze(2), self.value(x).flatten(2).unsqueeze(2)
-        position = pair_lambdas(values, self.pos_embedding.unsqueeze(-1))
-        return apply_lambdas(queries, keys, values, position).unflatten(2, x.shape[2:])
-
-
-class Joigalcar3(nn.Module):
-    """Batch norm over positions; without a forward."""
-
-    def __init__(self, d=8, k=4, heads=2, positions=6):
-        super().__init__()
-        self.toqueries, self.tokeys = nn.Linear(d, k * heads, bias=False), nn.Linear(d, k, bias=False)
-        self.tovalues = nn.Linear(d, d // heads, bias=False)
-        self.E = nn.Parameter(torch.randn(positions, positions, k))
-        self.bn_values, self.bn_queries = nn.BatchNorm1d(positions), nn.BatchNorm2d(k)

@@ -7,7 +7,7 @@ import torch
 from timm.layers.lambda_layer import LambdaLayer as TimmLayer
 from torch import nn
 
-from adoption.foreign_layers import DLi14, Holocron, Jaehyunnn, JHLewConv, Leaderj1001, Lucidrains
+from adoption.foreign_layers import DLi14, Holocron, Leaderj1001, Lucidrains
 from lambdanets import adopt, foreign_state_dict
 from lambdanets.adoption.trial import randomize
 from lambdanets.layers.lambda_layer import GridLambdaLayer
@@ -66,9 +66,6 @@ LAYERS = {
     "Holocron": ("Holocron", lambda: Holocron(8, 12, u=1, r=5, **SIZES), (6, 8)),
     "Holocron, u = 4": ("Holocron", lambda: Holocron(8, 12, u=4, r=5, **SIZES), (6, 8)),
     "Holocron pairs, u = 4": ("Holocron", lambda: Holocron(8, 12, u=4, num_positions=24, **SIZES), (4, 6)),
-    "JHLew": ("JHLew", lambda: JHLewConv(12, dim_k=6, u=1, heads=3, scope=5), (6, 8)),
-    "JHLew, u = 4": ("JHLew", lambda: JHLewConv(12, dim_k=6, u=4, heads=3, scope=5), (6, 8)),
-    "jaehyunnn pairs": ("jaehyunnn", lambda: Jaehyunnn(8, 6, 4, num_head=3, num_pos=24), (4, 6)),
 }
 
 

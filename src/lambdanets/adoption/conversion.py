@@ -28,9 +28,6 @@ def convert(layer: nn.Module, family: Family) -> GridLambdaLayer:
     follow; the key bias has no effect, because softmax over positions is invariant to it. `origin` keeps the biases, to
     convert back. Raises CannotConvert with the reason.
     """
-    reason = family.refusal(layer)
-    if reason is not None:
-        raise CannotConvert(reason)
     state, shapes, heads = dict(layer.state_dict()), shapes_of(layer), family.heads(layer)
     layout = family.layout(shapes, heads)
     for rows in (layout.queries, layout.keys, layout.values):

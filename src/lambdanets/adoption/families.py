@@ -54,11 +54,6 @@ class Lucidrains(Family):
         has_position = isinstance(getattr(layer, "pos_conv", None), nn.Module) or has_tensor(layer, "rel_pos_emb")
         return super().recognizes(layer) and (has_position or has_tensor(layer, "pos_emb"))
 
-    def refusal(self, layer: Any) -> str | None:
-        if hasattr(layer, "tem_conv") or hasattr(layer, "temp_conv"):
-            return "its temporal convolution mixes images of a batch"
-        return None
-
     def layout(self, shapes: Shapes, heads: int) -> Layout:
         position = next(name for name in ("pos_conv.weight", "rel_pos_emb", "pos_emb") if name in shapes)
         local, dense = position == "pos_conv.weight", position == "pos_emb"
@@ -125,16 +120,12 @@ class DLi14(Family):
         return getattr(layer, "avgpool", None)
 
     def layout(self, shapes: Shapes, heads: int) -> Layout:
-        intra_depth = shapes["lambda_conv.weight"][1]
-        return self._layout(shapes, heads, query_outer=1, key_outer=intra_depth, value_outer=intra_depth)
-
-    def _layout(self, shapes: Shapes, heads: int, query_outer: int, key_outer: int, value_outer: int) -> Layout:
         depth, intra_depth = shapes["lambda_conv.weight"][:2]
         values_start = (heads + intra_depth) * depth
         return Layout(
-            queries=Rows("conv_qkv", 0, heads * depth, query_outer),
-            keys=Rows("conv_qkv", heads * depth, intra_depth * depth, key_outer),
-            values=Rows("conv_qkv", values_start, shapes["conv_qkv.weight"][0] - values_start, value_outer),
+            queries=Rows("conv_qkv", 0, heads * depth),
+            keys=Rows("conv_qkv", heads * depth, intra_depth * depth, intra_depth),
+            values=Rows("conv_qkv", values_start, shapes["conv_qkv.weight"][0] - values_start, intra_depth),
             norms=("norm_q", "norm_v"),
             table=convolution_table("lambda_conv.weight"),
             query_depth=depth,
@@ -144,48 +135,11 @@ class DLi14(Family):
         )
 
 
-class JHLew(DLi14):
-    """JHLew's LambdaConv: queries (k h), keys (u k), values (v u)."""
-
-    name = "JHLew"
-    attributes = ("conv_qkv", "norm_q", "norm_v", "norm_k", "heads", "dim_k", "dim_u")
-
-    def recognizes(self, layer: Any) -> bool:
-        has_position = isinstance(getattr(layer, "lambda_conv", None), nn.Module) or has_tensor(layer, "ff")
-        return super().recognizes(layer) and has_position
-
-    def refusal(self, layer: Any) -> str | None:
-        if has_tensor(layer, "ff"):
-            return "its embeddings are Fourier features of absolute positions"
-        return None
-
-    def heads(self, layer: Any) -> int:
-        return int(layer.heads)
-
-    def layout(self, shapes: Shapes, heads: int) -> Layout:
-        depth, intra_depth = shapes["lambda_conv.weight"][:2]
-        return self._layout(shapes, heads, query_outer=depth, key_outer=intra_depth, value_outer=1)
-
-
 class Leaderj1001(Family):
     """leaderj1001's layer and Telefonica's, in 1-D and 2-D: keys (k u), values (v u), a table (k, u, 1, r..)."""
 
     name = "leaderj1001"
     attributes = ("queries", "keys", "values", "embedding", "heads", "kk", "uu", "vv")
-
-    def refusal(self, layer: Any) -> str | None:
-        if not all(isinstance(getattr(layer, name), nn.Module) for name in ("queries", "keys", "values")):
-            return "its projections are not modules"
-        if any(isinstance(module, nn.Linear) for module in layer.queries.modules()):
-            return "its batch norm is over positions, as its projections are nn.Linear (`dense`)"
-        if len(list(layer.keys.parameters())) > 1:
-            return "its keys are normalized over the batch before the softmax"
-        if layer.uu > 1 and layer.embedding.ndim > 2:
-            return (
-                f"with an intra-depth of {layer.uu} and a scope, its position term reads the channels (v, u) of the "
-                "values as (u, v), and its content term does not"
-            )
-        return None
 
     def pool(self, layer: Any) -> nn.Module | None:
         return getattr(layer, "avgpool", None)
@@ -209,56 +163,8 @@ class Leaderj1001(Family):
         )
 
 
-class Jaehyunnn(Family):
-    """jaehyunnn's layer with embeddings of all pairs; u = 1."""
-
-    name = "jaehyunnn"
-    attributes = ("query", "key", "value", "num_head", "num_pos")
-
-    def refusal(self, layer: Any) -> str | None:
-        if hasattr(layer, "lambda_conv"):
-            return "its scope is along the flattened map, across the ends of rows"
-        return None
-
-    def heads(self, layer: Any) -> int:
-        return int(layer.num_head)
-
-    def layout(self, shapes: Shapes, heads: int) -> Layout:
-        positions, _, depth = shapes["pos_embedding"]
-        return Layout(
-            queries=_rows("query", shapes),
-            keys=_rows("key", shapes),
-            values=_rows("value", shapes),
-            norms=("query.1", "value.1"),
-            table=Source("pos_embedding", lambda x: x.unsqueeze(-1)),
-            query_depth=depth,
-            heads=heads,
-            grid=_square(positions),
-            dense=True,
-        )
-
-
-class Joigalcar3(Family):
-    """joigalcar3's layer, which is recognized only to say why it is refused."""
-
-    name = "joigalcar3"
-    attributes = ("toqueries", "tokeys", "tovalues", "bn_queries", "bn_values", "E")
-
-    def refusal(self, layer: Any) -> str | None:
-        return "its batch norm is over positions, and it reads maps (d, n) as (n, d) without transposing them"
-
-
 # A layer that several families recognize belongs to the first whose replacement gives the same outputs.
-FAMILIES: tuple[Family, ...] = (
-    Timm(),
-    Lucidrains(),
-    Holocron(),
-    DLi14(),
-    JHLew(),
-    Leaderj1001(),
-    Jaehyunnn(),
-    Joigalcar3(),
-)
+FAMILIES: tuple[Family, ...] = (Timm(), Lucidrains(), Holocron(), DLi14(), Leaderj1001())
 
 
 def _weight(module: str, shapes: Shapes) -> str:

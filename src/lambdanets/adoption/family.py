@@ -19,10 +19,6 @@ class Family:
     def recognizes(self, layer: Any) -> bool:
         return all(hasattr(layer, name) for name in self.attributes)
 
-    def refusal(self, layer: Any) -> str | None:
-        """Why no layer of this package is equivalent; None if one is."""
-        return None
-
     def heads(self, layer: Any) -> int:
         return int(layer.heads)
 

@@ -28,8 +28,8 @@ def project(
 
     Batch norms in eval mode are folded into the weights of their projections if the maps are large. All projections
     are then one matrix product, as for one example; else the first is one, and the others are another. Folding happens
-    in float32 or float64 at each call, so changes of the norms always have an effect. Modules of other types, and modules with hooks or parametrizations,
-    are called normally.
+    in float32 or float64 at each call, so changes of the norms always have an effect. Modules of other types, and
+    modules with hooks or parametrizations, are called normally.
 
     Args:
         x: tokens (b, n, d) for linear projections, or maps (b, d, S_1..S_D) for 1x1 convolutions.
