@@ -53,7 +53,7 @@ def project(
         if any(is_folded):
             folded = [_fold(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)]
             rows = _product(maps, *zip(*folded, strict=True))
-        elif len(x) == 1 or len(modules) == 1:
+        elif len(modules) == 1 or x.shape[0] == 1:  # len(x) would be constant in graphs
             rows = _product(maps, [projection.weight.flatten(1) for projection in modules])
         else:  # the queries are apart, because their norm would copy a part of a product
             weights = [projection.weight.flatten(1) for projection in modules]
