@@ -585,3 +585,55 @@ def test_repr_shows_options_that_differ_from_the_defaults(dimensions):
 def test_causal_layers_reject_pooling():
     with pytest.raises(ValueError, match="pool must be None if causal is True"):
         LambdaLayer2d(8, causal=True, pool=nn.AvgPool2d(3, 1, 1))
+
+
+def replace_table(layer, shape):
+    layer.embedding.table = nn.Parameter(torch.randn(shape))
+
+
+REPLACED = {
+    "table of another depth": lambda layer: replace_table(layer, (7, 7, 8)),
+    "table with a new axis": lambda layer: replace_table(layer, (7, 7, 16, 2)),
+    "even table": lambda layer: replace_table(layer, (6, 6, 16)),
+    "table on another device": lambda layer: layer.embedding.to_empty(device="meta"),
+    "pruned keys": lambda layer: setattr(layer, "key_projection", nn.Conv2d(16, 4, 1, bias=False)),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+@pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED.keys())
+def test_replaced_modules_that_do_not_fit_are_refused(replace, training):
+    layer = LambdaLayer2d(16, scope=7).train(training)
+    replace(layer)
+    with pytest.raises(ValueError, match=r"table must|content must"):
+        layer(torch.randn(2, 16, 12, 12))
+
+
+def test_projections_of_another_dtype_give_the_same_output():
+    layer, x = LambdaLayer2d(16, scope=7).bfloat16().eval(), torch.randn(2, 16, 9, 9).bfloat16()
+    expected = layer(x)
+    layer.query_norm.register_forward_hook(lambda module, inputs, output: output.float())
+    torch.testing.assert_close(layer(x).bfloat16(), expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("size", [4, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_norms_may_have_another_dtype(size, dtype):
+    layer = LambdaLayer2d(16, scope=3).eval()
+    x = torch.randn(2, 16, size, size)
+    expected = layer(x)
+    layer.to(dtype)
+    other = torch.float32 if dtype != torch.float32 else torch.float64
+    layer.query_norm.to(other)
+    layer.value_norm.to(other)
+    actual = layer(x.to(dtype)).float()
+    assert (actual - expected).norm() <= (0.03 if dtype == torch.bfloat16 else 1e-5) * expected.norm()
+
+
+@pytest.mark.parametrize("size", [4, 64])
+def test_vmap_under_autocast(size):
+    layer = LambdaLayer2d(16, scope=3).eval()
+    x = torch.randn(2, 3, 16, size, size)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual, expected = torch.func.vmap(layer)(x), torch.stack([layer(part) for part in x])
+    assert (actual - expected).float().norm() <= 0.02 * expected.float().norm()

@@ -25,7 +25,7 @@ def adopt(model: nn.Module) -> dict[str, str]:
     """Replace the lambda layers of other packages in a network by layers of this package, in place.
 
     The outputs stay the same, up to rounding, in training and in evaluation. Layers are recognized by their attributes,
-    also in copied files: those of timm, lucidrains' lambda-networks, Holocron, d-li14, leaderj1001 and others
+    also in copied files: those of timm, lucidrains' lambda-networks, Holocron, d-li14 and leaderj1001
     (docs/adoption.md). Before any layer is replaced, each replacement is compared with its original on random inputs in
     float64, except on the meta device. Weights, norms, training mode, dtype, device and `requires_grad` are kept, and
     shared modules stay shared. Parameters are new: create the optimizer, and wrap the network in

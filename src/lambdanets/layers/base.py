@@ -198,13 +198,18 @@ class LambdaBase(Layer, ABC):
 
         channels_first: whether it should be in memory as (b, h, v, n).
         """
-        queries, keys, values, _, mask, _, _, table = inputs
+        queries = inputs.queries
         device, is_half = queries.device, queries.dtype == torch.float16
         if is_half or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
             autocast = autocast_dtype(device)
             with without_autocast(device):
-                output = self.interact(inputs.to(output_dtype(autocast or queries.dtype)), channels_first)
+                output = self._terms(inputs.to(output_dtype(autocast or queries.dtype)), channels_first)
             return output if autocast else output.to(queries.dtype)
+        return self._terms(inputs, channels_first)
+
+    def _terms(self, inputs: Interaction, channels_first: bool) -> Tensor:
+        """The terms of `interact` in the dtype of the queries, without autocast."""
+        queries, keys, values, _, mask, _, _, table = inputs
         if mask is not None and table is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
             padding = ~mask if self.multi_head else ~mask[:, 0]
             values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
@@ -283,7 +288,7 @@ class LambdaBase(Layer, ABC):
         return embeddings
 
     def _relative_table(self) -> Tensor:
-        """The table of a RelativeEmbedding."""
+        """The table of a RelativeEmbedding, whose call takes longer, but respects hooks and subclasses."""
         embedding: Any = self.embedding
         if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
             return embedding.table

@@ -171,7 +171,7 @@ class GridLambdaLayer(LambdaBase):
         padding = None if inputs.padding is None else inputs.padding.unflatten(1, inputs.grid)
         if padding is not None:
             output = output.masked_fill(padding.unsqueeze(1), 0)
-        if self.pools:
+        if self.stride > 1 or self.pool is not None:
             output = self._pool(output, None if padding is None else ~padding)
         return output
 

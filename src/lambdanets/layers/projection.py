@@ -13,7 +13,7 @@ from lambdanets.ops.geometry import is_exporting
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_MIN_FOLDED = 1 << 16  # elements of the input
+_MIN_FOLDED = 1 << 16  # elements of the input; for fewer, folding takes longer than batch norms
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
@@ -26,8 +26,9 @@ def project(
 ) -> list[Tensor]:
     """Return norm(projection(x)) for each (projection, norm) pair, as rows (b, n, channels).
 
-    Batch norms in eval mode are folded into the weights of their projections if the maps are large. All projections
-    are then one matrix product, as for one example; else the first is one, and the others are another. Folding happens
+    Batch norms in eval mode are folded into the weights of their projections if the maps are large, in graphs and if
+    dtypes are mixed. The projections are one matrix product if a norm is folded or there is one example; else the first
+    is one, and the others are another. Folding happens
     in float32 or float64 at each call, so changes of the norms always have an effect. Modules of other types, and
     modules with hooks or parametrizations, are called normally.
 
@@ -46,14 +47,14 @@ def project(
         is_folded = [False] * len(projections)
     else:
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
-        # folding takes longer than the norms of a small map
-        is_large = torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
-        is_folded = [is_large and _can_fold(norm) for _, norm in projections]
+        autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        folds = autocast or torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
+        is_folded = [_can_fold(norm, folds, x.dtype) for _, norm in projections]
         modules: list[Any] = [projection for projection, _ in projections]
         if any(is_folded):
             folded = [_fold(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)]
             rows = _product(maps, *zip(*folded, strict=True))
-        elif len(modules) == 1 or x.shape[0] == 1:  # len(x) would be constant in graphs
+        elif len(modules) == 1 or x.shape[0] == 1:  # len(x) makes a dynamic batch constant
             rows = _product(maps, [projection.weight.flatten(1) for projection in modules])
         else:  # the queries are apart, because their norm would copy a part of a product
             weights = [projection.weight.flatten(1) for projection in modules]
@@ -114,9 +115,10 @@ def is_plain(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     return type(module) in types and not hooks and "forward" not in module.__dict__
 
 
-def _can_fold(norm: Any) -> bool:
-    is_fixed = norm is not None and not norm.training and is_plain(norm, _BATCH_NORMS)
-    return is_fixed and norm.running_mean is not None and bool(norm.affine)
+def _can_fold(norm: Any, folds: bool, dtype: torch.dtype) -> bool:
+    if norm is None or norm.training or not is_plain(norm, _BATCH_NORMS):
+        return False
+    return norm.running_mean is not None and bool(norm.affine) and (folds or norm.weight.dtype != dtype)
 
 
 def _fold(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
@@ -125,8 +127,8 @@ def _fold(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
     if not fold:
         return weight, weight.new_zeros(len(weight))
     wide = weight.float() if weight.dtype.itemsize < 4 else weight
-    scale = norm.weight.to(wide.dtype) * (norm.running_var + norm.eps).rsqrt()
-    bias = norm.bias - norm.running_mean * scale
+    scale = norm.weight.to(wide.dtype) * (norm.running_var.to(wide.dtype) + norm.eps).rsqrt()
+    bias = norm.bias.to(wide.dtype) - norm.running_mean.to(wide.dtype) * scale
     return (wide * scale.unsqueeze(1)).to(weight.dtype), bias.to(weight.dtype)
 
 

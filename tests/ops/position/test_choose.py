@@ -1,5 +1,7 @@
+import copy
 import itertools
 import math
+import pickle
 import re
 
 import pytest
@@ -167,3 +169,8 @@ def test_meta_tensors_have_the_same_plan_as_cpu_tensors(grid, sides):
 
 def test_empty_batch_is_planned_as_one_example():
     assert plan_for((14, 14), (7, 7), b=0) == plan_for((14, 14), (7, 7), b=1)
+
+
+def test_a_plan_can_be_copied_and_pickled():
+    plan = ln.plan(*make_inputs((4, 4), (3, 3), 0), (4, 4))
+    assert copy.deepcopy(plan) == pickle.loads(pickle.dumps(plan)) == plan

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ class Algorithm(ABC):
 
     name: value of the `algorithm` argument of functions.
     dtype: of queries, values, content, grad_output and the prepared table.
-    batch: maximum number of examples of a call.
+    batch: maximum number of examples of a call; `interact` splits larger batches.
     """
 
     name: ClassVar[str]
@@ -116,6 +116,9 @@ class Algorithm(ABC):
     def __init__(self, problem: Problem) -> None:
         self.problem, self.batch = problem, problem.batch
         self.dtype = accumulation_dtype(problem.dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # to copy and pickle plans; what it points to is made again
+        return type(self), (self.problem,)
 
     @classmethod
     def unsupported(cls, problem: Problem) -> str:

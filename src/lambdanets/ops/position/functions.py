@@ -83,20 +83,14 @@ def _prepare(
     algorithm: str,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[int, ...], torch.dtype]:
     """Check the arguments; return the tensors in the compute dtype, the grid and the result dtype."""
-    tensors = {"queries": queries, "table": table, "values": values, "content": content}
-    check_tensors(**tensors)
     check_flags(causal=causal)
     check_sizes(dilation=dilation)
     if not isinstance(grid, Sequence) or isinstance(grid, str):
         raise ValueError(f"grid must be a sequence of 1, 2 or 3 integers, got {grid!r}")
     grid = tuple(grid)
-    check_position_interaction(queries, table, values, grid)
+    check_factors(queries, table, values, content, grid)
     check_algorithm(algorithm)
-    if content is not None:
-        expected = (queries.shape[0], queries.shape[3], values.shape[2])
-        if tuple(content.shape) != expected:
-            raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
-    dtype, result_dtype = compute_and_result_dtype(**tensors)
+    dtype, result_dtype = compute_and_result_dtype(queries=queries, table=table, values=values, content=content)
     # float16 is cast to float32 where it is used, as is the table: the copies need not be saved for the backward pass.
     if not (dtype == torch.float32 and queries.dtype == values.dtype == torch.float16):
         queries, values = queries.to(dtype), values.to(dtype)
@@ -104,8 +98,11 @@ def _prepare(
     return (queries, table, values, content), grid, result_dtype
 
 
-def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...]) -> None:
-    """Raise ValueError, with the expected and the actual shape, unless the shapes are consistent."""
+def check_factors(
+    queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, grid: tuple[int, ...]
+) -> None:
+    """Raise ValueError, with the expected and the actual shape, unless the tensors fit together."""
+    check_tensors(queries=queries, table=table, values=values, content=content)
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
     if values.ndim not in (3, 4):
@@ -130,3 +127,6 @@ def check_position_interaction(queries: Tensor, table: Tensor, values: Tensor, g
         )
     if any(side % 2 == 0 for side in table.shape[: len(grid)]):
         raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")
+    expected = (batch, depth, values.shape[2])
+    if content is not None and tuple(content.shape) != expected:
+        raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")

@@ -6,6 +6,7 @@ are queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a co
 or None.
 """
 
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -40,8 +41,7 @@ def interact(
 ) -> Tensor:
     """Return `position_interaction` (b, h, n, v) of checked tensors, of which values may lack the axis u.
 
-    Queries, values and content have the same dtype. The result has it too, or float32 for float16.
-    Autocast must be off.
+    The result has the dtype of the queries, or float32 for float16. Autocast must be off.
     channels_first: whether the next layer needs the output as maps (b, h v, n) in memory. Algorithms
     may ignore it.
     """
@@ -78,10 +78,32 @@ def undilate(
         values = split_phases(values, grid, dilation)
         grid = tuple(-(-side // dilation) for side in grid)
         channels_first = False
+    _check_shapes(queries, table, values, content, grid)
     problem = make_problem(queries, table, values, grid, causal, channels_first)
     if any(2 * side <= scope for side, scope in zip(grid, table.shape, strict=False)):
         table = crop_to_grid(table, grid)
     return choose(problem, algorithm), (queries, table, values, content)
+
+
+def _check_shapes(
+    queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, grid: tuple[int, ...]
+) -> None:
+    """Raise ValueError for tensors that do not fit together, which a compiled kernel would read out of bounds.
+
+    A constructor has checked the sizes of a layer, but its modules may have been replaced.
+    """
+    batch, _, n, depth = queries.shape
+    if (
+        not 0 < n == math.prod(grid)
+        or values.shape[:2] != (batch, n)
+        or table.shape[len(grid) :] != (depth, values.shape[3])
+        or math.prod(table.shape[: len(grid)]) % 2 == 0
+        or not queries.device == table.device == values.device
+        or (content is not None and content.shape != (batch, depth, values.shape[2]))
+    ):
+        from lambdanets.ops.position.functions import check_factors
+
+        check_factors(queries, table, values, content, grid)
 
 
 def redilate(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
@@ -185,7 +207,7 @@ def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | No
         return queries.new_zeros(0, heads, n, values.shape[2], dtype=output_dtype(queries.dtype))
     result_dtype = torch.float32 if queries.dtype == torch.float16 else queries.dtype
     prepared = prepared_tables.get(table, algorithm)
-    if queries.dtype != algorithm.dtype:
+    if not (queries.dtype == values.dtype == algorithm.dtype == (values if content is None else content).dtype):
         queries, values, content = _cast(algorithm.dtype, queries, values, content)
     if batch <= algorithm.batch:
         output = algorithm.forward(queries, prepared, values, content)
