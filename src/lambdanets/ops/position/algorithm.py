@@ -122,7 +122,7 @@ class Algorithm(ABC):
 
     @classmethod
     def unsupported(cls, problem: Problem) -> str:
-        """Why there is no algorithm for the problem, or ""."""
+        """Why the algorithm does not support the problem, or ""."""
         return ""
 
     @property
@@ -147,11 +147,11 @@ class Algorithm(ABC):
         backward pass.
         """
 
-    @abstractmethod
     def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
-        """Compute the output (b, h, n, v)."""
+        """Compute the output (b, h, n, v); by default `position_term`, to which the content term is added in place."""
+        output = self.position_term(queries, prepared, values)
+        return output if content is None else _add_products(output, queries, content)
 
-    @abstractmethod
     def backward(
         self,
         grad_output: Tensor,
@@ -167,6 +167,23 @@ class Algorithm(ABC):
         place. Split sums over positions, for example by rows of the grid: a single float32 sum over
         all positions exceeds the error budget.
         """
+        grad_queries, grad_prepared, grad_values = self.position_gradients(
+            grad_output, queries, prepared, values, needs
+        )
+        if grad_queries is not None and content is not None:
+            grad_queries = _add_products(grad_queries, grad_output, content.mT)
+        grad_content = grad_of_content(queries, grad_output) if needs.content else None
+        return grad_queries, grad_prepared, grad_values, grad_content
+
+    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+        """Compute the position term, for the default of `forward`."""
+        raise NotImplementedError
+
+    def position_gradients(
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
+    ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
+        """Compute the needed gradients of `position_term`, for the default of `backward`."""
+        raise NotImplementedError
 
     @abstractmethod
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
@@ -178,28 +195,11 @@ def matmul_work(count: float, rows: float, inner: float, columns: float) -> floa
     return count * (rows + SIDE) * (inner + SIDE) * (columns + SIDE)
 
 
-def add_products(total: Tensor, rows: Tensor, matrices: Tensor | None) -> Tensor:
+def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
     """Add rows (b, h, n, i) @ matrices (b, i, j) to total, in place if it is (b, n, h, j) in memory."""
-    if matrices is None:
-        return total
     flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
     product = flat_total.baddbmm_(flat_rows, matrices)
     return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)
-
-
-def add_content_gradients(
-    gradients: tuple[Tensor | None, Prepared | None, Tensor | None],
-    grad_output: Tensor,
-    queries: Tensor,
-    content: Tensor | None,
-    needs: NeedsGrad,
-) -> Gradients:
-    """Add the gradients of the content term to those of queries, prepared table and values."""
-    grad_queries, grad_prepared, grad_values = gradients
-    if grad_queries is not None and content is not None:
-        grad_queries = add_products(grad_queries, grad_output, content.mT)
-    grad_content = grad_of_content(queries, grad_output) if needs.content else None
-    return grad_queries, grad_prepared, grad_values, grad_content
 
 
 def grad_of_content(queries: Tensor, grad_output: Tensor) -> Tensor:

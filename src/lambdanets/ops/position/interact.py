@@ -88,7 +88,7 @@ def undilate(
 def _check_shapes(
     queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, grid: tuple[int, ...]
 ) -> None:
-    """Raise ValueError for tensors that do not fit together, which a compiled kernel would read out of bounds.
+    """Raise ValueError for inconsistent shapes or devices, with which a compiled kernel would read out of bounds.
 
     A constructor has checked the sizes of a layer, but its modules may have been replaced.
     """
@@ -244,7 +244,7 @@ def backward(
             g, q, v, c = inputs
             grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, q, prepared, v, c, needs)
         else:
-            grad_q, grad_prepared, grad_v, grad_c = _backward_by_parts(algorithm, prepared, inputs, needs)
+            grad_q, grad_prepared, grad_v, grad_c = _backward_in_chunks(algorithm, prepared, inputs, needs)
         grad_table = None
         if grad_prepared is not None:
             grad_table = _restore_future_offsets(algorithm.grad_table(grad_prepared), plan.problem)
@@ -257,7 +257,7 @@ def backward(
         )
 
 
-def _backward_by_parts(
+def _backward_in_chunks(
     algorithm: Algorithm, prepared: Prepared, inputs: Sequence[Tensor | None], needs: NeedsGrad
 ) -> tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]:
     """`Algorithm.backward` of a larger batch than the algorithm's; inputs: g, q, v and c."""

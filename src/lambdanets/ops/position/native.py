@@ -137,7 +137,7 @@ def _use_one_thread_after_forks() -> None:
 
 
 class Native(Algorithm):
-    """parts: the problem, and if it is causal, smaller ones.
+    """The compiled kernel for a problem. parts: the problem, and if it is causal, smaller ones.
 
     Errors of a transform are relative to its largest sum, and the first of the causal sums have the fewest terms. So
     the first quarter of the positions is computed again as a problem of its own, of that the first quarter, and so on:
@@ -170,7 +170,7 @@ class Native(Algorithm):
 
     @property
     def note(self) -> str:
-        return f"library {self.parts[0].library.name}"
+        return f"library {self.parts[0]._library.name}"
 
     def cost(self) -> Cost:
         part, p = self.parts[0], self.problem
@@ -257,7 +257,7 @@ class _Part:
         library = load_library()
         assert library is not None
         p = problem
-        self.problem, self.dtype, self.library = problem, dtype, library
+        self.problem, self.dtype, self._library = problem, dtype, library
         self.num_positions = p.num_positions
         self.is_sequence = len(p.grid) == 1
         missing = (1,) * (3 - len(p.grid))
@@ -281,9 +281,9 @@ class _Part:
     def scratch_bytes(self) -> tuple[int, int]:
         """Bytes of the working memory of a team of threads, in the forward and in the backward pass."""
         problem = _Problem.from_buffer_copy(self._description)
-        forward = self.library.scratch_bytes(problem, self._kernel)
+        forward = self._library.scratch_bytes(problem, self._kernel)
         problem.grad_output = problem.grad_queries = problem.grad_values = problem.grad_spectra = 1  # only tested
-        return forward, self.library.scratch_bytes(problem, self._kernel)
+        return forward, self._library.scratch_bytes(problem, self._kernel)
 
     def prepare(self, table: Tensor) -> Tensor:
         """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, transformed with exp(+), divided by n1 n2."""
@@ -386,7 +386,7 @@ class _Part:
         c.output = _address(output)
         c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
         if c.output:
-            self.library.run(c, self._kernel)
+            self._library.run(c, self._kernel)
         return output
 
     def backward(
@@ -420,7 +420,7 @@ class _Part:
             grad_content = grad_output.new_empty(c.b, c.k, c.v)
             c.grad_content = _address(grad_content)
         if c.grad_output:
-            self.library.run(c, self._kernel)
+            self._library.run(c, self._kernel)
         return grad_queries, grad_spectra, grad_values, grad_content
 
 

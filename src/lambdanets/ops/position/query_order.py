@@ -20,12 +20,9 @@ from lambdanets.ops.position.algorithm import (
     CALL,
     Algorithm,
     Cost,
-    Gradients,
     NeedsGrad,
     Prepared,
     Problem,
-    add_content_gradients,
-    add_products,
     matmul_work,
 )
 from lambdanets.ops.position.tiling import (
@@ -76,33 +73,20 @@ class QueryOrder(Algorithm):
         table = make_block_backward(block, tiling.axes, p.scope)
         return table if len(self.problem.grid) > 1 else table.squeeze(0)
 
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         tiling = self._tiling
         (block,) = prepared
-        packed_queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
+        queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         outputs = []
         for start, stop, window_start, window_stop, columns in tiling.rows():
             rows = (stop - start) * tiling.positions_per_tile_row
-            logits = torch.bmm(packed_queries[start:stop].flatten(0, 1), block[:rows, :, columns])
+            logits = torch.bmm(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
             logits = logits.view(rows * self.problem.heads, values.shape[0], -1).transpose(0, 1)
             output = torch.bmm(logits, values[:, window_start:window_stop].flatten(1, 2))
             outputs.append(output.unflatten(1, (stop - start, -1)))
-        output = unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
-        return add_products(output, queries, content)
+        return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
 
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs: NeedsGrad,
-    ) -> Gradients:
-        gradients = self._position_gradients(grad_output, queries, prepared, values, needs)
-        return add_content_gradients(gradients, grad_output, queries, content, needs)
-
-    def _position_gradients(
+    def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
     ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
         """Recomputes the logits; grad_queries and grad_block are computed from grad_logits."""

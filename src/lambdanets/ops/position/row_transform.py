@@ -30,12 +30,9 @@ from lambdanets.ops.position.algorithm import (
     CALL,
     Algorithm,
     Cost,
-    Gradients,
     NeedsGrad,
     Prepared,
     Problem,
-    add_content_gradients,
-    add_products,
     matmul_work,
 )
 from lambdanets.ops.precision import accumulation_dtype
@@ -314,22 +311,10 @@ class RowTransform(Algorithm):
         p = self.problem
         return prepare_adjoint(grad_prepared[0], self.rows).reshape(*p.scope, p.query_depth, p.intra_depth)
 
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
-        return add_products(row_transform(queries, prepared, values, self.rows), queries, content)
+    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+        return row_transform(queries, prepared, values, self.rows)
 
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs: NeedsGrad,
-    ) -> Gradients:
-        gradients = self._position_gradients(grad_output, queries, prepared, values, needs)
-        return add_content_gradients(gradients, grad_output, queries, content, needs)
-
-    def _position_gradients(
+    def position_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
     ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
         rows, block = self.rows, prepared[0]
