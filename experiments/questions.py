@@ -38,6 +38,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 QUESTIONS = {other: f"Is a lambda layer more accurate than a {other}?" for other in LAYERS if other != LAMBDA}
 RATES = (0.2, 0.4, 0.8)
+PRECISION = {"precision": "bf16-mixed"}
 TUNING = {"epochs": 5, "hold-out": 0.2}
 TUNING_SEED = 100
 EPOCHS, LEVEL = 10, 0.05
@@ -73,12 +74,13 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     if options.tune:
         for rate, layer in itertools.product(RATES, LAYERS):
             key = {"layer": layer, "seed": TUNING_SEED, "learning_rate": rate}
-            settings[run_folder(options.work, key)] = key, {**TUNING, "learning-rate": rate}
+            settings[run_folder(options.work, key)] = key, {**PRECISION, **TUNING, "learning-rate": rate}
     else:
         rates = best_rates()
         for seed, layer in itertools.product(options.seeds, LAYERS):
             key = {"layer": layer, "seed": seed, "learning_rate": rates[layer]}
-            settings[run_folder(options.work, key)] = key, {"epochs": EPOCHS, "learning-rate": rates[layer]}
+            recipe = {**PRECISION, "epochs": EPOCHS, "learning-rate": rates[layer]}
+            settings[run_folder(options.work, key)] = key, recipe
     commands = {
         run: command(key["layer"], key["seed"], recipe, options.data, run) for run, (key, recipe) in settings.items()
     }
