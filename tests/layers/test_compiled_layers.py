@@ -94,11 +94,11 @@ def test_compiles_under_autocast_and_channels_last():
     [
         ({"stride": 2}, False),
         ({"causal": True}, False),
-        ({}, True),
+        ({"embedding": [RelativeEmbedding((1, 5), 4), RelativeEmbedding((5, 1), 4)]}, True),
         ({"causal": True}, True),
         ({"position_bias": True, "stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True)}, True),
     ],
-    ids=str,
+    ids=lambda options: ", ".join(options) if isinstance(options, dict) else str(options),
 )
 def test_exported_layer_accepts_other_batch_and_image_sizes(options, dynamic_sides):
     layer = make_layer(LambdaLayer2d, options).eval()

@@ -36,6 +36,11 @@ CASES = {
     "2d, non-square, dilated": (LambdaLayer2d, {"scope": (3, 7), "dilation": 2}, (5, 7)),
     "2d, scope larger than the map": (LambdaLayer2d, {"scope": 23}, (4, 3)),
     "3d": (LambdaLayer3d, {"scope": (3, 5, 3)}, (3, 4, 3)),
+    "rows and columns": (
+        LambdaLayer2d,
+        {"embedding": [RelativeEmbedding(scope, 4, dtype=torch.float64) for scope in ((1, 5), (5, 1))]},
+        (5, 7),
+    ),
     "tokens": (LambdaLayer, {"scope": None, "embedding": RelativeEmbedding((9,), 4, dtype=torch.float64)}, (20,)),
     "tokens, dense, multi-head": (
         LambdaLayer,

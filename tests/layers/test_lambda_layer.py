@@ -31,11 +31,8 @@ def reference_output(layer, x, mask=None):
     keys = embeddings = None
     if layer.key_projection is not None:
         keys = layer.key_projection(x).reshape(b, *per_head, k, u, n).movedim(-1, -3)
-    if isinstance(layer.embedding, RelativeEmbedding):
-        tables = layer.embedding.table if layer.multi_head else layer.embedding.table[None]
-        tables = tables if u > 1 else tables[..., None]
-        embeddings = [definition.relative_embeddings(table, grid, dilation=layer.dilation) for table in tables]
-        embeddings = torch.stack(embeddings) if layer.multi_head else embeddings[0]
+    if layer.relative_embeddings:
+        embeddings = sum(relative_pairs(layer, embedding, grid) for embedding in layer.relative_embeddings)
     elif layer.embedding is not None:
         embeddings = layer.embedding(n, n) if u > 1 else layer.embedding(n, n)[..., None]
     allowed = torch.ones(b, n, n, dtype=torch.bool)
@@ -43,19 +40,30 @@ def reference_output(layer, x, mask=None):
         allowed = allowed & mask.flatten(1)[:, None]
     if layer.causal:
         allowed = allowed.tril()
-    output = definition.lambda_interaction(
-        queries,
-        keys,
-        values,
-        embeddings,
-        mask=allowed,
-        multi_head=layer.multi_head,
-        normalize_keys=layer.normalize_keys,
-    )
+    options = {"multi_head": layer.multi_head, "normalize_keys": layer.normalize_keys}
+    if layer.content_by_slice:
+        slices = torch.arange(n) // (n // grid[0])
+        in_slice = allowed & (slices[:, None] == slices)
+        output = definition.lambda_interaction(queries, keys, values, None, mask=in_slice, **options)
+        if embeddings is not None:
+            output = output + definition.lambda_interaction(queries, None, values, embeddings, mask=allowed, **options)
+    else:
+        output = definition.lambda_interaction(queries, keys, values, embeddings, mask=allowed, **options)
     if layer.position_bias is not None:
         bias = layer.position_bias if layer.multi_head else layer.position_bias.expand(h, k)
         output = output + torch.einsum("bhnk,hk->bhn", queries, bias).unsqueeze(3)
     return output.transpose(2, 3).reshape(b, layer.dim_out, *grid)
+
+
+def relative_pairs(layer, embedding, grid):
+    tables = embedding.table if layer.multi_head else embedding.table[None]
+    tables = tables if layer.intra_depth > 1 else tables[..., None]
+    pairs = [definition.relative_embeddings(table, grid, dilation=layer.dilation) for table in tables]
+    return torch.stack(pairs) if layer.multi_head else pairs[0]
+
+
+def relative(*scopes, **options):
+    return [RelativeEmbedding(scope, 4, **options, dtype=torch.float64) for scope in scopes]
 
 
 VARIANTS = {
@@ -81,6 +89,15 @@ VARIANTS = {
     "dense embeddings": {"embedding": DenseEmbedding(30, 30, 4, dtype=torch.float64)},
     "dense embeddings, multi-head, causal": {
         "embedding": DenseEmbedding(30, 30, 4, heads=2, dtype=torch.float64), "multi_head": True, "causal": True,
+    },
+    "rows and columns": {"embedding": relative((1, 7), (7, 1))},
+    "rows and columns, causal": {"embedding": relative((1, 7), (7, 1)), "causal": True},
+    "several tables, multi-head, dilated, bias": {
+        "embedding": relative((3, 3), (1, 5), (5, 1), heads=2),
+        "multi_head": True, "dilation": 2, "position_bias": True,
+    },
+    "several tables, intra-depth, position only": {
+        "embedding": relative((3, 3), (1, 5), intra_depth=2), "intra_depth": 2, "content": False,
     },
     "position bias": {"position_bias": True},
     "position bias, intra-depth, global": {"position_bias": True, "intra_depth": 2, "scope": None, "grid": (5, 6)},
@@ -121,6 +138,19 @@ VARIANTS_1D_AND_3D = {
     "3d": (3, {"scope": 3}, (3, 4, 5)),
     "3d causal, dilated": (3, {"scope": (3, 5, 1), "causal": True, "dilation": 2}, (5, 4, 3)),
     "3d global": (3, {"scope": None, "grid": (2, 3, 3)}, (2, 3, 3)),
+    "slices": (3, {"embedding": relative((1, 3, 5), (3, 1, 1)), "content": "slices"}, (3, 4, 5)),
+    "slices, position bias": (3, {"scope": 3, "content": "slices", "position_bias": True}, (3, 4, 5)),
+    "slices, content only": (3, {"position": False, "content": "slices"}, (3, 4, 5)),
+    "slices, multi-head, intra-depth, causal": (
+        3,
+        {"scope": 3, "content": "slices", "multi_head": True, "intra_depth": 2, "causal": True},
+        (3, 2, 4),
+    ),
+    "slices, dense embeddings": (
+        3,
+        {"embedding": DenseEmbedding(24, 24, 4, dtype=torch.float64), "content": "slices"},
+        (3, 2, 4),
+    ),
 }
 
 
@@ -202,6 +232,7 @@ MASKED = {
     "no batch norm": (2, {"batch_norm": False}, (6, 7), (4, 5)),
     "1d causal": (1, {"causal": True}, (9,), (5,)),
     "3d": (3, {"scope": 3}, (3, 4, 5), (2, 3, 5)),
+    "slices": (3, {"embedding": relative((1, 3, 3), (3, 1, 1)), "content": "slices"}, (3, 4, 5), (2, 3, 5)),
     "position bias": (2, {"position_bias": True}, (6, 7), (4, 5)),
     "2x2 pool, odd": (2, {"stride": 2, "pool": POOL_2X2}, (8, 7), (5, 5)),
     "2x2 pool, even": (2, {"stride": 2, "pool": POOL_2X2}, (8, 7), (4, 6)),
@@ -249,8 +280,9 @@ def test_gradcheck_with_a_mask(options, batch, training):
         {}, {"intra_depth": 2}, {"stride": 2}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"},
         {"normalize_keys": None, "normalize_queries": "softmax"}, {"position_bias": True},
         {"position_bias": True, "multi_head": True},
+        {"embedding": [RelativeEmbedding(scope, 3, dtype=torch.float64) for scope in ((1, 5), (5, 1))]},
     ],
-    ids=str,
+    ids=lambda options: ", ".join(options),
 )  # fmt: skip
 def test_gradcheck(options, batch, training, memory_format):
     layer = make_layer(dim=4, query_depth=3, **options).train(training)
@@ -372,7 +404,7 @@ INVALID_ARGUMENTS = {
     "string for scope": ({"scope": "5"}, "scope must be an odd positive integer.*got '5'"),
     "float for scope": ({"scope": 5.0}, "scope must be an odd positive integer.*got 5.0"),
     "integer for grid": ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of .*, got 7"),
-    "string for flag": ({"content": "False"}, "content must be True or False, got 'False'"),
+    "string for flag": ({"content": "False"}, "content must be True, False .*got 'False'"),
     "integer for causal": ({"causal": 1}, "causal must be True or False, got 1"),
     "unknown normalization of keys": (
         {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdanets.layers.base import Interaction, LambdaBase
+from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.ops.content import normalize
+from lambdanets.ops.decoding import query_embeddings
 from lambdanets.ops.precision import accumulation_dtype
 
 
@@ -59,7 +60,7 @@ class AttentionMap:
 
 
 @torch.no_grad()
-def compute_attention_map(layer: LambdaBase, inputs: Interaction, at: tuple[int, ...], name: str) -> AttentionMap:
+def compute_attention_map(layer: LambdaBase, inputs: LambdaInputs, at: tuple[int, ...], name: str) -> AttentionMap:
     """Return the weights of one output position of the first example.
 
     inputs: from `layer.prepare`. at: output position, after the pooling of a strided layer. name: of the layer.
@@ -76,9 +77,15 @@ def compute_attention_map(layer: LambdaBase, inputs: Interaction, at: tuple[int,
     allowed = _allowed(layer, inputs, rows, context)
     content = position = queries.new_zeros(heads, context, values.shape[-1])
     if inputs.keys is not None:
-        weights = _content_weights(layer, queries, inputs.keys[0], allowed)
+        same_lambda = allowed
+        if layer.content_by_slice:
+            slice_size = math.prod(inputs.grid[1:])
+            positions = torch.arange(context, device=rows.device)
+            same_lambda = positions // slice_size == rows[:, None] // slice_size
+            same_lambda = same_lambda if allowed is None else same_lambda & allowed
+        weights = _content_weights(layer, queries, inputs.keys[0], same_lambda)
         content = torch.einsum("p,hpmu->hmu", row_weights, weights)
-    if inputs.embeddings is not None or inputs.table is not None:
+    if inputs.embeddings is not None or inputs.tables:
         embeddings = _embeddings(layer, inputs, rows)  # (l, p, m, k, u)
         if allowed is not None:
             embeddings = embeddings * allowed[..., None, None]
@@ -96,7 +103,7 @@ def compute_attention_map(layer: LambdaBase, inputs: Interaction, at: tuple[int,
     return AttentionMap(name, at, content.unflatten(1, sides), position.unflatten(1, sides), bias, values)
 
 
-def shared_keys(layer: LambdaBase, inputs: Interaction) -> Tensor:
+def shared_keys(layer: LambdaBase, inputs: LambdaInputs) -> Tensor:
     """Return the normalized keys of the first example, ([h,] S_1..S_D, k[, u]), without excluded padding.
 
     With a causal layer or a mask of pairs, the layer normalizes keys over the context of each query; here they are
@@ -108,16 +115,19 @@ def shared_keys(layer: LambdaBase, inputs: Interaction) -> Tensor:
     allowed = None
     if inputs.mask is not None and inputs.mask.shape[-2] == 1:
         allowed = inputs.mask.reshape(-1, 1, 1)
-    keys = normalize(keys, allowed, layer.normalize_keys)
     context = keys.shape[-3]
+    slices = (inputs.grid[0], -1) if layer.content_by_slice else (1, -1)
+    keys = keys.unflatten(-3, slices)
+    allowed = None if allowed is None else allowed.unflatten(0, slices)
+    keys = normalize(keys, allowed, layer.normalize_keys).flatten(-4, -3)
     keys = keys.unflatten(-3, inputs.grid if math.prod(inputs.grid) == context else (context,))
     return keys if layer.intra_depth > 1 else keys.squeeze(-1)
 
 
-def _first_example(layer: LambdaBase, inputs: Interaction) -> Interaction:
+def _first_example(layer: LambdaBase, inputs: LambdaInputs) -> LambdaInputs:
     """Return the inputs for a batch of only the first example, in float32 or wider."""
     dtype = accumulation_dtype(inputs.queries.dtype)
-    mask, padding, embeddings = inputs.mask, inputs.padding, inputs.embeddings
+    mask, embeddings = inputs.mask, inputs.embeddings
     if embeddings is not None:
         axes = 3 + (layer.intra_depth > 1) + layer.multi_head
         embeddings = (embeddings[0] if embeddings.ndim > axes else embeddings).to(dtype)
@@ -125,24 +135,22 @@ def _first_example(layer: LambdaBase, inputs: Interaction) -> Interaction:
         queries=inputs.queries[:1].to(dtype),
         keys=None if inputs.keys is None else inputs.keys[:1].to(dtype),
         values=inputs.values[:1].to(dtype),
-        mask=mask if mask is None or mask.ndim == 2 else mask[0],
-        padding=None if padding is None else padding[:1],
+        mask=mask if mask is None or mask.ndim == 2 else mask[:1],
         embeddings=embeddings,
-        table=None if inputs.table is None else inputs.table.to(dtype),
+        tables=tuple(table.to(dtype) for table in inputs.tables),
     )
 
 
-def _pooled_rows(layer: LambdaBase, inputs: Interaction, at: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _pooled_rows(layer: LambdaBase, inputs: LambdaInputs, at: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the positions p whose rows are averaged in one output position, and their weights.
 
-    The output is linear in the rows, so the weights are a gradient of `finish`. They are 0 at padding.
+    The output is linear in the rows, so the weights are a gradient of `finish`.
     """
     if not layer.pools:
         position = 0
         for coordinate, side in zip(at, inputs.grid, strict=True):
             position = position * side + coordinate
-        weight = 1.0 if inputs.padding is None else float(not inputs.padding[0, position])
-        return torch.tensor([position], device=inputs.queries.device), inputs.queries.new_tensor([weight])
+        return torch.tensor([position], device=inputs.queries.device), inputs.queries.new_ones(1)
     rows = inputs.queries.new_zeros(1, 1, inputs.queries.shape[2], 1)
     with torch.enable_grad():
         output = layer.finish(rows.requires_grad_(), inputs)
@@ -154,11 +162,12 @@ def _pooled_rows(layer: LambdaBase, inputs: Interaction, at: tuple[int, ...]) ->
     return positions, weights[0, 0, positions, 0]
 
 
-def _allowed(layer: LambdaBase, inputs: Interaction, rows: Tensor, context: int) -> Tensor | None:
+def _allowed(layer: LambdaBase, inputs: LambdaInputs, rows: Tensor, context: int) -> Tensor | None:
     """Return bool (p, m), True where a query interacts with a context position; None for all pairs."""
     allowed = None
     if inputs.mask is not None:
-        allowed = inputs.mask.expand(len(rows), -1) if len(inputs.mask) == 1 else inputs.mask[rows]
+        mask = inputs.mask if inputs.mask.ndim == 2 else inputs.mask[0]
+        allowed = mask.expand(len(rows), -1) if len(mask) == 1 else mask[rows]
     if layer.causal:
         past = torch.arange(context, device=rows.device) <= rows[:, None]
         allowed = past if allowed is None else past & allowed
@@ -176,29 +185,23 @@ def _content_weights(layer: LambdaBase, queries: Tensor, keys: Tensor, allowed: 
     return torch.einsum("hpk,hpmku->hpmu", queries, keys.expand(layer.heads, -1, -1, -1, -1))
 
 
-def _embeddings(layer: LambdaBase, inputs: Interaction, rows: Tensor) -> Tensor:
+def _embeddings(layer: LambdaBase, inputs: LambdaInputs, rows: Tensor) -> Tensor:
     """Return the embeddings e[n, m] of the queries at `rows`, (h or 1, p, m, k, u)."""
     if inputs.embeddings is not None:
         pairs = inputs.embeddings if layer.multi_head else inputs.embeddings.unsqueeze(0)
         pairs = pairs if layer.intra_depth > 1 else pairs.unsqueeze(-1)
         return pairs[:, rows]
-    assert inputs.table is not None
-    table = inputs.table if layer.multi_head else inputs.table.unsqueeze(0)
-    table = table if layer.intra_depth > 1 else table.unsqueeze(-1)
-    return torch.stack([_embeddings_of_query(table, int(row), inputs.grid, layer.dilation) for row in rows], dim=1)
-
-
-def _embeddings_of_query(table: Tensor, query: int, grid: tuple[int, ...], dilation: int) -> Tensor:
-    """Return the embeddings R[center + (m - n) / dilation] of query n, (l, m, k, u); 0 outside the table."""
-    coordinates: list[int] = []
-    for side in reversed(grid):
-        query, coordinate = divmod(query, side)
-        coordinates.insert(0, coordinate)
-    for axis, (side, coordinate) in enumerate(zip(grid, coordinates, strict=True), start=1):
-        scope = table.shape[axis]
-        offsets = torch.arange(side, device=table.device) - coordinate
-        index = offsets.div(dilation, rounding_mode="floor") + scope // 2
-        exists = (offsets % dilation == 0) & (index >= 0) & (index < scope)
-        entries = table.index_select(axis, index.clamp(0, scope - 1))
-        table = entries * exists.view(-1, *(1,) * (table.ndim - axis - 1))
-    return table.flatten(1, len(grid))
+    context = torch.arange(math.prod(inputs.grid), device=rows.device)
+    total: Tensor | None = None
+    for table in inputs.tables:
+        heads = table if layer.multi_head else table.unsqueeze(0)
+        heads = heads if layer.intra_depth > 1 else heads.unsqueeze(-1)
+        embeddings = torch.stack(
+            [
+                torch.stack([query_embeddings(head, inputs.grid, layer.dilation, int(row), context) for row in rows])
+                for head in heads
+            ]
+        )
+        total = embeddings if total is None else total + embeddings
+    assert total is not None
+    return total

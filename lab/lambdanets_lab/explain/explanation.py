@@ -19,7 +19,7 @@ from lambdanets.inference.inputs import ImageInput, image_batches
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard, DetectorCard
 from lambdanets.inference.predictor import evaluation_mode
-from lambdanets.layers.base import Interaction, LambdaBase
+from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
 from lambdanets_lab.explain.view import View, view_of_classifier, view_of_detector
 
@@ -39,7 +39,7 @@ class _Call:
 
     @functools.cached_property
     @torch.no_grad()
-    def inputs(self) -> Interaction:
+    def inputs(self) -> LambdaInputs:
         with evaluation_mode(self.layer):
             return self.layer.prepare(*self.args, **self.kwargs)
 
@@ -128,7 +128,7 @@ class Explanation:
         if inputs.keys is not None:
             term = lambda_layer.interact_pairs(inputs._replace(embeddings=None))
             content = lambda_layer.finish(term, inputs)[:1]
-        has_position = inputs.embeddings is not None or inputs.table is not None
+        has_position = inputs.embeddings is not None or bool(inputs.tables)
         position = call.output[:1] - content if has_position else torch.zeros_like(content)
         axis = 2 if lambda_layer.is_token_layer else 1
         norms = [term.float().norm(dim=axis)[0] for term in (content, position)]

@@ -19,27 +19,28 @@ from lambdanets.ops.position.interact import interact
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, output_dtype, without_autocast
 
 
-class Interaction(NamedTuple):
-    """Arguments of the operations, which a lambda layer computes from its input.
+class LambdaInputs(NamedTuple):
+    """What a layer computes its output from: queries, keys, values and position embeddings.
 
-    queries: (b, h, n, k). keys: (b, [h,] m, k[, u]), not yet normalized, or None. values: (b, [h,] m, v[, u]).
-    mask: bool, (n, m), (b, n, m), or (b, 1, m) for padding; None for all pairs.
-    padding: bool (b, n), True at padded queries, whose output is 0; None if there is no padding.
-    embeddings: E ([b,] [h,] n, m, k[, u]) of all pairs, or None.
-    table: ([h,] r_1..r_D, k[, u]) of relative embeddings on `grid`, or None. With a table, only padding can be masked.
+    queries: (b, h, n, k), 0 at padding.
+    keys: (b, [h,] m, k[, u]), not yet normalized, or None.
+    values: (b, [h,] m, v[, u]).
     grid: sides S_1..S_D of the map of queries; (n,) for tokens.
+    embeddings: E ([b,] [h,] n, m, k[, u]) of all pairs, or None.
+    tables: of relative embeddings on `grid`, ([h,] r_1..r_D, k[, u]) each; their terms are summed.
+    mask: bool (n, m), (b, n, m), or (b, 1, m) for padding, the only one with tables; None for all
+        pairs.
     """
 
     queries: Tensor
     keys: Tensor | None
     values: Tensor
     grid: tuple[int, ...]
-    mask: Tensor | None = None
-    padding: Tensor | None = None
-    embeddings: Tensor | None = None
-    table: Tensor | None = None
+    embeddings: Tensor | None
+    tables: tuple[Tensor, ...]
+    mask: Tensor | None
 
-    def to(self, dtype: torch.dtype) -> "Interaction":
+    def to(self, dtype: torch.dtype) -> "LambdaInputs":
         """Return the same in another dtype, unless it is in float64. Tables have their own."""
         if self.queries.dtype == torch.float64:
             return self
@@ -54,7 +55,7 @@ class Interaction(NamedTuple):
 class LambdaBase(Layer, ABC):
     """Base class of the lambda layers: checks arguments, creates projections and norms, and calls the operations.
 
-    A forward pass is `prepare`, which returns an Interaction, `interact`, and `finish`.
+    A forward pass is `prepare`, which returns LambdaInputs, `interact`, and `finish`.
 
     By default the heads share one lambda, so keys (k, u) and values (v, u) are projected once per position. With
     multi_head=True they are projected once per head.
@@ -72,6 +73,8 @@ class LambdaBase(Layer, ABC):
     position_bias: nn.Parameter | None
     dilation = 1
     algorithm = "auto"
+    content_by_slice = False
+    pools = False  # whether the layer pools its output
     _owns_embedding = False
     is_token_layer = False  # True if inputs are tokens (b, n, d), False if they are maps (b, d, S_1..S_D)
 
@@ -160,8 +163,11 @@ class LambdaBase(Layer, ABC):
         else:
             (queries,) = project(x, [query_modules], is_tokens=is_tokens)
             values, *keys = project(context, context_modules, is_tokens=is_tokens, valid=valid)
+        queries = self._reshape_queries(queries)
+        if valid is not None and context is None:  # a query of 0 gives an output of 0
+            queries = queries.masked_fill(~valid[:, None, :, None], 0)
         return (
-            self._reshape_queries(queries),
+            queries,
             self._reshape_context(keys[0], self.query_depth) if keys else None,
             self._reshape_context(values, self.value_depth),
         )
@@ -180,20 +186,15 @@ class LambdaBase(Layer, ABC):
             return rows.unflatten(2, (self.heads, depth, *intra)).movedim(2, 1)
         return rows.unflatten(2, (depth, *intra)) if intra else rows
 
-    @property
-    def pools(self) -> bool:
-        """Whether the layer pools its output."""
-        return False
-
     @abstractmethod
-    def prepare(self, *inputs: Any, **kwargs: Any) -> Interaction:
+    def prepare(self, *inputs: Any, **kwargs: Any) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
 
     @abstractmethod
-    def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
+    def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
         """Convert the interaction (b, h, n, v) to the layout of the layer's output, and pool it if configured."""
 
-    def interact(self, inputs: Interaction, channels_first: bool = False) -> Tensor:
+    def interact(self, inputs: LambdaInputs, channels_first: bool = False) -> Tensor:
         """Return the sum of the content term and the position term, (b, h, n, v).
 
         channels_first: whether it should be in memory as (b, h, v, n).
@@ -207,48 +208,71 @@ class LambdaBase(Layer, ABC):
             return output if autocast else output.to(queries.dtype)
         return self._terms(inputs, channels_first)
 
-    def _terms(self, inputs: Interaction, channels_first: bool) -> Tensor:
+    def _terms(self, inputs: LambdaInputs, channels_first: bool) -> Tensor:
         """The terms of `interact` in the dtype of the queries, without autocast."""
-        queries, keys, values, _, mask, _, _, table = inputs
-        if mask is not None and table is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
-            padding = ~mask if self.multi_head else ~mask[:, 0]
-            values = values.masked_fill(padding[(..., *(None,) * (values.ndim - padding.ndim))], 0)
-        if table is None:
+        queries, keys, values, *_, tables, mask = inputs
+        content, bias = None, self.position_bias
+        if not tables:
             output = self.interact_pairs(inputs)
-        elif self.multi_head or self.causal or keys is None:
-            output = self._position_term(queries, values, None, inputs, channels_first)
-            output = output if keys is None else self.interact_pairs(inputs) + output
-        else:  # all positions share the content lambda, which the position interaction adds itself
-            content = shared_lambda(keys, values, self.normalize_keys, None if mask is None else mask[:, 0])
-            if self.position_bias is not None:
-                content = content + self.position_bias.to(content.dtype).unsqueeze(-1)
-            return self._position_term(queries, values, content, inputs, channels_first)
-        return output if self.position_bias is None else output + self._bias_term(queries).to(output.dtype)
+        else:
+            if mask is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
+                padding = ~mask if self.multi_head else ~mask[:, 0]
+                padding = padding[(..., *(None,) * (values.ndim - padding.ndim))]
+                values = values.masked_fill(padding, 0)
+            one_lambda = not (self.multi_head or self.causal or self.content_by_slice)
+            if keys is not None and one_lambda:  # the position interaction adds its term
+                padding_mask = None if mask is None else mask[:, 0]
+                content = shared_lambda(keys, values, self.normalize_keys, padding_mask)
+                if bias is not None:
+                    content = content + bias.to(content.dtype).unsqueeze(-1)
+            output = self._position_term(tables[0], content, values, inputs, channels_first)
+            for table in tables[1:]:
+                output = output + self._position_term(table, None, values, inputs, channels_first)
+            if keys is not None and content is None:
+                output = self.interact_pairs(inputs) + output
+        if bias is None or content is not None:
+            return output
+        return output + self._bias_term(queries).to(output.dtype)
 
     def _position_term(
-        self, queries: Tensor, values: Tensor, content: Tensor | None, inputs: Interaction, channels_first: bool
+        self,
+        table: Tensor,
+        content: Tensor | None,
+        values: Tensor,
+        inputs: LambdaInputs,
+        channels_first: bool,
     ) -> Tensor:
-        """Return the position term plus that of a content lambda (b, k, v)."""
+        """Return the position term of a table plus that of a content lambda (b, k, v)."""
         options = (inputs.grid, self.dilation, self.causal, self.algorithm, channels_first)
-        table = inputs.table
-        assert table is not None
+        queries = inputs.queries
         if not self.multi_head:
             return interact(queries, table, values, content, *options)
         terms = [interact(queries[:, i : i + 1], table[i], values[:, i], None, *options) for i in range(self.heads)]
         return torch.cat(terms, dim=1)
 
-    def interact_pairs(self, inputs: Interaction) -> Tensor:
-        """Return the content term plus the position term from `embeddings`, (b, h, n, v); ignores `table`."""
-        return lambda_interaction(
-            inputs.queries,
-            inputs.keys,
-            inputs.values,
-            inputs.embeddings,
-            mask=inputs.mask,
-            multi_head=self.multi_head,
-            normalize_keys=self.normalize_keys,
-            causal=self.causal,
+    def interact_pairs(self, inputs: LambdaInputs) -> Tensor:
+        """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""
+        options: dict[str, Any] = {
+            "multi_head": self.multi_head,
+            "normalize_keys": self.normalize_keys,
+            "causal": self.causal,
+        }
+        queries, keys, values, grid, embeddings, _, mask = inputs
+        if not self.content_by_slice or keys is None:
+            return lambda_interaction(queries, keys, values, embeddings, mask=mask, **options)
+        axis = 2 if self.multi_head else 1
+        content = lambda_interaction(
+            _split_slices(queries, 2, grid[0]),
+            _split_slices(keys, axis, grid[0]),
+            _split_slices(values, axis, grid[0]),
+            None,
+            mask=None if mask is None else _split_slices(mask, 2, grid[0]),
+            **options,
         )
+        content = content.unflatten(0, (-1, grid[0])).movedim(1, 2).flatten(2, 3)
+        if embeddings is None:
+            return content
+        return content + lambda_interaction(queries, None, values, embeddings, mask=mask, **options)
 
     def _bias_term(self, queries: Tensor) -> Tensor:
         """Return the position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""
@@ -257,18 +281,26 @@ class LambdaBase(Layer, ABC):
         dtype = accumulation_dtype(queries.dtype)
         return (queries.to(dtype) * bias.to(dtype)).sum(-1, keepdim=True)
 
-    def _check_embedding(self, embedding: Any, dimensions: int) -> None:
-        """Raise ValueError if an embedding module does not fit the layer."""
-        if not isinstance(embedding, nn.Module):
-            raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
+    def _check_embedding(self, embedding: Any, dimensions: int) -> nn.Module:
+        """Return an embedding module; raise ValueError if it does not fit the layer.
+
+        A sequence of relative embeddings becomes an nn.ModuleList.
+        """
         if not self.position:
             raise ValueError("embedding must be None when position is False")
+        if isinstance(embedding, list | tuple | nn.ModuleList):
+            if not embedding or not all(isinstance(e, RelativeEmbedding) for e in embedding):
+                raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
+            return nn.ModuleList(self._check_embedding(e, dimensions) for e in embedding)
+        if not isinstance(embedding, nn.Module):
+            raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
         if isinstance(embedding, EdgeEmbedding):
             raise ValueError("embedding must not be an EdgeEmbedding; pass its output to LambdaLayer.forward")
         if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != dimensions:
             raise ValueError(
-                f"embedding must have {dimensions} dimension(s), got {embedding.dimensions}; use LambdaLayer1d, "
-                "LambdaLayer2d or LambdaLayer3d, or pass embedding.of_pairs(grid) to LambdaLayer.forward"
+                f"embedding must have {dimensions} dimension(s), got {embedding.dimensions}; use "
+                "LambdaLayer1d, LambdaLayer2d or LambdaLayer3d, or pass embedding.of_pairs(grid) to "
+                "LambdaLayer.forward"
             )
         if isinstance(embedding, EmbeddingTable):
             expected = (self.query_depth, self.intra_depth, self.heads if self.multi_head else None)
@@ -278,6 +310,7 @@ class LambdaBase(Layer, ABC):
                     "embedding must have the (query_depth, intra_depth, heads) of the layer, "
                     f"{expected}, got {actual}; heads is None unless the layer has multi_head=True"
                 )
+        return embedding
 
     def _pairwise_embeddings(self, positions: int, context_positions: int) -> Tensor:
         """Return E ([h,] n, m, k[, u]) from an embedding module other than RelativeEmbedding."""
@@ -287,12 +320,20 @@ class LambdaBase(Layer, ABC):
             raise ValueError(f"embedding must return a tensor, got {type(embeddings).__name__}")
         return embeddings
 
-    def _relative_table(self) -> Tensor:
-        """The table of a RelativeEmbedding, whose call takes longer, but respects hooks and subclasses."""
+    @property
+    def relative_embeddings(self) -> tuple[RelativeEmbedding, ...]:
+        """The relative embeddings, whose terms are summed; () for other embeddings."""
+        embedding: Any = self.embedding
+        if isinstance(embedding, nn.ModuleList):
+            return tuple(e for e in embedding if isinstance(e, RelativeEmbedding))
+        return (embedding,) if isinstance(embedding, RelativeEmbedding) else ()
+
+    def _tables(self) -> tuple[Tensor, ...]:
+        """Tables of the relative embeddings; calls respect hooks and subclasses, but take longer."""
         embedding: Any = self.embedding
         if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
-            return embedding.table
-        return embedding()
+            return (embedding.table,)
+        return tuple([relative() for relative in self.relative_embeddings])
 
     def _check_dtype(self, name: str, x: Tensor) -> None:
         if x.dtype == getattr(getattr(self.value_projection, "weight", None), "dtype", None):
@@ -302,9 +343,20 @@ class LambdaBase(Layer, ABC):
             raise ValueError(f"{name} must have the dtype of the layer's parameters, {expected}, got {x.dtype}")
 
     def extra_repr(self) -> str:
-        options = {"query_depth": self.query_depth, "heads": self.heads, "intra_depth": self.intra_depth}
+        options: dict[str, Any] = {
+            "query_depth": self.query_depth,
+            "heads": self.heads,
+            "intra_depth": self.intra_depth,
+        }
+        if self.content_by_slice:
+            options["content"] = "slices"
         defaults = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
         options |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
         if self.position_bias is not None:
             options["position_bias"] = True
         return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in options.items())])
+
+
+def _split_slices(x: Tensor, axis: int, slices: int) -> Tensor:
+    """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
+    return x.unflatten(axis, (slices, -1)).movedim(axis, 1).flatten(0, 1)

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.base import LambdaBase, Projection
-from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 from lambdanets.layers.projection import is_plain_projection
 from lambdanets.layers.token_layer import LambdaLayer
 from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.decoding import ContentState, causal_window, content_step, embeddings_for_query
+from lambdanets.ops.decoding import ContentState, causal_window, content_step, query_embeddings
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
 
 
@@ -59,6 +58,8 @@ def start_decoding(
         raise ValueError(f"layer must have dim_context equal to dim for decoding, got {layer.dim_context}")
     if layer.position and layer.embedding is None:
         raise ValueError("layer must have an embedding module for decoding, got embedding=None")
+    if layer.content_by_slice:
+        raise ValueError("layer must not have content='slices' for decoding")
     _check_eval(layer)
     dimensions = _dimensions(layer)
     if dimensions == 1 and grid is not None:
@@ -75,8 +76,8 @@ def start_decoding(
         shape = (batch_size * num_lambdas, layer.query_depth, layer.intra_depth)
         content = ContentState.empty(shape, layer.value_depth, like)
     num_cached = 0
-    if isinstance(layer.embedding, RelativeEmbedding):
-        num_cached = causal_window(layer.embedding.scope, grid, _dilation(layer)) - 1  # without the next position
+    for embedding in layer.relative_embeddings:  # without the next position
+        num_cached = max(num_cached, causal_window(embedding.scope, grid, _dilation(layer)) - 1)
     values = like.new_zeros(batch_size, num_lambdas, num_cached, layer.value_depth, layer.intra_depth)
     return DecodingState(0, grid, content, values)
 
@@ -145,7 +146,7 @@ def _decode_projected(
         embeddings = _window_embeddings(layer, state, window.shape[2]).to(dtype)  # (l, w, k, u)
         logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
         output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
-        if isinstance(layer.embedding, RelativeEmbedding):
+        if layer.relative_embeddings:
             window = window[:, :, 1:]
     return output, DecodingState(state.position + 1, state.grid, content, window)
 
@@ -181,13 +182,16 @@ def _project(layer: GridLambdaLayer | LambdaLayer, x: Tensor, projection: Projec
 
 def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, length: int) -> Tensor:
     """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
-    embedding = layer.embedding
-    assert embedding is not None
-    if isinstance(embedding, RelativeEmbedding):
+    total: Tensor | None = None
+    grid, dilation = state.grid or (0,), _dilation(layer)
+    context = torch.arange(1 - length, 1, device=state.values.device) + state.position
+    for embedding in layer.relative_embeddings:
         tables = embedding() if layer.multi_head else embedding().unsqueeze(0)
         tables = tables.unsqueeze(-1) if layer.intra_depth == 1 else tables
-        grid, dilation = state.grid or (0,), _dilation(layer)
-        return torch.stack([embeddings_for_query(table, grid, dilation, state.position, length) for table in tables])
+        rows = [query_embeddings(table, grid, dilation, state.position, context) for table in tables]
+        total = torch.stack(rows) if total is None else total + torch.stack(rows)
+    if total is not None:
+        return total
     embeddings = layer._pairwise_embeddings(length, length)
     embeddings = embeddings if layer.multi_head else embeddings.unsqueeze(0)
     embeddings = embeddings.unsqueeze(-1) if layer.intra_depth == 1 else embeddings
@@ -210,7 +214,7 @@ class DecodingStep(nn.Module):
     def __init__(self, layer: GridLambdaLayer | LambdaLayer, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
         start_decoding(layer, 1, grid)  # checks the arguments
-        if layer.embedding is not None and not isinstance(layer.embedding, RelativeEmbedding):
+        if layer.embedding is not None and not layer.relative_embeddings:
             raise ValueError(
                 "layer must have a relative embedding, so that its state has a constant size, "
                 f"got a {type(layer.embedding).__name__}"

@@ -1,12 +1,13 @@
 """Lambda layers on sequences, images and volumes, channels first like torch.nn.Conv1d, Conv2d and Conv3d."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from lambdanets.layers.base import Interaction, LambdaBase
+from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.pooling import average_pool, check_pool, counts_padding, memory_format
 from lambdanets.layers.projection import contiguous_gradient
@@ -38,12 +39,12 @@ class GridLambdaLayer(LambdaBase):
         scope: int | tuple[int, ...] | None = 23,
         stride: int = 1,
         dilation: int = 1,
-        content: bool = True,
+        content: bool | str = True,
         position: bool = True,
         normalize_keys: str | None = "softmax",
         normalize_queries: str | None = None,
         batch_norm: bool = True,
-        embedding: nn.Module | None = None,
+        embedding: nn.Module | Sequence[RelativeEmbedding] | None = None,
         grid: tuple[int, ...] | None = None,
         multi_head: bool = False,
         causal: bool = False,
@@ -55,6 +56,11 @@ class GridLambdaLayer(LambdaBase):
     ) -> None:
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         convolution, norm = _CONVOLUTIONS[self.dimensions - 1], _NORMS[self.dimensions - 1]
+        content_by_slice = content == "slices"
+        if isinstance(content, str):
+            if not (content_by_slice and self.dimensions == 3):
+                raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
+            content = True
         super().__init__(
             dim,
             dim_out,
@@ -88,15 +94,16 @@ class GridLambdaLayer(LambdaBase):
         if pool is not None:
             check_pool(pool, stride, self.dimensions)
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
-        self.pool = pool
+        self.content_by_slice = content_by_slice
+        self.pool, self.pools = pool, stride > 1 or pool is not None
         if position_bias:
             shape = (heads, query_depth) if multi_head else (query_depth,)
             self.position_bias = nn.Parameter(torch.empty(shape, **factory_kwargs))
         if embedding is not None:
-            self._check_embedding(embedding, self.dimensions)
+            embedding = self._check_embedding(embedding, self.dimensions)
             if grid is not None:
                 raise ValueError(f"grid must be None if an embedding is passed, got {grid}")
-            if dilation != 1 and not isinstance(embedding, RelativeEmbedding):
+            if dilation != 1 and not isinstance(embedding, RelativeEmbedding | nn.ModuleList):
                 raise ValueError(f"dilation must be 1 unless embedding is a RelativeEmbedding, got {dilation}")
         elif position:
             sides = _table_sides(self.dimensions, scope, grid)
@@ -127,7 +134,7 @@ class GridLambdaLayer(LambdaBase):
             return output.contiguous()
         return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
 
-    def prepare(self, x: Tensor, mask: Tensor | None = None) -> Interaction:
+    def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
         if not isinstance(x, Tensor) or mask is not None:
             check_tensors(x=x, mask=mask)
@@ -149,35 +156,22 @@ class GridLambdaLayer(LambdaBase):
             x = x.masked_fill(~mask.unsqueeze(1), 0)
             valid = mask.expand(x.shape[0], *grid).flatten(1)
         queries, keys, values = self._project(x, None, valid)
-        is_relative = isinstance(self.embedding, RelativeEmbedding)
-        n = math.prod(grid)
-        return Interaction(
-            queries,
-            keys,
-            values,
-            grid,
-            mask=None if valid is None else valid.unsqueeze(1),  # (b, 1, m)
-            padding=None if valid is None else ~valid,
-            embeddings=None if self.embedding is None or is_relative else self._pairwise_embeddings(n, n),
-            table=self._relative_table() if is_relative else None,
-        )
+        tables, embeddings = self._tables(), None
+        if self.embedding is not None and not tables:
+            embeddings = self._pairwise_embeddings(math.prod(grid), math.prod(grid))
+        mask = None if valid is None else valid.unsqueeze(1)  # (b, 1, m)
+        return LambdaInputs(queries, keys, values, grid, embeddings, tables, mask)
 
-    def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
-        """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), 0 at the padding, and pooled."""
+    def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
+        """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), and pooled."""
         rows = output.transpose(1, 2).flatten(2)  # (b, n, h v): maps in channels_last, or contiguous maps
         if output.stride(2) != 1:  # then the gradient is converted to channels_last once
             rows = contiguous_gradient(rows)
         output = rows.transpose(-2, -1).unflatten(2, inputs.grid)
-        padding = None if inputs.padding is None else inputs.padding.unflatten(1, inputs.grid)
-        if padding is not None:
-            output = output.masked_fill(padding.unsqueeze(1), 0)
-        if self.stride > 1 or self.pool is not None:
-            output = self._pool(output, None if padding is None else ~padding)
+        if self.pools:
+            mask = inputs.mask
+            output = self._pool(output, None if mask is None else mask[:, 0].unflatten(1, inputs.grid))
         return output
-
-    @property
-    def pools(self) -> bool:
-        return self.stride > 1 or self.pool is not None
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Average the valid positions in the windows of `pool`, or of side 2 s - 1 with stride s."""
@@ -238,14 +232,15 @@ class LambdaLayer2d(GridLambdaLayer):
         stride: stride of the average pooling after the layer, as in Sec. F.2; default 1, no pooling. The window is 3x3
             for stride 2.
         dilation: distance between adjacent positions of the scope; default 1.
-        content: use the content term; default True.
+        content: use the content term; default True. LambdaLayer3d accepts "slices", one content lambda for each slice
+            along the first axis.
         position: use the position term; default True.
         normalize_keys: normalization of the keys over the positions (Table 11): "softmax", the default, "l2" or None.
         normalize_queries: "softmax" over the query depth, or None, the default.
         batch_norm: normalize queries and values by batch norm; default True.
         embedding: replaces the layer's own embedding table and scope; default None. Either a RelativeEmbedding, which
-            several layers may share, or any module that returns E (n, m, k[, u]) when called with n and m, such as a
-            DenseEmbedding.
+            several layers may share; or a sequence of them, whose terms are summed; or any module that returns
+            E (n, m, k[, u]) when called with n and m, such as a DenseEmbedding.
         grid: only with scope=None: the largest (height, width) that the embedding table covers. On larger maps, pairs
             of positions further apart have no position interaction; `layer.embedding.resize` interpolates the table.
         multi_head: use separate keys, values, embeddings and lambdas for each head (Sec. C.3); default False.
@@ -271,7 +266,10 @@ class LambdaLayer2d(GridLambdaLayer):
 class LambdaLayer3d(GridLambdaLayer):
     """Lambda layer on volumes or video (b, dim, depth, height, width).
 
-    The arguments are those of LambdaLayer2d; scope and grid have three sides.
+    The arguments are those of LambdaLayer2d; scope and grid have three sides. The layer of LambdaUNet (Ou et al.,
+    MICCAI 2021), with embeddings within a slice and embeddings between slices, is:
+
+        embedding=[RelativeEmbedding((1, 7, 7), 16), RelativeEmbedding((3, 1, 1), 16)], content="slices"
     """
 
     dimensions = 3

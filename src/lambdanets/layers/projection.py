@@ -105,14 +105,16 @@ def is_plain_projection(module: nn.Module) -> bool:
     return is_pointwise and not any(projection.padding)
 
 
-def is_plain(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+def is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
     """Return whether a module has exactly one of the types, and no hooks, parametrizations or replaced forward.
 
     Parametrizations change the type. The caller checks `_has_any_global_hook`: hooks of all modules, which count
     operations for example, are hooks of the module too.
     """
+    if module is None or type(module) not in types:
+        return False
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return type(module) in types and not hooks and "forward" not in module.__dict__
+    return not hooks and "forward" not in module.__dict__
 
 
 def _can_fold(norm: Any, folds: bool, dtype: torch.dtype) -> bool:

@@ -1,11 +1,12 @@
 """The lambda layer on tokens, with any context, mask and position embeddings."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from lambdanets.layers.base import Interaction, LambdaBase
+from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.geometry import fix_sides, static_shape
@@ -23,9 +24,10 @@ class LambdaLayer(LambdaBase):
         dim: number of input channels.
         dim_out: number of output channels, divisible by heads; default dim.
         dim_context: number of channels of the context; default dim.
-        embedding: position embeddings; default None. Either a 1-D RelativeEmbedding, or any module that returns
-            E (n, m, k[, u]) when called with n and m, such as a DenseEmbedding. Pass embeddings that differ between
-            calls, such as those of graphs, to `forward` instead.
+        embedding: position embeddings; default None. Either a 1-D RelativeEmbedding, or several, or
+            any module that returns E (n, m, k[, u]) when called with n and m, such as a
+            DenseEmbedding. Pass embeddings that differ between calls, such as those of graphs, to
+            `forward` instead.
         query_depth, heads, intra_depth, content, position, normalize_keys, normalize_queries, batch_norm, multi_head,
             causal: see LambdaLayer2d.
 
@@ -48,7 +50,7 @@ class LambdaLayer(LambdaBase):
         intra_depth: int = 1,
         content: bool = True,
         position: bool = True,
-        embedding: nn.Module | None = None,
+        embedding: nn.Module | Sequence[RelativeEmbedding] | None = None,
         normalize_keys: str | None = "softmax",
         normalize_queries: str | None = None,
         batch_norm: bool = True,
@@ -75,9 +77,7 @@ class LambdaLayer(LambdaBase):
             projection=lambda dim, dim_out: nn.Linear(dim, dim_out, bias=False, **factory_kwargs),
             norm=lambda channels: nn.BatchNorm1d(channels, **factory_kwargs),
         )
-        if embedding is not None:
-            self._check_embedding(embedding, 1)
-        self.embedding = embedding
+        self.embedding = None if embedding is None else self._check_embedding(embedding, 1)
         self.reset_parameters()
 
     def forward(
@@ -111,7 +111,7 @@ class LambdaLayer(LambdaBase):
         *,
         mask: Tensor | None = None,
         embeddings: Tensor | None = None,
-    ) -> Interaction:
+    ) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
         check_tensors(x=x, context=context, mask=mask, embeddings=embeddings)
         self._check_tokens("x", x, self.dim)
@@ -137,40 +137,30 @@ class LambdaLayer(LambdaBase):
                 source = source.masked_fill(~valid.unsqueeze(-1), 0)
                 x = source if context is None else x
         queries, keys, values = self._project(x, None if context is None else source, valid)
-        positions, table = static_shape(x)[1], None
+        n, m = static_shape(x)[1], static_shape(source)[1]
+        tables: tuple[Tensor, ...] = ()
         if self.position and embeddings is None:
             is_self_attention = context is None and (mask is None or valid is not None)
-            table, embeddings = self._embeddings(positions, static_shape(source)[1], is_self_attention)
-        return Interaction(
-            queries,
-            keys,
-            values,
-            (positions,),
-            mask=mask,
-            padding=None if valid is None or context is not None else ~valid,
-            embeddings=embeddings,
-            table=table,
-        )
+            tables, embeddings = self._embeddings(n, m, is_self_attention)
+        return LambdaInputs(queries, keys, values, (n,), embeddings, tables, mask)
 
-    def finish(self, output: Tensor, inputs: Interaction) -> Tensor:
-        """Return the interaction (b, h, n, v) as tokens (b, n, h v), 0 at the padding."""
-        output = output.transpose(1, 2).flatten(2)
-        return output if inputs.padding is None else output.masked_fill(inputs.padding.unsqueeze(-1), 0)
+    def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
+        """Return the interaction (b, h, n, v) as tokens (b, n, h v)."""
+        return output.transpose(1, 2).flatten(2)
 
-    def _embeddings(
-        self, positions: int, context_positions: int, is_self_attention: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return (table, None) for relative embeddings if x is its own context, else (None, E ([h,] n, m, k[, u]))."""
+    def _embeddings(self, n: int, m: int, is_self_attention: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return tables if x is its own context and embeddings are relative, else E of all pairs."""
         if self.embedding is None:
             raise ValueError(
-                "embeddings must be a tensor, or embedding a module, for a layer with position=True, got None; "
-                "pass one of them, or position=False"
+                "embeddings must be a tensor, or embedding a module, for a layer with position=True, "
+                "got None; pass one of them, or position=False"
             )
-        if not isinstance(self.embedding, RelativeEmbedding):
-            return None, self._pairwise_embeddings(positions, context_positions)
+        relative = self.relative_embeddings
+        if not relative:
+            return (), self._pairwise_embeddings(n, m)
         if is_self_attention:
-            return self._relative_table(), None
-        return None, self.embedding.of_pairs((positions,), (context_positions,))
+            return self._tables(), None
+        return (), torch.stack([embedding.of_pairs((n,), (m,)) for embedding in relative]).sum(0)
 
     def _check_tokens(self, name: str, tokens: Tensor, dim: int) -> None:
         if tokens.ndim != 3 or tokens.shape[2] != dim:

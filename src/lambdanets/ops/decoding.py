@@ -52,17 +52,16 @@ def content_step(
     return (queries @ content).to(dtype), ContentState(maxima, norms, sums)
 
 
-def embeddings_for_query(
-    table: Tensor, grid: tuple[int, ...], dilation: int, position: int | Tensor, num_context: int
+def query_embeddings(
+    table: Tensor, grid: tuple[int, ...], dilation: int, query: int | Tensor, context: Tensor
 ) -> Tensor:
-    """Return e[n, m] (num_context, k, u) for query n = position and the last context positions, including n.
+    """Return e[n, m] = R[center + (m - n) / dilation] for a query n and context positions m, (m, k, u).
 
-    table: (r_1..r_D, k, u). grid: (S_1..S_D), of which S_1 is not used. Positions are in row-major order. Context
-    positions before the first one, which are negative, get arbitrary embeddings: their values must be 0.
+    table: (r_1..r_D, k, u). grid: (S_1..S_D), of which S_1 is not used. context: int64, positions in
+    row-major order. Positions before the first, which are negative, get arbitrary embeddings.
     """
     dimensions = len(grid)
-    context = torch.arange(1 - num_context, 1, device=table.device) + position
-    query = torch.zeros_like(context) + position
+    query = torch.zeros_like(context) + query
     index, inside = torch.zeros_like(context), torch.ones_like(context, dtype=torch.bool)
     for axis, r in enumerate(table.shape[:dimensions]):
         stride = torch.Size(grid[axis + 1 :]).numel()

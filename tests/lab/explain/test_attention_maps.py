@@ -37,6 +37,12 @@ MAPS = {
     ),
     "dense embedding": (ln.LambdaLayer2d, {"embedding": DenseEmbedding(42, 42, 16)}, (6, 7)),
     "sequence": (ln.LambdaLayer1d, {"scope": 7, "stride": 2}, (13,)),
+    "rows and columns": (
+        ln.LambdaLayer2d,
+        {"embedding": [ln.RelativeEmbedding((1, 5), 16), ln.RelativeEmbedding((5, 1), 16)]},
+        (6, 7),
+    ),
+    "slices": (ln.LambdaLayer3d, {"scope": 3, "content": "slices"}, (3, 5, 4)),
     "volume": (ln.LambdaLayer3d, {"scope": 3, "stride": 2}, (3, 5, 4)),
 }
 

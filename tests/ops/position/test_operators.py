@@ -3,10 +3,13 @@
 import pytest
 import torch
 from interactions import assert_all_close, make_inputs, with_gradients
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
 
+from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.operators import _backward_operator, position_interaction_operator
+from lambdanets.ops.position.operators import backward_operator, position_interaction_operator
 
 # grid, sides, u, dilation, causal
 CASES = {
@@ -35,16 +38,16 @@ def test_operators_pass_opcheck_in_float16(has_content, needs_grad):
     grad_output = torch.randn(2, 2, 12, 3)
     options = (queries, table.float(), values, content, (3, 4), 1, False, "auto")
     opcheck(position_interaction_operator, options)
-    opcheck(_backward_operator, (grad_output, *options, needs_grad))
+    opcheck(backward_operator, (grad_output, *options, needs_grad))
 
 
 @cases
 @pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
-def test_backward_operator_passes_opcheck(grid, sides, u, dilation, causal, needs_grad):
+def testbackward_operator_passes_opcheck(grid, sides, u, dilation, causal, needs_grad):
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
     grad_output = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
-    opcheck(_backward_operator, (grad_output, *inputs, content, grid, dilation, causal, "auto", needs_grad))
+    opcheck(backward_operator, (grad_output, *inputs, content, grid, dilation, causal, "auto", needs_grad))
 
 
 @cases
@@ -59,5 +62,28 @@ def test_operator_and_its_gradients_equal_eager_mode(grid, sides, u, dilation, c
 def test_gradients_that_are_not_needed_are_empty():
     inputs = make_inputs((3, 4), (3, 5), 1)
     grad_output = torch.ones(2, 3, 12, 5, dtype=torch.float64)
-    results = _backward_operator(grad_output, *inputs, None, (3, 4), 1, False, "auto", [False, True, False, False])
+    results = backward_operator(grad_output, *inputs, None, (3, 4), 1, False, "auto", [False, True, False, False])
     assert [x.numel() for x in results] == [0, inputs[1].numel(), 0, 0]
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake"])
+def test_make_fx_records_the_interaction_and_its_derivatives(tracing_mode):
+    inputs = [x.requires_grad_() for x in make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3)]
+
+    def function(q, r, v):
+        (gradient,) = torch.autograd.grad(position_interaction(q, r, v, (3, 4)).square().sum(), q, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), (q, r, v))
+
+    traced = make_fx(function, tracing_mode=tracing_mode)(*inputs)
+    others = [torch.randn_like(x, requires_grad=True) for x in inputs]
+    assert_all_close(traced(*others), function(*others), 1e-12)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_flop_counters_count_the_lambdas_of_a_layer(device):
+    layer = LambdaLayer2d(32, scope=5, device=device)
+    lambdas, projections = 2 * 100 * 16 * 8 * (25 + 4), 2 * 100 * 32 * (64 + 16 + 8)
+    content = 2 * 100 * 16 * 8
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.randn(1, 32, 10, 10, device=device)).sum()
+    assert counter.get_total_flops() == lambdas + projections + content

@@ -201,6 +201,11 @@ class _Gradients(torch.autograd.Function):
 
 def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v)."""
+    if torch._C._len_torch_dispatch_stack():  # make_fx and counters of FLOP see only operators
+        from lambdanets.ops.position.operators import position_interaction_operator
+
+        options = (plan.problem.grid, 1, plan.problem.causal, plan.algorithm)
+        return position_interaction_operator(queries, table, values, content, *options)
     algorithm = plan.implementation
     batch, heads, n, _ = queries.shape
     if batch == 0:
@@ -235,6 +240,13 @@ def backward(
     needs = needs._replace(content=needs.content and content is not None)
     if not any(needs):
         return None, None, None, None
+    if torch._C._len_torch_dispatch_stack():
+        from lambdanets.ops.position.operators import backward_operator
+
+        options = (plan.problem.grid, 1, plan.problem.causal, plan.algorithm, list(needs))
+        gradients = backward_operator(grad_output, queries, table, values, content, *options)
+        q, r, v, c = (x if needed else None for x, needed in zip(gradients, needs, strict=True))
+        return q, r, v, c
     algorithm = plan.implementation
     # The backward pass may run inside autocast even if the forward pass did not.
     with without_autocast(queries.device):

@@ -1,14 +1,16 @@
-"""The position interaction as two custom operators (torch.library), which torch.compile does not trace into.
+"""The position interaction as two custom operators (torch.library), for torch.compile, make_fx and FLOP counters.
 
 The operators plan, crop the table and handle dilation when the graph runs, so one graph works for all sizes.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from lambdanets.ops.geometry import join_phases, split_phases
 from lambdanets.ops.position.algorithm import NeedsGrad
@@ -43,7 +45,7 @@ def _(queries: Tensor, table: Tensor, values: Tensor, *options: Any) -> Tensor:
 
 
 @torch.library.custom_op("lambdanets::position_interaction_backward", mutates_args=())
-def _backward_operator(
+def backward_operator(
     grad_output: Tensor,
     queries: Tensor,
     table: Tensor,
@@ -77,7 +79,7 @@ def _backward_operator(
     )
 
 
-@_backward_operator.register_fake
+@backward_operator.register_fake
 def _(grad_output: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     *tensors, _, _, _, _, needs_grad = inputs
     return tuple(
@@ -93,8 +95,21 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
     needs_grad = list(ctx.needs_input_grad[:4])
-    gradients = _backward_operator(grad_output, *ctx.saved_tensors, *ctx.options, needs_grad)
+    gradients = backward_operator(grad_output, *ctx.saved_tensors, *ctx.options, needs_grad)
     return *(x if needed else None for x, needed in zip(gradients, needs_grad, strict=True)), *(None,) * 4
 
 
 position_interaction_operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+@register_flop_formula(torch.ops.lambdanets.position_interaction)
+def _flops(queries: Sequence[int], table: Sequence[int], values: Sequence[int], *options: Any, **_: Any) -> int:
+    """Count 2 b n k v (u min(n, prod(r)) + h): of all lambdas and of the queries applied to them."""
+    b, n, v, u = values
+    pairs = n * min(n, math.prod(table[:-2]))
+    return 2 * b * queries[3] * v * (u * pairs + queries[1] * n)
+
+
+@register_flop_formula(torch.ops.lambdanets.position_interaction_backward)
+def _backward_flops(grad_output: Any, *options: Any, **_: Any) -> int:
+    return 2 * _flops(*options)
