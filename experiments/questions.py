@@ -2,13 +2,16 @@
 
     python experiments/questions.py DATA --work RUNS --tune [--jobs 2]     learning rates, on held-out training images
     python experiments/questions.py DATA --work RUNS [--seeds 0] [--jobs 2]    train; the results are kept by seed
-    python experiments/questions.py [--page docs/results.md]                   write the page
+    python experiments/questions.py --steps                                    time a training step of each layer
+    python experiments/questions.py [--page docs/results.md]                   write the page and its figure
 
 DATA has train/CLASS/ and val/CLASS/ with all images of CIFAR-10. A run is one seed of one layer. After an interruption,
-run the script again: unfinished runs resume. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
+run the script again: unfinished runs resume. With --jobs 2, set OMP_NUM_THREADS to half the number of cores. Runs that
+train side by side slow each other down, so accuracy is drawn over the time of as many steps, timed in turn.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -16,19 +19,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from frontier import train_step
 from pages import markers, replace_section
 from scipy.stats import ttest_1samp
 from seeded_runs import SeededRunsParser, processors, store, train
 
+from lambdanets import create_model
+from lambdanets.allocator import keep_freed_memory
+from lambdanets.files import atomic_write
+from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import format_mean, markdown_table
+from lambdanets.timing import summarize, time_interleaved
+from lambdanets_lab import plot_style
 from lambdanets_lab.paired import confidence_interval, paired_differences
 from lambdanets_lab.studies.execution import read_top1
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments/results/questions"
 RESULTS, LEARNING_RATES = FOLDER / "runs.json", FOLDER / "learning_rates.json"
+STEPS = FOLDER / "steps.json"
+BATCH, TRAINING_IMAGES = (128, 3, 32, 32), 50_000
 MODEL = "resnet20_mixer_small"
 LAMBDA = "lambda layer"
+PATTERN = "CCLL"
 LAYERS: dict[str, dict[str, Any]] = {
     LAMBDA: {"mixer": "lambda"},
     "3x3 convolution": {"mixer": "convolution"},
@@ -47,7 +61,7 @@ RUN_FIELDS = ("parameters", "epochs", "training_images", "seconds", "commit", "v
 
 def command(layer: str, seed: int, recipe: Mapping[str, Any], data: Path, run: Path) -> list[str]:
     """The arguments of the `lambdanets` command of a run."""
-    options = LAYERS[layer] | {"pattern": "CCLL"}
+    options = LAYERS[layer] | {"pattern": PATTERN}
     return [
         *("train", "cifar10", "--data", str(data), "--model", MODEL, "--model-options"),
         *(str(text) for pair in options.items() for text in pair),
@@ -96,6 +110,62 @@ def run_folder(work: Path, key: Mapping[str, Any]) -> Path:
     return work / f"{layer}-lr{key['learning_rate']}-seed{key['seed']}"
 
 
+def measure_steps() -> None:
+    """Time a training step of each layer's network in turn."""
+    keep_freed_memory()
+    images = torch.randn(BATCH).contiguous(memory_format=torch.channels_last)
+    runs = {}
+    for layer, options in LAYERS.items():
+        torch.manual_seed(0)
+        network = create_model(MODEL, num_classes=10, pattern=PATTERN, **options)
+        network = network.to(memory_format=torch.channels_last).train()
+        runs[layer] = torch.autocast("cpu", torch.bfloat16)(functools.partial(train_step, network, images))
+    samples: dict[str, list[float]] = {layer: [] for layer in runs}
+    time_interleaved(runs, samples, repeats=20, seconds=20, on_progress=print)
+    content = {
+        "seconds": {layer: summarize(taken)._asdict() for layer, taken in samples.items()},
+        "batch": BATCH,
+        "threads": torch.get_num_threads(),
+    }
+    content |= {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    atomic_write(STEPS, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the mean top-1 after each epoch over the time of its steps, and the corrected intervals."""
+    seconds = json.loads(STEPS.read_text(encoding="utf-8"))["seconds"]
+    figure, (curves, answers) = plot_style.subplots(2, height=3.6)
+    styles = ((plot_style.OURS, "o"), *plot_style.BASELINES)
+    for layer, (color, marker) in zip(LAYERS, styles, strict=False):
+        scores = [run["top1_by_epoch"] for run in runs if run["layer"] == layer]
+        means = [100 * statistics.fmean(values) for values in zip(*scores, strict=True)]
+        epoch = seconds[layer]["median"] * TRAINING_IMAGES / BATCH[0] / 60
+        minutes = [epoch * number for number in range(1, 1 + len(means))]
+        curves.plot(minutes, means, color=color, marker=marker, label=layer)
+    curves.set(xlabel="minutes of training steps", ylabel="top-1 on test images (%)")
+    curves.legend(fontsize=10)
+    for y, differences in enumerate(reversed(paired(runs).values())):
+        low, high = confidence_interval(differences, 1 - LEVEL / len(QUESTIONS))
+        answers.plot([low, high], [y, y], color=plot_style.OURS)
+        answers.plot(differences, [y] * len(differences), "o", color=plot_style.OURS, alpha=0.35)
+        answers.plot(statistics.fmean(differences), y, "|", color=plot_style.OURS, markersize=16)
+    answers.set_ylim(-0.5, len(QUESTIONS) - 0.5)
+    answers.axvline(0, color=plot_style.REFERENCE, linewidth=1)
+    answers.set_yticks(range(len(QUESTIONS)), list(reversed(QUESTIONS)))
+    answers.set(xlabel="top-1 above the other: seeds, mean, interval")
+    for axis in (curves, answers):
+        axis.grid(**plot_style.GRID)
+    plot_style.save(figure, path)
+
+
+def paired(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The differences in top-1 between the lambda layer and each other layer, by seed, in points."""
+    top1: dict[str, dict[int, float]] = {layer: {} for layer in LAYERS}
+    for run in runs:
+        top1[run["layer"]][run["seed"]] = 100 * run["top1"]
+    return {other: paired_differences(top1[LAMBDA], top1[other]) for other in QUESTIONS}
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values: the chance of at least one false answer is at most the level."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
@@ -114,22 +184,20 @@ def answer(differences: Sequence[float], adjusted: float) -> str:
 
 def write_section(runs: Sequence[Mapping[str, Any]]) -> str:
     """The text between the page's markers."""
-    top1: dict[str, dict[int, float]] = {layer: {} for layer in LAYERS}
-    for run in runs:
-        top1[run["layer"]][run["seed"]] = 100 * run["top1"]
-    pairs = {other: paired_differences(top1[LAMBDA], top1[other]) for other in QUESTIONS}
+    pairs = paired(runs)
     adjusted = holm([float(ttest_1samp(values, 0).pvalue) for values in pairs.values()])
     rows = []
     for (other, differences), p in zip(pairs.items(), adjusted, strict=True):
         plain, corrected = (confidence_interval(differences, 1 - LEVEL / count) for count in (1, len(pairs)))
         intervals = [" to ".join(f"{bound:+.2f}" for bound in interval) for interval in (plain, corrected)]
         difference = f"{statistics.fmean(differences):+.2f}"
-        means = [format_mean(list(top1[layer].values())) for layer in (LAMBDA, other)]
+        means = [format_mean([100 * run["top1"] for run in runs if run["layer"] == name]) for name in (LAMBDA, other)]
         rows.append([QUESTIONS[other], *means, difference, *intervals, f"{p:.3f}", answer(differences, p)])
     columns = ("question", "lambda layer", "the other", "difference", "95% interval", "corrected interval")
     table = markdown_table([*columns, "p (Holm)", "answer"], *rows)
-    seeds = sorted(top1[LAMBDA])
+    seeds = {run["seed"] for run in runs}
     return (
+        f"![Top-1 over the time of training, and the differences to the lambda layer](results/questions.png)\n\n"
         f"Top-1 (%) on the 10,000 test images, mean ± std of {len(seeds)} seeds, trained on {processors(runs)}; the "
         f"corrected intervals are of {100 - 100 * LEVEL / len(pairs):.2f}% (Bonferroni):\n\n{table}\n"
     )
@@ -139,7 +207,11 @@ def main() -> None:
     parser = SeededRunsParser(__doc__.splitlines()[0], ROOT / "docs/results.md")
     parser.set_defaults(seeds=list(range(8)))
     parser.add_argument("--tune", action="store_true", help="only compare learning rates")
+    parser.add_argument("--steps", action="store_true", help="only time a training step of each layer")
     options = parser.parse_options()
+    if options.steps:
+        measure_steps()
+        return
     out = options.out or (LEARNING_RATES if options.tune else RESULTS)
     if options.data is not None:
         measure(options, out)
@@ -147,6 +219,7 @@ def main() -> None:
         runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
         if {(run["layer"], run["seed"]) for run in runs} >= set(itertools.product(LAYERS, range(8))):
             replace_section(options.page, markers("questions"), write_section(runs))
+            draw(runs, options.page.parent / "results/questions.png")
 
 
 if __name__ == "__main__":

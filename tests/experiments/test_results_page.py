@@ -105,12 +105,16 @@ def test_learning_rates_are_compared_on_held_out_images(tmp_path, monkeypatch):
     assert all(run["held_out_top1_by_epoch"] == [0.5] for run in runs)
 
 
+@pytest.mark.figures
 def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(tmp_path, monkeypatch):
     script = load_script("experiments/questions.py")
     page = tmp_path / "results.md"
     page.write_text("".join(script.markers("questions")), encoding="utf-8")
     monkeypatch.setattr(script, "LEARNING_RATES", tmp_path / "rates.json")
     monkeypatch.setattr(script, "RESULTS", tmp_path / "runs.json")
+    monkeypatch.setattr(script, "STEPS", tmp_path / "steps.json")
+    monkeypatch.setattr(script, "BATCH", (2, 3, 8, 8))
+    (tmp_path / "results").mkdir()
     gains = {"lambda-layer": 3.0, "position": 2.95, "content": 0.0, "3x3": 1.0, "Performer": 4.0}  # in points
 
     def train(command, check):
@@ -122,13 +126,15 @@ def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(tmp_pat
         scores = {"held_out_top1": -abs(rate - 0.4), "top1": 0.8 + (gains[name] + noise + seed) / 100}
         result = dict.fromkeys(script.RUN_FIELDS, 7) | scores | {"hardware": {"processor": "CPU"}}
         (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
+        (run / "metrics.csv").write_text(f"split,top1\nval,0.5\nval,{scores['top1']}\n", encoding="utf-8")
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
     options = [tmp_path / "data", "--work", tmp_path / "runs", "--page", page]
-    for steps in (["--tune"], []):
-        monkeypatch.setattr(sys, "argv", list(map(str, ["questions.py", *options, *steps])))
+    for step in (["--steps"], [*options, "--tune"], options):
+        monkeypatch.setattr(sys, "argv", list(map(str, ["questions.py", *step])))
         script.main()
+    assert (tmp_path / "results/questions.png").stat().st_size > 10_000
     runs = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["runs"]
     assert len(runs) == 40
     assert {run["learning_rate"] for run in runs} == {0.4}
