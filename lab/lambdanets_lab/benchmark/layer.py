@@ -63,7 +63,7 @@ def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, p
     def prepare_peer(package: str) -> Prepared:
         theirs = build_peer(package, layer())
         return prepare_module(
-            theirs, *inputs(), expected, lambda: {"table gradient": PEERS[package].grad_table(theirs, options.heads)}
+            theirs, *inputs(), expected, lambda: {"table gradient": PEERS[package].grad_table(theirs)}
         )
 
     def prepare_attention(baseline: str) -> Prepared:

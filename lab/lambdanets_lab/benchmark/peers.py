@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lambdanets.adoption.families import Holocron, Lucidrains, Timm
-from lambdanets.adoption.family import Family
-from lambdanets.adoption.layout import Source, scatter, shapes_of
+from lambdanets.adoption.families import HOLOCRON, LUCIDRAINS, TIMM
+from lambdanets.adoption.layout import Family, scatter
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
 
@@ -30,17 +29,13 @@ class Peer:
     build: Callable[[LambdaLayer2d], nn.Module]
     family: Family
 
-    def sources(self, theirs: nn.Module, heads: int) -> dict[str, Source]:
-        """Return the source of each tensor of our layer in a peer's layer."""
-        shapes = shapes_of(theirs)
-        return self.family.layout(shapes, heads).sources(shapes)
-
-    def grad_table(self, theirs: nn.Module, heads: int) -> Tensor:
+    def grad_table(self, theirs: nn.Module) -> Tensor:
         """Return the gradient of the embeddings in the layout of our table, (r, r, k)."""
-        source = self.sources(theirs, heads)["embedding.table"]
+        source = self.family.sources(theirs)["embedding.table"]
         gradient = theirs.get_parameter(source.name).grad
         assert gradient is not None
-        return source.pick(gradient)
+        sizes = self.family.sizes(theirs)
+        return source.view(gradient).reshape([sizes[letter] for letter in "yxk"])
 
 
 # Packages whose lambda layer differs from the paper's, with the difference.
@@ -69,9 +64,9 @@ def _timm(layer: LambdaLayer2d) -> nn.Module:
 
 
 PEERS = {
-    "lambda-networks": Peer("lambda-networks", _lambda_networks, Lucidrains()),
-    "timm": Peer("timm", _timm, Timm()),
-    "pylocron": Peer("pylocron", _pylocron, Holocron()),
+    "lambda-networks": Peer("lambda-networks", _lambda_networks, LUCIDRAINS),
+    "timm": Peer("timm", _timm, TIMM),
+    "pylocron": Peer("pylocron", _pylocron, HOLOCRON),
 }
 
 
@@ -97,10 +92,10 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
         raise Skipped(f"cannot be imported: {error}") from error
     weight = layer.value_projection.weight
     theirs = theirs.to(weight.device, weight.dtype).train(layer.training)
-    state, shapes = layer.state_dict(), shapes_of(theirs)
-    sources = {ours: source for ours, source in peer.sources(theirs, layer.heads).items() if ours in state}
-    zeros = {parameter: torch.zeros(shape) for parameter, shape in shapes.items()}  # our layer has no biases
-    theirs.load_state_dict(zeros | scatter(sources, state, shapes))
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in theirs.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in zeros.items()}
+    converted = scatter(peer.family.sources(theirs), layer.state_dict(), shapes)
+    theirs.load_state_dict(zeros | converted)  # our layer has no biases
     if layer.stride == 1:
         return theirs
     # the peers do not pool; the paper averages over 3x3 positions for stride 2

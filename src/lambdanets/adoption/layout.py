@@ -1,133 +1,256 @@
-"""Which tensors of a third-party layer make up a layer of this package, and in which order."""
+"""The tensors of a third-party layer as those of a layer of this package, and back.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+A `Family` names the third-party tensors and the order of their axes. Each tensor of ours is then a
+view of one of them, its `Source`. `convert` reads these views and `convert_back` writes to them.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from functools import reduce
+from types import EllipsisType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-Shapes = Mapping[str, tuple[int, ...]]  # of the tensors in a layer's state dict
+from lambdanets.errors import InputError
+from lambdanets.layers import DenseEmbedding, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
+from lambdanets.layers.lambda_layer import GridLambdaLayer
 
-
-@dataclass(frozen=True)
-class Rows:
-    """Consecutive output channels of a projection.
-
-    projection: name of the module. start, count: of the channels.
-    outer: if above 1, the channels are (outer, inner) in the third-party layer and (inner, outer) in ours.
-    """
-
-    projection: str
-    start: int
-    count: int
-    outer: int = 1
-
-    def reorder(self, x: Tensor) -> Tensor:
-        """Tensor (count, ...) in our order."""
-        return x if self.outer == 1 else x.unflatten(0, (self.outer, -1)).transpose(0, 1).flatten(0, 1)
-
-    def pick(self, x: Tensor) -> Tensor:
-        """The rows of the projection's weight or bias, in our order."""
-        return self.reorder(x.narrow(0, self.start, self.count))
+Tensors = dict[str, Tensor]  # a state dict
+Shapes = dict[str, tuple[int, ...]]  # of the tensors in a state dict
+Rows = slice | EllipsisType
+_LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
 
 
 @dataclass(frozen=True)
 class Source:
-    """One tensor of our layer: entries of the third-party tensor `name`, rearranged by `pick` without arithmetic."""
+    """The part of a third-party tensor that has the elements of one of our tensors.
 
-    name: str
-    pick: Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A third-party layer as tensors and arguments of ours.
-
-    queries, keys, values: rows of its projections. norms: names of the modules that normalize queries and values;
-    a layer may lack both. table: source of the embedding table (sides.., k, u), with u = 1 too.
-    query_depth, heads, intra_depth: k, h and u. position_bias: name of the tensor, "" if there is none.
-    dimensions: number of axes of the grid.
-    grid: sides of the only map size that the third-party layer supports; None if it supports several.
-    dense: whether the table has an entry per pair of positions.
+    name: key in the third-party state dict. rows: along the first axis. shape: into which they are
+    reshaped. axes: of that shape, in our order.
     """
 
-    queries: Rows
-    keys: Rows
-    values: Rows
-    norms: tuple[str, str]
-    table: Source
-    query_depth: int
-    heads: int
-    intra_depth: int = 1
-    position_bias: str = ""
-    dimensions: int = 2
-    grid: tuple[int, ...] | None = None
-    dense: bool = False
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    rows: Rows = ...
 
-    def sources(self, shapes: Shapes) -> dict[str, Source]:
-        """Source of each tensor, keyed by its name in our state dict."""
-        table = (
-            self.table if self.intra_depth > 1 else Source(self.table.name, lambda x: self.table.pick(x).squeeze(-1))
-        )
-        sources = {"embedding.table": table}
-        for name, rows in self._projections():
-            sources[f"{name}_projection.weight"] = Source(f"{rows.projection}.weight", rows.pick)
-        if self.position_bias:
-            sources["position_bias"] = Source(self.position_bias, lambda x: x)
-        for ours, norm, rows in zip(("query_norm", "value_norm"), self.norms, (self.queries, self.values), strict=True):
-            for name in _tensor_names(shapes, norm):
-                pick = rows.reorder if shapes[f"{norm}.{name}"] == (rows.count,) else _identity
-                sources[f"{ours}.{name}"] = Source(f"{norm}.{name}", pick)
-        return sources
-
-    def biases(self, shapes: Shapes) -> dict[str, Source]:
-        """Sources of the projection biases, keyed by "query", "key" and "value"; our projections have no biases."""
-        named = ((name, f"{rows.projection}.bias", rows.pick) for name, rows in self._projections())
-        return {name: Source(bias, pick) for name, bias, pick in named if bias in shapes}
-
-    def _projections(self) -> tuple[tuple[str, Rows], ...]:
-        return ("query", self.queries), ("key", self.keys), ("value", self.values)
+    def view(self, x: Tensor) -> Tensor:
+        """The part of the third-party tensor x; shares its memory if x is contiguous."""
+        return x[self.rows].reshape(self.shape).permute(self.axes)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an adopted layer comes from, to convert its weights back.
+    """Where the tensors of an adopted layer come from, to convert them back.
 
-    family: name of the family. heads: h. shapes: shapes of the tensors in the third-party state dict.
-    biases: the projection biases, keyed by name in its state dict; our layer has none, see `conversion.py`.
+    sources: keyed by the layer's names. shapes: of its tensors. foreign_shapes: of the third-party
+    tensors. biases: of third-party projections; ours have none.
     """
 
-    family: str
-    heads: int
-    shapes: dict[str, tuple[int, ...]]
-    biases: dict[str, Tensor] = field(default_factory=dict)
+    sources: dict[str, Source]
+    shapes: Shapes
+    foreign_shapes: Shapes
+    biases: Tensors
 
 
-def scatter(sources: Mapping[str, Source], tensors: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
-    """Third-party tensors that `sources` would rearrange into `tensors`: the inverse of every `pick`.
+@dataclass(frozen=True)
+class Family:
+    """Third-party lambda layers with the same attributes, parameter names and formula.
 
-    Applying `pick` to indices shows where each entry comes from.
+    They are recognized by these, not by their class, because files are copied into projects.
+    Letters: h heads, k query depth, u intra-depth, v value depth; y, x sides of the scope;
+    n, m positions.
+
+    projections: modules of queries, keys and values. If they are one module, its output channels
+        are the queries, then the keys, then the values.
+    tables: names of the possible embedding tables, with a letter for each axis, or 1.
+    heads: the attribute that is h. attributes: others that every layer has.
+    intra_depth_first: whether the channels of keys and values are (u, k) and (u, v); otherwise
+        (k, u) and (v, u).
+    norms: modules that normalize queries and values; a layer may lack them.
+    pool: the attribute with the pooling of the output; a layer may lack it.
     """
-    foreign: dict[str, Tensor] = {}
-    for name, source in sources.items():
-        shape, values = shapes[source.name], tensors[name]
-        indices = source.pick(torch.arange(torch.Size(shape).numel()).view(shape)).flatten()
+
+    name: str
+    projections: tuple[str, str, str]
+    tables: tuple[tuple[str, str], ...]
+    heads: str = "heads"
+    attributes: tuple[str, ...] = ()
+    intra_depth_first: bool = False
+    norms: tuple[str, str] = ("norm_q", "norm_v")
+    pool: str = "avgpool"
+
+    def recognizes(self, layer: Any) -> bool:
+        has_attributes = all(hasattr(layer, name) for name in (self.heads, *self.attributes))
+        weights = [_tensor(layer, f"{projection}.weight") for projection in self.projections]
+        has_weights = all(weight is not None for weight in weights)
+        return has_attributes and has_weights and bool(self._tables_of(layer))
+
+    def sizes(self, layer: Any) -> dict[str, int]:
+        """The sizes of a recognized layer, by letter."""
+        table, axes = self._tables_of(layer)[0]
+        sides = zip(axes, layer.state_dict()[table].shape, strict=True)
+        return {"u": 1, **dict(sides), "h": int(getattr(layer, self.heads))}
+
+    def sources(self, layer: Any) -> dict[str, Source]:
+        """The source of each tensor of our layer, by its name.
+
+        Biases of projections have sources too, although our projections have none.
+        """
+        tensors, sizes = layer.state_dict(), self.sizes(layer)
+        h, k, u = (sizes[letter] for letter in "hku")
+        table, letters = self._tables_of(layer)[0]
+        axes = sorted(range(len(letters)), key=lambda axis: letters[axis] in "ku")  # sides, k, u
+        sources = {"embedding.table": Source(table, tuple(tensors[table].shape), tuple(axes))}
+        position_bias = f"{table.rpartition('.')[0]}.bias"  # of the convolution with the table
+        if position_bias in tensors:
+            sources["position_bias"] = Source(position_bias, (k,), (0,))
+        rows: tuple[Rows, ...] = (..., ..., ...)
+        if len(set(self.projections)) == 1:
+            rows = slice(h * k), slice(h * k, (h + u) * k), slice((h + u) * k, None)
+        outer = u if self.intra_depth_first else 1
+        for ours, theirs, part, first in (
+            ("query_projection", self.projections[0], rows[0], 1),
+            ("key_projection", self.projections[1], rows[1], outer),
+            ("value_projection", self.projections[2], rows[2], outer),
+            ("query_norm", self.norms[0], ..., 1),
+            ("value_norm", self.norms[1], ..., outer),
+        ):
+            for name in tensors:
+                if name.startswith(f"{theirs}."):
+                    source = _channels(name, tensors[name], part, first)
+                    sources[f"{ours}{name.removeprefix(theirs)}"] = source
+        return sources
+
+    def _tables_of(self, layer: Any) -> list[tuple[str, str]]:
+        tensors = [(name, axes, _tensor(layer, name)) for name, axes in self.tables]
+        return [(name, axes) for name, axes, x in tensors if x is not None and x.ndim == len(axes)]
+
+
+def _tensor(layer: Any, name: str) -> Tensor | None:
+    """The tensor of a layer with a dotted name."""
+    value = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), layer)
+    return value if isinstance(value, Tensor) else None
+
+
+def _channels(name: str, x: Tensor, rows: Rows, outer: int) -> Source:
+    """The source of a tensor with channels (outer, inner), which are (inner, outer) in ours."""
+    if not x.ndim:  # num_batches_tracked
+        return Source(name, (), ())
+    return Source(name, (outer, -1, *x.shape[1:]), (1, 0, *range(2, x.ndim + 1)), rows)
+
+
+def convert(layer: Any, family: Family) -> GridLambdaLayer:
+    """A layer of this package with the weights, norms, modes, dtypes and device of another layer.
+
+    Our projections have no biases. Those of queries and values are folded into the running means of
+    the batch norms after them; that of keys has no effect, because softmax over positions is
+    invariant to it.
+
+    Raises InputError, or another exception, if the tensors are not those of a lambda layer.
+    """
+    originals, sources = layer.state_dict(keep_vars=True), family.sources(layer)
+    if unknown := originals.keys() - {source.name for source in sources.values()}:
+        names = ", ".join(sorted(unknown))
+        raise InputError(f"it has tensors that lambda layers do not have: {names}")
+    tensors = {name: tensor.detach() for name, tensor in originals.items()}
+    _add_biases(tensors, sources, -1)
+    converted = _build(layer, family).train(layer.training)
+    modules = dict(layer.named_modules())
+    for ours, theirs in zip(("query_norm", "value_norm"), family.norms, strict=True):
+        setattr(converted, ours, copy.deepcopy(modules.get(theirs, nn.Identity())))
+    state, shapes = {}, _shapes(converted)
+    for name, shape in shapes.items():
+        source = sources[name]
+        view = source.view(tensors[source.name])
+        if view.numel() != math.prod(shape):
+            raise InputError(f"its {source.name} does not fit {name}, {shape}")
+        state[name] = view.reshape(shape).clone(memory_format=torch.contiguous_format)
+    converted.load_state_dict(state, assign=True)
+    for name, parameter in converted.named_parameters():
+        parameter.requires_grad_(originals[sources[name].name].requires_grad)
+    lost = {source.name for name, source in sources.items() if name not in shapes}
+    biases = {name: tensors[name].clone() for name in lost}
+    converted.origin = Origin(sources, shapes, _shapes(layer), biases)
+    return converted
+
+
+def convert_back(layer: GridLambdaLayer) -> Tensors:
+    """The state dict of a converted layer with the third-party keys and shapes.
+
+    Raises InputError if the layer has other tensors than when it was converted.
+    """
+    origin, tensors, shapes = layer.origin, layer.state_dict(), _shapes(layer)
+    assert isinstance(origin, Origin)
+    if changed := {name for name, _ in shapes.items() ^ origin.shapes.items()}:
+        names = ", ".join(sorted(changed))
+        raise InputError(f"it has changed since it was converted, in the shape of {names}")
+    weight = tensors["value_projection.weight"]
+    foreign = scatter(origin.sources, tensors, origin.foreign_shapes)
+    foreign |= {name: bias.to(weight) for name, bias in origin.biases.items()}
+    _add_biases(foreign, origin.sources, 1)
+    return {name: foreign[name] for name in origin.foreign_shapes}
+
+
+def scatter(sources: dict[str, Source], ours: Tensors, shapes: Shapes) -> Tensors:
+    """Third-party tensors of these shapes that have our tensors as views, and 0 elsewhere."""
+    foreign: Tensors = {}
+    for name, tensor in ours.items():
+        source = sources[name]
         if source.name not in foreign:
-            foreign[source.name] = torch.zeros(shape, dtype=values.dtype, device=values.device)
-        foreign[source.name].view(-1)[indices.to(values.device)] = values.detach().flatten()
+            foreign[source.name] = tensor.new_zeros(shapes[source.name])
+        view = source.view(foreign[source.name])
+        view.copy_(tensor.reshape(view.shape))
     return foreign
 
 
-def shapes_of(layer: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors in a module's state dict."""
+def _shapes(layer: nn.Module) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
 
 
-def _tensor_names(shapes: Shapes, module: str) -> list[str]:
-    """Names of a module's tensors, relative to the module."""
-    return [name.removeprefix(f"{module}.") for name in shapes if name.startswith(f"{module}.")]
+def _add_biases(tensors: Tensors, sources: dict[str, Source], sign: int) -> None:
+    """Add the biases of queries and values to the running means, in a third-party state dict."""
+    for role in ("query", "value"):
+        bias, mean = (sources.get(f"{role}_{x}") for x in ("projection.bias", "norm.running_mean"))
+        if bias is not None and mean is not None:
+            old = tensors[mean.name]
+            tensors[mean.name] = old + sign * tensors[bias.name][bias.rows].to(old)
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
+def _build(layer: Any, family: Family) -> GridLambdaLayer:
+    """A layer of this package with the sizes of another, without norms, on the meta device."""
+    sizes, sources = family.sizes(layer), family.sources(layer)
+    values = sources["value_projection.weight"]
+    weight = values.view(layer.state_dict()[values.name])  # (v, u, d, 1..) or (v u, 1, d, 1..)
+    dimensions, k, u, h = weight.ndim - 3, *(sizes[letter] for letter in "kuh")
+    if dimensions not in _LAYERS:
+        raise InputError("its projections are not convolutions")
+    options: dict[str, Any]
+    if "n" in sizes:
+        options = {"embedding": DenseEmbedding(sizes["n"], sizes["m"], k, u, device="meta")}
+    else:  # without sides, the scope is one position
+        sides = tuple(sizes[letter] for letter in "yx" if letter in sizes)
+        options = {"scope": sides or (1,) * dimensions}
+    pool = getattr(layer, family.pool, nn.Identity())
+    if not isinstance(pool, nn.Identity):
+        pool = copy.deepcopy(pool)
+        if pool.kernel_size == pool.stride and pool.padding in (0, (0,) * dimensions):
+            pool.ceil_mode, pool.count_include_pad = True, False  # to support odd sides
+        stride = pool.stride if isinstance(pool.stride, int) else pool.stride[0]
+        options |= {"pool": pool, "stride": stride}
+    converted = _LAYERS[dimensions](
+        weight.shape[2],
+        weight.shape[:2].numel() // u * h,
+        query_depth=k,
+        heads=h,
+        intra_depth=u,
+        position_bias="position_bias" in sources,
+        batch_norm=False,
+        device="meta",
+        **options,
+    )
+    converted._owns_embedding = True
+    return converted

@@ -1,24 +1,27 @@
 """Compares a third-party layer with its replacement on random numbers, in float64 on the CPU."""
 
+import contextlib
 import copy
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lambdanets.adoption.conversion import CannotConvert, convert, convert_back
-from lambdanets.adoption.family import Family
-from lambdanets.adoption.layout import Layout, shapes_of
-from lambdanets.errors import one_line
+from lambdanets.adoption.layout import Family, convert, convert_back
+from lambdanets.errors import InputError
+from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 _BATCH = 2
 _TOLERANCE = 1e-9  # relative L2 error; rounding errors in float64 are below 1e-13
 
 
 def check_conversion(layer: nn.Module, family: Family) -> None:
-    """Raise CannotConvert unless a copy of the layer with random weights and its conversion are equivalent.
+    """Compare a copy of a layer that has random weights with its conversion.
 
-    Compares outputs and input gradients in evaluation and in training mode, and then the state dict converted back.
+    Compares outputs and input gradients in evaluation and in training mode, and then the state dict
+    converted back. Raises InputError with the difference, or an exception of third-party modules.
     """
     with (
         torch.inference_mode(False),
@@ -29,21 +32,20 @@ def check_conversion(layer: nn.Module, family: Family) -> None:
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs as well
         theirs = randomize(_with_plain_norms(copy.deepcopy(layer)).to("cpu", torch.float64))
         ours = convert(theirs, family)
-        x = torch.randn(_input_shape(theirs, family), dtype=torch.float64)
+        x = _random_map(theirs.eval(), ours)
         for training in (False, True):
             mode = "training" if training else "evaluation"
-            expected = _run(theirs.train(training), x, f"it raises for a map {tuple(x.shape)} in {mode}")
-            actual = _run(ours.train(training), x, f"its replacement raises for a map {tuple(x.shape)} in {mode}")
-            for name, original, replaced in zip(("outputs", "input gradients"), expected, actual, strict=True):
-                _compare(name, mode, original, replaced)
-        converted_back = convert_back(ours, family)
+            expected, actual = (_run(layer.train(training), x) for layer in (theirs, ours))
+            _compare(f"outputs in {mode}", expected[0], actual[0])
+            _compare(f"input gradients in {mode}", expected[1], actual[1])
+        converted_back = convert_back(ours)
         for name, tensor in theirs.state_dict().items():
             if tensor.is_floating_point():
-                _compare(name, "training, converted back,", tensor, converted_back[name])
+                _compare(f"{name} after training, converted back,", tensor, converted_back[name])
 
 
 def randomize(layer: Any) -> Any:
-    """Fill parameters and running statistics with random numbers of magnitudes that are typical after training."""
+    """Fill parameters and running statistics with random numbers of usual magnitudes."""
     with torch.no_grad():
         for name, tensor in layer.state_dict().items():
             if not tensor.is_floating_point():
@@ -57,43 +59,49 @@ def randomize(layer: Any) -> Any:
     return layer
 
 
-def _input_shape(layer: nn.Module, family: Family) -> tuple[int, ...]:
-    """Shape of an input that uses all table entries, with even sides of different lengths unless the grid is fixed."""
-    shapes = shapes_of(layer)
-    layout: Layout = family.layout(shapes, family.heads(layer))
-    sides = layout.grid
-    if sides is None:
-        table = layout.table.pick(torch.empty(shapes[layout.table.name], device="meta"))
-        min_sides = (side // 2 + 1 for side in table.shape[: layout.dimensions])
-        sides = tuple(max(side + side % 2, 4) + 2 * axis for axis, side in enumerate(min_sides))
-    channels = shapes[f"{layout.values.projection}.weight"][1]
-    return (_BATCH, channels, *sides)
+def _random_map(theirs: nn.Module, ours: GridLambdaLayer) -> Tensor:
+    """A map whose pairs of positions use all entries of the table.
+
+    Its sides are even, of different lengths and larger than needed, if the layer takes such a map.
+    """
+    embedding: Any = ours.embedding
+    if isinstance(embedding, RelativeEmbedding):
+        radii = [side // 2 for side in embedding.scope]
+        larger = [max(radius // 2 * 2 + 2, 4) + 2 * axis for axis, radius in enumerate(radii)]
+        grids = [larger, [radius + 1 for radius in radii]]
+    else:  # of all pairs: two sides, as equal as possible
+        positions = embedding.positions
+        side = next(side for side in range(math.isqrt(positions), 0, -1) if positions % side == 0)
+        grids = [[side, positions // side]]
+    for grid in grids:
+        x = torch.randn(_BATCH, ours.dim, *grid, dtype=torch.float64)
+        with contextlib.suppress(Exception):
+            theirs(x)
+            break
+    return x
 
 
-def _run(layer: nn.Module, x: Tensor, message: str) -> tuple[Tensor, Tensor]:
+def _run(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and the input gradient of a weighted sum of the squared outputs."""
     x = x.detach().requires_grad_()
-    try:
-        output = layer(x)
-        weights = torch.linspace(0, 1, output[0, 0].numel(), dtype=output.dtype).view(output.shape[2:])
-        (gradient,) = torch.autograd.grad((output.square() * weights).sum(), x)
-    except Exception as error:  # third-party modules may raise any exception
-        raise CannotConvert(f"{message}: {one_line(error)}") from error
+    output = layer(x)
+    weights = torch.linspace(0, 1, output[0, 0].numel(), dtype=output.dtype).view(output.shape[2:])
+    (gradient,) = torch.autograd.grad((output.square() * weights).sum(), x)
     return output.detach(), gradient
 
 
-def _compare(name: str, mode: str, expected: Tensor, actual: Tensor) -> None:
+def _compare(name: str, expected: Tensor, actual: Tensor) -> None:
     if expected.shape != actual.shape:
-        raise CannotConvert(f"its {name} in {mode} are {tuple(expected.shape)}, not {tuple(actual.shape)}")
+        raise InputError(f"its {name} are {tuple(expected.shape)}, not {tuple(actual.shape)}")
     difference = float((actual - expected).norm() / expected.norm())
     if not difference <= _TOLERANCE:  # NaN is a difference
-        raise CannotConvert(f"it is not equivalent: its {name} in {mode} differ by {difference:.1e}")
+        raise InputError(f"it is not equivalent: its {name} differ by {difference:.1e}")
 
 
 def _with_plain_norms(layer: Any) -> Any:
     """Replace SyncBatchNorm, which runs on GPUs only, by BatchNorm2d."""
     for name, module in list(layer.named_modules()):
         if isinstance(module, nn.SyncBatchNorm):
-            options = (module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
-            layer.set_submodule(name, nn.BatchNorm2d(*options))
+            options = (module.eps, module.momentum, module.affine, module.track_running_stats)
+            layer.set_submodule(name, nn.BatchNorm2d(module.num_features, *options))
     return layer

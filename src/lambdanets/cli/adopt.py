@@ -58,8 +58,11 @@ def main(arguments: list[str]) -> int:
         prog="lambdanets adopt",
         description="Replace the lambda layers of a timm model, compare outputs and speed, and save the model.",
     )
+    from lambdanets.data.image_search import find_images, report_left_out
+
     WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
-    paths = _find_images(options)
+    found = find_images(options.images)
+    report_left_out(found)
     from lambdanets.device import resolve_device
     from lambdanets.inference.adopted import load_and_adopt
     from lambdanets.inference.hub import save_pretrained
@@ -69,78 +72,49 @@ def main(arguments: list[str]) -> int:
         classifier.to(resolve_device(options.device))
     for name, family in networks.families.items():
         echo(f"{name}: layer of {family}")
-    _compare(networks, paths)
+    _compare(networks, found.paths)
     if options.seconds > 0:
-        _time(networks, options)
+        _time(networks, options.batch_size, options.seconds)
     save_pretrained(networks.adopted, options.out)
     commands = "evaluate --data DATA | predict | train --weights"
     echo(f"model folder: {options.out}; load it with lambdanets {commands}, or timm")
     return 0
 
 
-def _find_images(options: Adopt) -> list[Path]:
-    if not options.images:
-        return []
-    from lambdanets.data.image_search import find_images, report_left_out
-
-    found = find_images(options.images)
-    report_left_out(found)
-    return found.paths
-
-
 def _compare(networks: "Adopted", paths: list[Path]) -> None:
-    """Print how far the outputs differ on random and on given images. Raises InputError if they differ too much."""
-    import torch
+    """Print how far outputs differ on random and given images. Raises InputError if it is far."""
+    from lambdanets.inference.classifier import predict_files
 
-    preprocessing = networks.adopted.card.preprocessing
-    shape = (2, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
-    device = next(networks.adopted.model.parameters()).device
-    error = networks.max_error(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device))
+    error = networks.max_error(networks.random_images(2))
     echo(f"outputs of layers and network on random images: largest relative difference {error:.1e}")
     if paths:
-        from lambdanets.inference.classifier import predict_files
-
         unreadable: list[str] = []
-        pairs = [
-            (before, after)
-            for (_, before), (_, after) in zip(
-                predict_files(networks.original, paths, unreadable),
-                predict_files(networks.adopted, paths, []),
-                strict=True,
-            )
-        ]
+        before = predict_files(networks.original, paths, unreadable)
+        after = predict_files(networks.adopted, paths, [])
+        pairs = [(a, b) for (_, a), (_, b) in zip(before, after, strict=True)]
         report_unreadable(unreadable)
-        num_equal = sum(before.class_name == after.class_name for before, after in pairs)
-        largest = max((float((a.probabilities - b.probabilities).abs().max()) for a, b in pairs), default=0.0)
-        echo(f"predictions on {len(pairs)} images: {num_equal} equal, largest probability difference {largest:.1e}")
+        num_equal = sum(a.class_name == b.class_name for a, b in pairs)
+        differences = [float((a.probabilities - b.probabilities).abs().max()) for a, b in pairs]
+        largest = f"largest probability difference {max(differences, default=0.0):.1e}"
+        echo(f"predictions on {len(pairs)} images: {num_equal} equal, {largest}")
     if not error <= MAX_ERROR:
-        raise InputError(f"outputs must agree within {MAX_ERROR}, got {error:.1e}; nothing was saved; report this")
+        message = f"outputs must agree within {MAX_ERROR}, got {error:.1e}"
+        raise InputError(f"{message}; nothing was saved; report this")
 
 
-def _time(networks: "Adopted", options: Adopt) -> None:
+def _time(networks: "Adopted", batch_size: int, seconds: float) -> None:
     """Print the time of a forward pass before and after, measured alternately."""
     import torch
 
     from lambdanets.timing import summarize, time_interleaved
 
-    preprocessing = networks.adopted.card.preprocessing
-    device = next(networks.adopted.model.parameters()).device
-    shape = (options.batch_size, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
-    images = torch.randn(shape, device=device)
-
-    def run(network: torch.nn.Module, layout: torch.memory_format) -> None:
-        with torch.inference_mode():
-            network(images.contiguous(memory_format=layout))
-
-    runs = {
-        "before": lambda: run(networks.original.model, torch.contiguous_format),
-        "after": lambda: run(networks.adopted.model, torch.contiguous_format),
-    }
+    images = networks.random_images(batch_size)
+    original, adopted = networks.original.model, networks.adopted.model
+    runs = {"before": lambda: original(images), "after": lambda: adopted(images)}
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    time_interleaved(runs, samples, repeats=20, seconds=options.seconds, synchronize=wait)
-    before, after = (summarize(samples[name]).median for name in ("before", "after"))
-    echo(
-        f"forward pass of {options.batch_size} images: {before * 1e3:.0f} ms before, {after * 1e3:.0f} ms after, "
-        f"{before / after:.2f} times as fast"
-    )
+    wait = torch.cuda.synchronize if images.is_cuda else lambda: None
+    with torch.inference_mode():
+        time_interleaved(runs, samples, repeats=20, seconds=seconds, synchronize=wait)
+    before, after = (1e3 * summarize(samples[name]).median for name in runs)
+    times = f"{before:.0f} ms before, {after:.0f} ms after, {before / after:.2f} times as fast"
+    echo(f"forward pass of {batch_size} images: {times}")

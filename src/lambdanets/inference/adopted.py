@@ -29,31 +29,32 @@ class Adopted:
     adopted: Classifier
     families: dict[str, str]
 
+    def random_images(self, count: int) -> Tensor:
+        """Images of the size and on the device of the networks, the same at each call."""
+        preprocessing = self.adopted.card.preprocessing
+        shape = (count, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
+        images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        return images.to(next(self.adopted.model.parameters()).device)
+
     def max_error(self, images: Tensor) -> float:
-        """Return the maximum of max|adopted - original| / max|original| over the outputs of the network and its layers.
+        """Return the maximum of max|adopted - original| / max|original| over network and layers.
 
-        The replaced layers are compared too, because a residual branch that is initialized to 0 would hide their error.
+        Layers are compared too, because a residual branch that is initialized to 0 hides their error.
         """
-        layers = list(self.families)
-        expected_outputs = _outputs(self.original.model, layers, images)
-        pairs = zip(_outputs(self.adopted.model, layers, images), expected_outputs, strict=True)
-        return max(float((actual - expected).abs().max() / expected.abs().max()) for actual, expected in pairs)
+        pairs = zip(*(self._outputs(c, images) for c in (self.adopted, self.original)), strict=True)
+        return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
-
-@torch.inference_mode()
-def _outputs(network: nn.Module, layers: list[str], images: Tensor) -> list[Tensor]:
-    """Return the outputs of the named layers, in that order, and of the network."""
-    outputs: dict[str, Tensor] = {}
-    with contextlib.ExitStack() as hooks:
-        for name in layers:
-
-            def save_output(module: nn.Module, inputs: Any, output: Tensor, name: str = name) -> None:
-                outputs[name] = output
-
-            handle = network.get_submodule(name).register_forward_hook(save_output)
-            hooks.callback(handle.remove)
-        result = network(images)
-    return [*(outputs[name] for name in layers), result]
+    @torch.inference_mode()
+    def _outputs(self, classifier: Classifier, images: Tensor) -> list[Tensor]:
+        """Return the outputs of the replaced layers, in the order of their calls, and the network."""
+        outputs: list[Tensor] = []
+        with contextlib.ExitStack() as hooks:
+            for name in self.families:
+                layer = classifier.model.get_submodule(name)
+                save = layer.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+                hooks.enter_context(save)
+            outputs.append(classifier.model(images))
+        return outputs
 
 
 def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:

@@ -24,7 +24,7 @@ def test_peer_with_our_weights_equals_ours(name, training, stride):
         gradient = torch.randn_like(expected)
         expected.backward(gradient)
         actual.backward(gradient)
-        assert relative_error(peers.PEERS[name].grad_table(theirs, heads=2), layer.embedding.table.grad) < 1e-12
+        assert relative_error(peers.PEERS[name].grad_table(theirs), layer.embedding.table.grad) < 1e-12
 
 
 def test_missing_peer_is_skipped_with_the_pip_command(monkeypatch):
