@@ -3,6 +3,8 @@
 Letters: b batch, h heads, k query depth, u intra-depth, v value depth, n and m positions, r side of the scope.
 """
 
+from types import SimpleNamespace
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -67,21 +69,34 @@ class Lucidrains(nn.Module):
         queries = queries.unflatten(1, (self.heads, -1))
         keys = keys.unflatten(1, (self.u, -1)).transpose(1, 2)
         values = values.flatten(2).unflatten(1, (self.u, -1)).transpose(1, 2)
+        return apply_lambdas(queries, keys, values, self.position_lambdas(values, grid)).unflatten(2, grid)
+
+    def position_lambdas(self, values, grid):
         if hasattr(self, "pos_conv"):
-            position = local_lambdas(values, grid, self.pos_conv.weight, self.pos_conv.bias)
-        elif hasattr(self, "rel_pos_emb"):
-            position = pair_lambdas(values, relative_embeddings(self.rel_pos_emb, grid))
-        else:
-            position = pair_lambdas(values, self.pos_emb)
-        return apply_lambdas(queries, keys, values, position).unflatten(2, grid)
+            return local_lambdas(values, grid, self.pos_conv.weight, self.pos_conv.bias)
+        if hasattr(self, "rel_pos_emb"):
+            return pair_lambdas(values, relative_embeddings(self.rel_pos_emb, grid))
+        return pair_lambdas(values, self.pos_emb)
 
 
 class TemporalLambdaUNet(Lucidrains):
-    """With a convolution over the slices of a volume, which are the examples of a batch."""
+    """With a convolution over the slices of a volume, which are examples in a row."""
 
-    def __init__(self, dim, dim_out, **options):
+    def __init__(self, dim, dim_out, *, slices, **options):
         super().__init__(dim, dim_out, **options)
-        self.tem_conv = nn.Conv2d(options["u"], options["dim_k"], (1, 3), padding=(0, 1))
+        convolution = nn.Conv2d(options["u"], options["dim_k"], (1, 3), padding=(0, 1))
+        if options.get("sequential"):
+            self.num_slices, self.temp_conv = slices, convolution
+        else:
+            self.cfg, self.tem_conv = SimpleNamespace(var_t=slices), convolution
+
+    def position_lambdas(self, values, grid):
+        convolution, slices = (
+            (self.temp_conv, self.num_slices) if hasattr(self, "temp_conv") else (self.tem_conv, self.cfg.var_t)
+        )
+        columns = values.unflatten(0, (-1, slices)).permute(0, 4, 3, 2, 1)  # (g, p, u, v, t)
+        lambdas = convolution(columns.flatten(0, 1)).unflatten(0, columns.shape[:2])  # (g, p, k, v, t)
+        return super().position_lambdas(values, grid) + lambdas.permute(0, 4, 2, 3, 1).flatten(0, 1)
 
 
 class Holocron(nn.Module):

@@ -18,6 +18,7 @@ LUCIDRAINS = Family(  # lambda-networks on PyPI
     tables=(("pos_conv.weight", "ku1yx"), ("rel_pos_emb", "yxku"), ("pos_emb", "nmku")),
     intra_depth_first=True,
 )
+ATOMMIC = replace(LUCIDRAINS, projections=("to_q.0", "to_k.0", "to_v.0"))  # its LambdaUNet
 HOLOCRON = Family(  # holocron.nn, pylocron on PyPI
     name="Holocron",
     attributes=("norm_q", "norm_v"),
@@ -45,7 +46,9 @@ LEADERJ1001 = Family(  # LambdaNetworks, and Telefonica's layers in 1-D and 2-D
 FAMILIES = (
     TIMM,
     LUCIDRAINS,
-    replace(LUCIDRAINS, projections=("to_q.0", "to_k.0", "to_v.0")),  # LambdaUNet, ATOMMIC
+    replace(LUCIDRAINS, slice_table="tem_conv.weight", slices="cfg.var_t"),  # LambdaUNet
+    ATOMMIC,
+    replace(ATOMMIC, slice_table="temp_conv.weight", slices="num_slices"),
     HOLOCRON,
     replace(HOLOCRON, heads="heads"),  # the first version of lucidrains' layer
     D_LI14,

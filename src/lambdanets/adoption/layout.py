@@ -14,8 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdanets.adoption.slices import SlicesLambdaLayer
 from lambdanets.errors import InputError
-from lambdanets.layers import DenseEmbedding, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
+from lambdanets.layers import (
+    DenseEmbedding,
+    LambdaLayer1d,
+    LambdaLayer2d,
+    LambdaLayer3d,
+    RelativeEmbedding,
+)
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 Tensors = dict[str, Tensor]  # a state dict
@@ -72,6 +79,8 @@ class Family:
         (k, u) and (v, u).
     norms: modules that normalize queries and values; a layer may lack them.
     pool: the attribute with the pooling of the output; a layer may lack it.
+    slice_table: name of the table along the slices, (k, u, 1, z), if the examples of a batch are
+        the slices of volumes. slices: dotted name of their number.
     """
 
     name: str
@@ -82,12 +91,15 @@ class Family:
     intra_depth_first: bool = False
     norms: tuple[str, str] = ("norm_q", "norm_v")
     pool: str = "avgpool"
+    slice_table: str = ""
+    slices: str = ""
 
     def recognizes(self, layer: Any) -> bool:
         has_attributes = all(hasattr(layer, name) for name in (self.heads, *self.attributes))
         weights = [_tensor(layer, f"{projection}.weight") for projection in self.projections]
         has_weights = all(weight is not None for weight in weights)
-        return has_attributes and has_weights and bool(self._tables_of(layer))
+        has_slices = not self.slice_table or _tensor(layer, self.slice_table) is not None
+        return has_attributes and has_weights and has_slices and bool(self._tables_of(layer))
 
     def sizes(self, layer: Any) -> dict[str, int]:
         """The sizes of a recognized layer, by letter."""
@@ -104,10 +116,16 @@ class Family:
         h, k, u = (sizes[letter] for letter in "hku")
         table, letters = self._tables_of(layer)[0]
         axes = sorted(range(len(letters)), key=lambda axis: letters[axis] in "ku")  # sides, k, u
-        sources = {"embedding.table": Source(table, tuple(tensors[table].shape), tuple(axes))}
-        position_bias = f"{table.rpartition('.')[0]}.bias"  # of the convolution with the table
-        if position_bias in tensors:
-            sources["position_bias"] = Source(position_bias, (k,), (0,))
+        tables = {"embedding.table": (table, axes)}
+        if self.slice_table:
+            tables = {"embedding.0.table": (table, axes), "embedding.1.table": (self.slice_table, [2, 3, 0, 1])}
+        sources = {
+            name: Source(theirs, tuple(tensors[theirs].shape), tuple(order)) for name, (theirs, order) in tables.items()
+        }
+        for name, theirs in (("position_bias", table), ("slice_bias", self.slice_table)):
+            bias = f"{theirs.rpartition('.')[0]}.bias"  # of the convolution with the table
+            if bias in tensors:
+                sources[name] = Source(bias, (k,), (0,))
         rows: tuple[Rows, ...] = (..., ..., ...)
         if len(set(self.projections)) == 1:
             rows = slice(h * k), slice(h * k, (h + u) * k), slice((h + u) * k, None)
@@ -148,7 +166,7 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
 
     Our projections have no biases. Those of queries and values are folded into the running means of
     the batch norms after them; that of keys has no effect, because softmax over positions is
-    invariant to it.
+    invariant to it. The bias along slices is added to the position bias.
 
     Raises InputError, or another exception, if the tensors are not those of a lambda layer.
     """
@@ -161,7 +179,10 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
     converted = _build(layer, family).train(layer.training)
     modules = dict(layer.named_modules())
     for ours, theirs in zip(("query_norm", "value_norm"), family.norms, strict=True):
-        setattr(converted, ours, copy.deepcopy(modules.get(theirs, nn.Identity())))
+        norm: Any = copy.deepcopy(modules.get(theirs, nn.Identity()))
+        if family.slice_table and isinstance(norm, nn.BatchNorm2d):
+            norm = _batch_norm_3d(norm)
+        setattr(converted, ours, norm)
     state, shapes = {}, _shapes(converted)
     for name, shape in shapes.items():
         source = sources[name]
@@ -175,6 +196,14 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
     lost = {source.name for name, source in sources.items() if name not in shapes}
     biases = {name: tensors[name].clone() for name in lost}
     converted.origin = Origin(sources, shapes, _shapes(layer), biases)
+    return converted
+
+
+def _batch_norm_3d(norm: nn.BatchNorm2d) -> nn.BatchNorm3d:
+    """The same norm for volumes."""
+    options = norm.eps, norm.momentum, norm.affine, norm.track_running_stats
+    converted = nn.BatchNorm3d(norm.num_features, *options, device="meta").train(norm.training)
+    converted.load_state_dict(norm.state_dict(), assign=True)
     return converted
 
 
@@ -212,12 +241,18 @@ def _shapes(layer: nn.Module) -> Shapes:
 
 
 def _add_biases(tensors: Tensors, sources: dict[str, Source], sign: int) -> None:
-    """Add the biases of queries and values to the running means, in a third-party state dict."""
-    for role in ("query", "value"):
-        bias, mean = (sources.get(f"{role}_{x}") for x in ("projection.bias", "norm.running_mean"))
-        if bias is not None and mean is not None:
-            old = tensors[mean.name]
-            tensors[mean.name] = old + sign * tensors[bias.name][bias.rows].to(old)
+    """Add the biases that ours lacks to running means and position bias, in a third-party state dict."""
+    for bias_name, total_name, factor in (
+        ("query_projection.bias", "query_norm.running_mean", sign),
+        ("value_projection.bias", "value_norm.running_mean", sign),
+        ("slice_bias", "position_bias", -sign),
+    ):
+        bias, total = sources.get(bias_name), sources.get(total_name)
+        if bias is not None:
+            if total is None:
+                raise InputError(f"its {bias.name} has no {total_name} to be added to")
+            old = tensors[total.name]
+            tensors[total.name] = old + factor * tensors[bias.name][bias.rows].to(old)
 
 
 def _build(layer: Any, family: Family) -> GridLambdaLayer:
@@ -228,11 +263,18 @@ def _build(layer: Any, family: Family) -> GridLambdaLayer:
     dimensions, k, u, h = weight.ndim - 3, *(sizes[letter] for letter in "kuh")
     if dimensions not in _LAYERS:
         raise InputError("its projections are not convolutions")
+    layer_type: type[GridLambdaLayer] = _LAYERS[dimensions]
     options: dict[str, Any]
+    sides = tuple(sizes[letter] for letter in "yx" if letter in sizes)
     if "n" in sizes:
         options = {"embedding": DenseEmbedding(sizes["n"], sizes["m"], k, u, device="meta")}
+    elif family.slice_table:
+        layer_type = SlicesLambdaLayer
+        scopes = (1, *sides), (layer.state_dict()[family.slice_table].shape[3], 1, 1)
+        tables = [RelativeEmbedding(scope, k, u, device="meta") for scope in scopes]
+        slices = reduce(getattr, family.slices.split("."), layer)
+        options = {"embedding": tables, "content": "slices", "slices": slices}
     else:  # without sides, the scope is one position
-        sides = tuple(sizes[letter] for letter in "yx" if letter in sizes)
         options = {"scope": sides or (1,) * dimensions}
     pool = getattr(layer, family.pool, nn.Identity())
     if not isinstance(pool, nn.Identity):
@@ -241,7 +283,7 @@ def _build(layer: Any, family: Family) -> GridLambdaLayer:
             pool.ceil_mode, pool.count_include_pad = True, False  # to support odd sides
         stride = pool.stride if isinstance(pool.stride, int) else pool.stride[0]
         options |= {"pool": pool, "stride": stride}
-    converted = _LAYERS[dimensions](
+    converted = layer_type(
         weight.shape[2],
         weight.shape[:2].numel() // u * h,
         query_depth=k,

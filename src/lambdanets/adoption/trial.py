@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.adoption.layout import Family, convert, convert_back
+from lambdanets.adoption.slices import SlicesLambdaLayer
 from lambdanets.errors import InputError
-from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 _BATCH = 2
@@ -65,8 +65,11 @@ def _random_map(theirs: nn.Module, ours: GridLambdaLayer) -> Tensor:
     Its sides are even, of different lengths and larger than needed, if the layer takes such a map.
     """
     embedding: Any = ours.embedding
-    if isinstance(embedding, RelativeEmbedding):
-        radii = [side // 2 for side in embedding.scope]
+    batch, scope = _BATCH, getattr(embedding, "scope", None)
+    if isinstance(ours, SlicesLambdaLayer):  # the map is a slice
+        batch, scope = _BATCH * ours.slices, ours.relative_embeddings[0].scope[1:]
+    if scope is not None:
+        radii = [side // 2 for side in scope]
         larger = [max(radius // 2 * 2 + 2, 4) + 2 * axis for axis, radius in enumerate(radii)]
         grids = [larger, [radius + 1 for radius in radii]]
     else:  # of all pairs: two sides, as equal as possible
@@ -74,7 +77,7 @@ def _random_map(theirs: nn.Module, ours: GridLambdaLayer) -> Tensor:
         side = next(side for side in range(math.isqrt(positions), 0, -1) if positions % side == 0)
         grids = [[side, positions // side]]
     for grid in grids:
-        x = torch.randn(_BATCH, ours.dim, *grid, dtype=torch.float64)
+        x = torch.randn(batch, ours.dim, *grid, dtype=torch.float64)
         with contextlib.suppress(Exception):
             theirs(x)
             break
