@@ -231,6 +231,7 @@ INVALID_ARGUMENTS = {
     ),
     "float mask": ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
     "list for mask": ({}, {"mask": [True]}, "mask must be a tensor, got list"),
+    "no tokens": ({}, {"x": None}, "x must be a tensor, got NoneType"),
     "mask on another device": (
         {}, {"mask": torch.ones(B, 1, N, dtype=torch.bool, device="meta")}, "mask must be on the device of x, cpu"
     ),
@@ -263,7 +264,7 @@ INVALID_ARGUMENTS = {
 def test_rejects_invalid_forward_arguments(options, arguments, message):
     layer = make_layer(**options)
     with pytest.raises(ValueError, match=message):
-        layer(random_tokens(B, N, DIM), **arguments)
+        layer(**({"x": random_tokens(B, N, DIM)} | arguments))
 
 
 @pytest.mark.parametrize(

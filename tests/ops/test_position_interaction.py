@@ -41,6 +41,13 @@ algorithms_and_cases = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize("missing", ["queries", "table", "values"])
+def test_tensors_must_not_be_none(missing):
+    inputs = dict(zip(("queries", "table", "values"), make_inputs((3, 4), (3, 3), 0), strict=True))
+    with pytest.raises(ValueError, match=f"{missing} must be a tensor, got NoneType"):
+        position_interaction(**(inputs | {missing: None}), grid=(3, 4))
+
+
 def make_inputs(grid, sides, u, batch=2, heads=3, k=4, v=5, dtype=torch.float64):
     generator = torch.Generator().manual_seed(math.prod(grid) + sum(sides) + u)
     extra = (u,) if u else ()
@@ -66,6 +73,23 @@ def test_local_scope_equals_the_masked_global_einsum(algorithm):
     expected = torch.einsum("bhnk,nmk,bmv->bhnv", queries, embeddings, values)
     result = position_interaction(queries, table[3:6, 3:8], values, grid, algorithm=algorithm)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
+
+
+@algorithms
+def test_negated_views_of_complex_tensors_keep_their_sign(algorithm):
+    views = [torch.complex(x, x).conj().imag for x in make_inputs((14, 9), (5, 7), 0)]
+    content = torch.complex(x := torch.randn(2, 4, 5, dtype=torch.float64), x).conj().imag
+    copies = [x.resolve_neg().requires_grad_() for x in (*views, content)]
+    assert all(x.is_neg() for x in views)
+    outputs, gradients = [], []
+    for *factors, added in ([x.requires_grad_() for x in (*views, content)], copies):
+        output = position_interaction(*factors, (14, 9), content=added, algorithm=algorithm)
+        grad_output = torch.complex(output.detach(), output.detach()).conj().imag
+        outputs.append(output)
+        grad_output = grad_output if factors[0].is_neg() else grad_output.resolve_neg()
+        gradients.append(torch.autograd.grad(output, (*factors, added), grad_output))
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*gradients)
 
 
 @algorithms

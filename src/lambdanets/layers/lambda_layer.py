@@ -137,7 +137,7 @@ class GridLambdaLayer(LambdaBase):
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
         if not isinstance(x, Tensor) or mask is not None:
-            check_tensors(x=x, mask=mask)
+            check_tensors({"mask": mask}, x=x)
         if x.ndim != self.dimensions + 2 or x.shape[1] != self.dim:
             sides = ("length", "height, width", "depth, height, width")[self.dimensions - 1]
             raise ValueError(f"x must be (b, dim = {self.dim}, {sides}), got shape {tuple(x.shape)}")

@@ -99,7 +99,7 @@ def is_plain_projection(module: nn.Module) -> bool:
     if not is_plain(module, _PROJECTIONS):
         return False
     projection: Any = module
-    if projection.bias is not None or isinstance(projection, nn.Linear):
+    if isinstance(projection, nn.Linear) or projection.bias is not None:
         return projection.bias is None
     is_pointwise = {*projection.kernel_size, *projection.stride, projection.groups} == {1}
     return is_pointwise and not any(projection.padding)

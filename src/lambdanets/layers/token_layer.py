@@ -1,5 +1,6 @@
 """The lambda layer on tokens, with any context, mask and position embeddings."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ class LambdaLayer(LambdaBase):
         embeddings: Tensor | None = None,
     ) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
-        check_tensors(x=x, context=context, mask=mask, embeddings=embeddings)
+        check_tensors({"context": context, "mask": mask, "embeddings": embeddings}, x=x)
         self._check_tokens("x", x, self.dim)
         if context is None:
             if self.dim_context != self.dim:
@@ -160,7 +161,8 @@ class LambdaLayer(LambdaBase):
             return (), self._pairwise_embeddings(n, m)
         if is_self_attention:
             return self._tables(), None
-        return (), torch.stack([embedding.of_pairs((n,), (m,)) for embedding in relative]).sum(0)
+        pairs = [embedding.of_pairs((n,), (m,)) for embedding in relative]
+        return (), functools.reduce(torch.add, pairs)
 
     def _check_tokens(self, name: str, tokens: Tensor, dim: int) -> None:
         if tokens.ndim != 3 or tokens.shape[2] != dim:

@@ -1,18 +1,19 @@
 """Argument checks, whose errors name the argument, the expected value and the actual value."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 
-def check_tensors(**tensors: Any) -> None:
-    """Raise ValueError unless all arguments are tensors on the same device; None is allowed."""
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    for name, tensor in present.items():
+def check_tensors(optional: Mapping[str, Any] | None = None, **tensors: Any) -> None:
+    """Raise ValueError unless all are tensors on the same device; `optional` ones may be None."""
+    tensors |= {name: x for name, x in (optional or {}).items() if x is not None}
+    for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    first_name, first = next(iter(present.items()))
-    for name, tensor in present.items():
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
         if tensor.device != first.device:
             raise ValueError(f"{name} must be on the device of {first_name}, {first.device}, got {tensor.device}")
 

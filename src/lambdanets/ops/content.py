@@ -23,7 +23,7 @@ def content_lambda(
     Returns (b, k, v) in the dtype of the inputs (float32 under float16 autocast). Keys are normalized in float32 or
     wider. Cost: b m k v u multiply-adds. Raises ValueError naming the invalid argument.
     """
-    check_tensors(keys=keys, values=values, mask=mask)
+    check_tensors({"mask": mask}, keys=keys, values=values)
     if keys.ndim not in (3, 4) or keys.ndim != values.ndim or keys.shape[:2] != values.shape[:2]:
         raise ValueError(
             "keys and values must be (b, m, k) and (b, m, v), or both with a trailing u; "

@@ -43,7 +43,8 @@ def lambda_interaction(
     mask are shared by the batch, otherwise b n m h (k + v) u. With multi_head, h times the cost of one head.
     Raises ValueError naming the invalid argument.
     """
-    check_tensors(queries=queries, keys=keys, values=values, embeddings=embeddings, mask=mask)
+    optional = {"keys": keys, "embeddings": embeddings, "mask": mask}
+    check_tensors(optional, queries=queries, values=values)
     check_flags(multi_head=multi_head, causal=causal)
     check_normalization(normalize_keys)
     check_lambda_interaction(queries, keys, values, embeddings, multi_head, causal)

@@ -89,9 +89,10 @@ def _fit_batch(problem: Problem, algorithm: type[Algorithm]) -> tuple[Algorithm,
     batch, implementation = problem.batch, algorithm(problem)
     cost = implementation.cost()
     while batch > 1 and cost.workspace_bytes > WORKSPACE_LIMIT_BYTES:
-        batch = -(-batch // 2)
-        implementation = algorithm(problem.limit_batch(batch))
-        cost = implementation.cost()
+        half = algorithm(problem.limit_batch(-(-batch // 2)))
+        if half.cost().workspace_bytes == cost.workspace_bytes:  # it does not depend on the batch
+            break
+        batch, implementation, cost = -(-batch // 2), half, half.cost()
     return implementation, cost.repeat(-(-problem.batch // batch))
 
 

@@ -102,7 +102,7 @@ def check_factors(
     queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, grid: tuple[int, ...]
 ) -> None:
     """Raise ValueError, with the expected and the actual shape, unless the shapes are consistent."""
-    check_tensors(queries=queries, table=table, values=values, content=content)
+    check_tensors({"content": content}, queries=queries, table=table, values=values)
     if queries.ndim != 4:
         raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
     if values.ndim not in (3, 4):

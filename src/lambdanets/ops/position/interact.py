@@ -206,6 +206,9 @@ def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | No
 
         options = (plan.problem.grid, 1, plan.problem.causal, plan.algorithm)
         return position_interaction_operator(queries, table, values, content, *options)
+    # kernels read memory, which has the opposite sign for an imaginary part of a conjugate
+    queries, table, values = queries.resolve_neg(), table.resolve_neg(), values.resolve_neg()
+    content = None if content is None else content.resolve_neg()
     algorithm = plan.implementation
     batch, heads, n, _ = queries.shape
     if batch == 0:
@@ -250,7 +253,7 @@ def backward(
     algorithm = plan.implementation
     # The backward pass may run inside autocast even if the forward pass did not.
     with without_autocast(queries.device):
-        prepared = prepared_tables.get(table, algorithm)
+        prepared = prepared_tables.get(table.resolve_neg(), algorithm)
         inputs = _cast(algorithm.dtype, grad_output, queries, values, content)
         if len(queries) <= algorithm.batch:
             g, q, v, c = inputs
@@ -290,7 +293,8 @@ def _backward_in_chunks(
 
 
 def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
-    return [None if x is None else x.to(dtype) for x in tensors]
+    """Tensors in a dtype, and without the negative bit that `forward` resolves too."""
+    return [None if x is None else x.to(dtype).resolve_neg() for x in tensors]
 
 
 def _split_batch(size: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:

@@ -122,7 +122,8 @@ def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None, None
-    for path in dict.fromkeys(line.split()[-1] for line in maps.splitlines() if "libgomp" in line):
+    paths = [line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line]
+    for path in dict.fromkeys(paths):
         runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         functions = (runtime.GOMP_parallel, runtime.omp_get_num_threads)
         return ctypes.cast(functions[0], ctypes.c_void_p), ctypes.cast(functions[1], ctypes.c_void_p)
