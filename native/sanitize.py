@@ -32,7 +32,7 @@ from torch import Tensor
 
 from lambdanets.ops.position import native
 from lambdanets.ops.position.algorithm import NeedsGrad, Problem
-from lambdanets.ops.position.transforms import Geometry, cheapest_axis, choose_geometry
+from lambdanets.ops.position.native_lengths import Geometry, cheapest_axis, choose_geometry
 
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:max_malloc_fill_size=1073741824:malloc_fill_byte=255",

@@ -126,7 +126,7 @@ class Explanation:
         lambda_layer, inputs = call.layer, call.inputs
         content = torch.zeros_like(call.output[:1])
         if inputs.keys is not None:
-            term = lambda_layer.interact_pairs(inputs._replace(embeddings=None))
+            term = lambda_layer.pair_terms(inputs._replace(embeddings=None))
             content = lambda_layer.finish(term, inputs)[:1]
         has_position = inputs.embeddings is not None or bool(inputs.tables)
         position = call.output[:1] - content if has_position else torch.zeros_like(content)

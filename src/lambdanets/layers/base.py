@@ -15,7 +15,7 @@ from lambdanets.layers.projection import Projection, is_plain, project
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization, shared_lambda
-from lambdanets.ops.position.interact import interact
+from lambdanets.ops.position.interact import compute_position_term
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, output_dtype, without_autocast
 
 
@@ -55,7 +55,7 @@ class LambdaInputs(NamedTuple):
 class LambdaBase(Layer, ABC):
     """Base class of the lambda layers: checks arguments, creates projections and norms, and calls the operations.
 
-    A forward pass is `prepare`, which returns LambdaInputs, `interact`, and `finish`.
+    A forward pass is `prepare`, which returns LambdaInputs, `sum_terms`, and `finish`.
 
     By default the heads share one lambda, so keys (k, u) and values (v, u) are projected once per position. With
     multi_head=True they are projected once per head.
@@ -194,7 +194,7 @@ class LambdaBase(Layer, ABC):
     def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
         """Convert the interaction (b, h, n, v) to the layout of the layer's output, and pool it if configured."""
 
-    def interact(self, inputs: LambdaInputs, channels_first: bool = False) -> Tensor:
+    def sum_terms(self, inputs: LambdaInputs, channels_first: bool = False) -> Tensor:
         """Return the sum of the content term and the position term, (b, h, n, v).
 
         channels_first: whether it should be in memory as (b, h, v, n).
@@ -204,16 +204,16 @@ class LambdaBase(Layer, ABC):
         if is_half or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
             autocast = autocast_dtype(device)
             with without_autocast(device):
-                output = self._terms(inputs.to(output_dtype(autocast or queries.dtype)), channels_first)
+                output = self._sum_terms(inputs.to(output_dtype(autocast or queries.dtype)), channels_first)
             return output if autocast else output.to(queries.dtype)
-        return self._terms(inputs, channels_first)
+        return self._sum_terms(inputs, channels_first)
 
-    def _terms(self, inputs: LambdaInputs, channels_first: bool) -> Tensor:
-        """The terms of `interact` in the dtype of the queries, without autocast."""
+    def _sum_terms(self, inputs: LambdaInputs, channels_first: bool) -> Tensor:
+        """The terms of `sum_terms` in the dtype of the queries, without autocast."""
         queries, keys, values, *_, tables, mask = inputs
         content, bias = None, self.position_bias
         if not tables:
-            output = self.interact_pairs(inputs)
+            output = self.pair_terms(inputs)
         else:
             if mask is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
                 padding = ~mask if self.multi_head else ~mask[:, 0]
@@ -229,7 +229,7 @@ class LambdaBase(Layer, ABC):
             for table in tables[1:]:
                 output = output + self._position_term(table, None, values, inputs, channels_first)
             if keys is not None and content is None:
-                output = self.interact_pairs(inputs) + output
+                output = self.pair_terms(inputs) + output
         if bias is None or content is not None:
             return output
         return output + self._bias_term(queries).to(output.dtype)
@@ -246,11 +246,14 @@ class LambdaBase(Layer, ABC):
         options = (inputs.grid, self.dilation, self.causal, self.algorithm, channels_first)
         queries = inputs.queries
         if not self.multi_head:
-            return interact(queries, table, values, content, *options)
-        terms = [interact(queries[:, i : i + 1], table[i], values[:, i], None, *options) for i in range(self.heads)]
+            return compute_position_term(queries, table, values, content, *options)
+        terms = [
+            compute_position_term(queries[:, i : i + 1], table[i], values[:, i], None, *options)
+            for i in range(self.heads)
+        ]
         return torch.cat(terms, dim=1)
 
-    def interact_pairs(self, inputs: LambdaInputs) -> Tensor:
+    def pair_terms(self, inputs: LambdaInputs) -> Tensor:
         """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""
         options: dict[str, Any] = {
             "multi_head": self.multi_head,

@@ -129,7 +129,7 @@ class GridLambdaLayer(LambdaBase):
         inputs = self.prepare(x, mask)
         is_contiguous = x.is_contiguous()
         # pooling contiguous maps costs more than their copy
-        output = self.finish(self.interact(inputs, channels_first=is_contiguous and not self.pools), inputs)
+        output = self.finish(self.sum_terms(inputs, channels_first=is_contiguous and not self.pools), inputs)
         if is_contiguous:
             return output.contiguous()
         return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)

@@ -103,7 +103,7 @@ class LambdaLayer(LambdaBase):
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, context, mask=mask, embeddings=embeddings)
         inputs = self.prepare(x, context, mask=mask, embeddings=embeddings)
-        return self.finish(self.interact(inputs), inputs)
+        return self.finish(self.sum_terms(inputs), inputs)
 
     def prepare(
         self,

@@ -66,7 +66,7 @@ def assert_reproduces(layer, inputs, output, positions, index):
         expected = output[index(position)]
         torch.testing.assert_close(attention.output(), expected, rtol=1e-10, atol=1e-10)
         values = inputs.values.detach().requires_grad_()
-        result = layer.finish(layer.interact(inputs._replace(values=values)), inputs)[index(position)]
+        result = layer.finish(layer.sum_terms(inputs._replace(values=values)), inputs)[index(position)]
         v, heads = layer.value_depth, layer.heads
         (gradient,) = torch.autograd.grad(result[(heads - 1) * v + 1], values)
         gradient = gradient[0, -1] if layer.multi_head else gradient[0]  # (m, v[, u])

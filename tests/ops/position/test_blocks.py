@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from lambdanets.ops.position.tiling import Axis, make_block, make_block_backward
+from lambdanets.ops.position.windows import Axis, make_block, make_block_backward
 
 # sides of the table, and (tile, window, first) along each axis
 BLOCKS = {

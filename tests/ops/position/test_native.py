@@ -13,7 +13,7 @@ import lambdanets as ln
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import choose, native
 from lambdanets.ops.position.algorithm import NeedsGrad
-from lambdanets.ops.position.interact import interact, make_problem
+from lambdanets.ops.position.interact import compute_position_term, make_problem
 from lambdanets.ops.position.native import FOLDER, Library, Native, load_library
 
 pytestmark = needs_native
@@ -205,7 +205,7 @@ def test_channels_may_be_maps(grid, sides, options):
     results = []
     for channels_first in (False, True):
         inputs = [x.clone().requires_grad_() for x in factors]
-        output = interact(*inputs, None, grid, 1, False, "native", channels_first)
+        output = compute_position_term(*inputs, None, grid, 1, False, "native", channels_first)
         assert output.mT.is_contiguous() == channels_first or math.prod(grid) == 1
         g = grad_output.mT.contiguous().mT if channels_first else grad_output
         results.append([output, *torch.autograd.grad(output, inputs, g)])

@@ -5,7 +5,7 @@ from interactions import Spy, assert_all_close, make_inputs, run
 import lambdanets as ln
 from lambdanets.ops.position.choose import ALGORITHMS
 from lambdanets.ops.position.query_order import QueryOrder, best_tiling
-from lambdanets.ops.position.tiling import Tiling
+from lambdanets.ops.position.windows import Tiling
 
 # grid, sides of the table, u, causal, tiles
 GRIDS = {

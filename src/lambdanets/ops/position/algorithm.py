@@ -108,7 +108,7 @@ class Algorithm(ABC):
 
     name: value of the `algorithm` argument of functions.
     dtype: of queries, values, content, grad_output and the prepared table.
-    batch: maximum number of examples of a call; `interact` splits larger batches.
+    batch: maximum number of examples of a call; `interact.py` splits larger batches.
     """
 
     name: ClassVar[str]

@@ -2,7 +2,7 @@
 
 y = T(q, R, V) + q L is linear in each of queries q, table R, values V and the optional content lambda L. With g the
 gradient of y, <g, y> is linear in all five. Its directional derivative along (a, B, C, D) has the same form,
-<g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>. Therefore derivatives of any order need only `position_term`,
+<g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>. Therefore derivatives of any order need only `apply_plan`,
 `position_gradients` and products with content lambdas. README.md in this folder has a table of the terms.
 """
 
@@ -16,18 +16,18 @@ from torch import Tensor
 from lambdanets.ops.position import interact
 from lambdanets.ops.position.algorithm import NeedsGrad
 from lambdanets.ops.position.choose import Plan, choose
-from lambdanets.ops.position.interact import FactorGradients, position_gradients, position_term
+from lambdanets.ops.position.interact import FactorGradients, apply_plan, position_gradients
 from lambdanets.ops.precision import without_autocast
 
 _QUERIES, _TABLE, _VALUES, _CONTENT = range(4)  # indices of factors
 
 
 class TransformableInteraction(torch.autograd.Function):
-    """`position_term` under the transforms of torch.func."""
+    """`apply_plan` under the transforms of torch.func."""
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
-        return interact.forward(*inputs)
+        return interact.run_forward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -50,12 +50,12 @@ class TransformableInteraction(torch.autograd.Function):
         if in_dims[_TABLE] is None:  # the table is shared: merge the mapped axis into the batch
             indices = (_QUERIES, _VALUES, _CONTENT)
             (queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, indices, plan)
-            output = position_term(queries, tensors[_TABLE], values, content, plan)
+            output = apply_plan(queries, tensors[_TABLE], values, content, plan)
             return output.unflatten(0, (info.batch_size, -1)), 0
         outputs = []
         for i in range(info.batch_size):
             queries, table, values, content = _select(tensors, in_dims, i)
-            outputs.append(position_term(queries, table, values, content, plan))
+            outputs.append(apply_plan(queries, table, values, content, plan))
         return torch.stack(outputs), 0
 
 
@@ -64,7 +64,7 @@ class TransformableGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> FactorGradients:
-        return interact.backward(*inputs)
+        return interact.run_backward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:
@@ -142,7 +142,7 @@ def _output_along(factors: Sequence[Tensor], index: int, direction: Tensor, plan
     if index == _CONTENT:
         return _product(queries, content)
     with without_autocast(queries.device):
-        return position_term(queries, table, values, content if index == _QUERIES else None, plan)
+        return apply_plan(queries, table, values, content if index == _QUERIES else None, plan)
 
 
 def _gradients_along(

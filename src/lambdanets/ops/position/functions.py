@@ -1,4 +1,4 @@
-"""The position interaction on a grid, and its plan: argument checks and dtypes, then `interact`."""
+"""The position interaction on a grid, and its plan: argument checks and dtypes, then `interact.py`."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
 from lambdanets.ops.geometry import static_shape
 from lambdanets.ops.position.choose import Plan, check_algorithm
-from lambdanets.ops.position.interact import interact, undilate
+from lambdanets.ops.position.interact import compute_position_term, make_plan
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
@@ -45,7 +45,7 @@ def position_interaction(
     """
     tensors, grid, result_dtype = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
     with without_autocast(queries.device):
-        return interact(*tensors, grid, dilation, causal, algorithm).to(result_dtype)
+        return compute_position_term(*tensors, grid, dilation, causal, algorithm).to(result_dtype)
 
 
 def plan(
@@ -69,7 +69,7 @@ def plan(
     queries, table, values, _ = tensors
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
-    return undilate(queries, table, values, None, grid, dilation, causal, algorithm)[0]
+    return make_plan(queries, table, values, None, grid, dilation, causal, algorithm)[0]
 
 
 def _prepare(

@@ -1,7 +1,7 @@
 """The position term of layers and of `position_interaction`, from checked tensors to an algorithm and back.
 
-In this order: `interact` undoes the dilation, crops the table and chooses an algorithm; `position_term`
-calls the autograd function; `forward` and `backward` prepare the table and split the batch. The tensors
+In this order: `compute_position_term` undoes the dilation, crops the table and chooses an algorithm; `apply_plan`
+calls the autograd function; `run_forward` and `run_backward` prepare the table and split the batch. The tensors
 are queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
 or None.
 """
@@ -28,7 +28,7 @@ FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | No
 CACHE_BYTES = 256 << 20  # limit on the total size of cached tables
 
 
-def interact(
+def compute_position_term(
     queries: Tensor,
     table: Tensor,
     values: Tensor,
@@ -51,12 +51,12 @@ def interact(
         from lambdanets.ops.position.graphs import interact_in_graph
 
         return interact_in_graph(queries, table, values, content, grid, dilation, causal, algorithm)
-    plan, factors = undilate(queries, table, values, content, grid, dilation, causal, algorithm, channels_first)
-    output = position_term(*factors, plan)
+    plan, factors = make_plan(queries, table, values, content, grid, dilation, causal, algorithm, channels_first)
+    output = apply_plan(*factors, plan)
     return output if dilation == 1 else redilate(output, grid, dilation)
 
 
-def undilate(
+def make_plan(
     queries: Tensor,
     table: Tensor,
     values: Tensor,
@@ -135,14 +135,14 @@ def make_problem(
     )
 
 
-def position_term(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
+def apply_plan(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v), differentiable any number of times; the table must be cropped to the grid."""
     if torch._C._are_functorch_transforms_active():  # vmap and jvp need another kind of function, which is slower
         from lambdanets.ops.position.derivatives import TransformableInteraction
 
         return TransformableInteraction.apply(queries, table, values, content, plan)
     if torch.is_inference_mode_enabled():
-        return forward(queries, table, values, content, plan)
+        return run_forward(queries, table, values, content, plan)
     return _Interaction.apply(queries, table, values, content, plan)
 
 
@@ -163,7 +163,7 @@ class _Interaction(torch.autograd.Function):
         ctx.plan = plan
         ctx.save_for_backward(queries, table, values, content)
         ctx.save_for_forward(queries, table, values, content)
-        return forward(queries, table, values, content, plan)
+        return run_forward(queries, table, values, content, plan)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
@@ -184,7 +184,7 @@ class _Gradients(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)
-        return backward(*inputs)
+        return run_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
@@ -199,7 +199,7 @@ class _Gradients(torch.autograd.Function):
         return gradients_jvp(ctx.saved_tensors, tangents[:5], ctx.plan, ctx.needs)
 
 
-def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
+def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v)."""
     if torch._C._len_torch_dispatch_stack():  # make_fx and counters of FLOP see only operators
         from lambdanets.ops.position.operators import position_interaction_operator
@@ -226,7 +226,7 @@ def forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | No
     return output.to(result_dtype).detach()
 
 
-def backward(
+def run_backward(
     grad_output: Tensor,
     queries: Tensor,
     table: Tensor,
@@ -293,7 +293,7 @@ def _backward_in_chunks(
 
 
 def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
-    """Tensors in a dtype, and without the negative bit that `forward` resolves too."""
+    """Tensors in a dtype, and without the negative bit that `run_forward` resolves too."""
     return [None if x is None else x.to(dtype).resolve_neg() for x in tensors]
 
 

@@ -1,7 +1,7 @@
 """Native: a compiled CPU kernel that fuses Fourier transforms along two axes with the products, tile by tile in cache.
 
 `native/kernel.c` has the method. This file finds the library for the processor, chooses the lengths of the transforms
-(`transforms.py`), transforms the table, and calls the kernel through ctypes.
+(`native_lengths.py`), transforms the table, and calls the kernel through ctypes.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lambdanets.ops.geometry import is_transposed
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
-from lambdanets.ops.position.transforms import Axis, Geometry, choose_geometry, cross_twiddles, twiddles
+from lambdanets.ops.position.native_lengths import Axis, Geometry, choose_geometry, cross_twiddles, twiddles
 from lambdanets.ops.precision import accumulation_dtype
 
 FOLDER = Path(__file__).with_name("libraries")

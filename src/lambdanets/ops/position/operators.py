@@ -14,7 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from lambdanets.ops.geometry import join_phases, split_phases
 from lambdanets.ops.position.algorithm import NeedsGrad
-from lambdanets.ops.position.interact import backward, forward, redilate, undilate
+from lambdanets.ops.position.interact import make_plan, redilate, run_backward, run_forward
 from lambdanets.ops.precision import output_dtype
 
 
@@ -33,8 +33,8 @@ def position_interaction_operator(
 
     queries: (b, h, n, k). table: (r_1..r_D, k, u). values: (b, n, v, u). content: (b, k, v) or None.
     """
-    plan, factors = undilate(queries, table, values, content, tuple(grid), dilation, causal, algorithm)
-    output = redilate(forward(*factors, plan), grid, dilation)
+    plan, factors = make_plan(queries, table, values, content, tuple(grid), dilation, causal, algorithm)
+    output = redilate(run_forward(*factors, plan), grid, dilation)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -58,10 +58,10 @@ def backward_operator(
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients of queries, table, values and content; those that are not needed are empty tensors."""
-    plan, factors = undilate(queries, table, values, content, tuple(grid), dilation, causal, algorithm)
+    plan, factors = make_plan(queries, table, values, content, tuple(grid), dilation, causal, algorithm)
     if dilation > 1:
         grad_output = split_phases(grad_output.transpose(1, 2), grid, dilation).transpose(1, 2)
-    gradients = backward(grad_output, *factors, plan, NeedsGrad(*needs_grad))
+    gradients = run_backward(grad_output, *factors, plan, NeedsGrad(*needs_grad))
     grad_queries, grad_table, grad_values, grad_content = gradients
     if grad_table is not None:
         cropped = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]

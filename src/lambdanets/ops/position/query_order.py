@@ -25,7 +25,7 @@ from lambdanets.ops.position.algorithm import (
     Problem,
     matmul_work,
 )
-from lambdanets.ops.position.tiling import (
+from lambdanets.ops.position.windows import (
     Tiling,
     make_block,
     make_block_backward,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lambdanets.ops.position.algorithm import Problem
-from lambdanets.ops.position.tiling import (
+from lambdanets.ops.position.windows import (
     Tiling,
     pack_outputs,
     pack_queries,
