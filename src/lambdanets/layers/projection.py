@@ -13,7 +13,9 @@ from lambdanets.ops.geometry import is_exporting
 Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_MIN_FOLDED = 1 << 16  # elements of the input; for fewer, folding takes longer than batch norms
+# Elements of the input from which folding takes less time than batch norms. Graphs fold constants once, and autocast
+# would cast each output of a batch norm.
+_MIN_FOLDED = 1 << 16
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 

@@ -1,7 +1,7 @@
-"""Chooses the algorithm for a position interaction and explains the choice.
+"""Chooses the algorithm with the least counted work within a limit on the workspace.
 
-GPUs use `fused` where they can. CPUs use `native`, unless `query_order` has less work, as on 7x7 maps.
-Without both, the choice is between `query_order` and `row_transform`.
+GPUs use `fused` where they can. On CPUs that is mostly `native`, and `query_order` for small windows
+and maps, as at 7x7. Without compiled kernels, it is `query_order` or `row_transform`.
 
 To add an algorithm, subclass `Algorithm` in a new file in this folder, and add it to ALGORITHMS.
 """

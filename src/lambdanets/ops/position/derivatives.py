@@ -22,7 +22,7 @@ from lambdanets.ops.precision import without_autocast
 _QUERIES, _TABLE, _VALUES, _CONTENT = range(4)  # indices of factors
 
 
-class TransformableInteraction(torch.autograd.Function):
+class TransformableInteraction(interact.Interaction):
     """`apply_plan` under the transforms of torch.func."""
 
     @staticmethod
@@ -34,15 +34,6 @@ class TransformableInteraction(torch.autograd.Function):
         *tensors, ctx.plan = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
-        needs = NeedsGrad(*ctx.needs_input_grad[:4])
-        return *position_gradients(grad_output, ctx.saved_tensors, ctx.plan, needs), None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return output_jvp(ctx.saved_tensors, tangents[:4], ctx.plan)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
@@ -59,7 +50,7 @@ class TransformableInteraction(torch.autograd.Function):
         return torch.stack(outputs), 0
 
 
-class TransformableGradients(torch.autograd.Function):
+class TransformableGradients(interact.Gradients):
     """`position_gradients` under the transforms of torch.func."""
 
     @staticmethod
@@ -72,14 +63,6 @@ class TransformableGradients(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
-        return *double_backward(ctx.saved_tensors, directions, ctx.plan, ctx.needs_input_grad[:5]), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        return gradients_jvp(ctx.saved_tensors, tangents[:5], ctx.plan, ctx.needs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:

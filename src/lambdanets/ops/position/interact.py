@@ -143,7 +143,7 @@ def apply_plan(queries: Tensor, table: Tensor, values: Tensor, content: Tensor |
         return TransformableInteraction.apply(queries, table, values, content, plan)
     if torch.is_inference_mode_enabled():
         return run_forward(queries, table, values, content, plan)
-    return _Interaction.apply(queries, table, values, content, plan)
+    return Interaction.apply(queries, table, values, content, plan)
 
 
 def position_gradients(
@@ -154,10 +154,12 @@ def position_gradients(
         from lambdanets.ops.position.derivatives import TransformableGradients
 
         return TransformableGradients.apply(grad_output, *factors, plan, needs)
-    return _Gradients.apply(grad_output, *factors, plan, needs)
+    return Gradients.apply(grad_output, *factors, plan, needs)
 
 
-class _Interaction(torch.autograd.Function):
+class Interaction(torch.autograd.Function):
+    """`apply_plan` in eager mode."""
+
     @staticmethod
     def forward(ctx: Any, queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
         ctx.plan = plan
@@ -177,7 +179,9 @@ class _Interaction(torch.autograd.Function):
         return output_jvp(ctx.saved_tensors, tangents[:4], ctx.plan)
 
 
-class _Gradients(torch.autograd.Function):
+class Gradients(torch.autograd.Function):
+    """`position_gradients` in eager mode."""
+
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> FactorGradients:
         *tensors, ctx.plan, ctx.needs = inputs
