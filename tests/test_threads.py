@@ -15,7 +15,7 @@ import lambdanets as ln
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector, build_detector
 from lambdanets.inference.segmenter import Segmenter
-from lambdanets.models.padding_check import simulate_trained_weights
+from lambdanets.models.padding import simulate_trained_weights
 from lambdanets.recipes.detection.digits import recipe as OBJECTS
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.segmentation.digits import recipe as MASKS

@@ -6,8 +6,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.models.padding import padded_batch
-from lambdanets.models.padding_check import simulate_trained_weights
+from lambdanets.models.padding import padded_batch, simulate_trained_weights
 
 SMALL_OPTIONS = {
     "pyramid_channels": 16,
@@ -67,7 +66,7 @@ def test_rejects_boxes_without_area_in_training(box):
 
 def test_rejects_fixed_size_networks_without_hide_padding():
     with pytest.raises(
-        InputError, match=r"vit_tiny_patch16_224 does not accept images of 64 x 192, a possible size of a batch"
+        InputError, match=r"vit_tiny_patch16_224 does not accept images whose sides are any multiples of 32"
     ):
         small_mask_rcnn("vit_tiny_patch16_224", levels=(0,), hide_padding=False)
 

@@ -8,8 +8,7 @@ from torch import nn
 from lambdanets import LambdaLayer2d, create_model
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import PyramidBackbone
-from lambdanets.models.padding import add_padding_hooks, padded_batch
-from lambdanets.models.padding_check import simulate_trained_weights
+from lambdanets.models.padding import add_padding_hooks, padded_batch, simulate_trained_weights
 
 SHALLOW = {"layers": (1, 1, 2, 1)}
 SHALLOW_LAMBDA_RESNET = SHALLOW | {"lambda_blocks": ((), (), (1, 2), (1,)), "scope": 5}
@@ -126,20 +125,30 @@ def test_gradient_checkpointing_recomputes_with_the_sizes_of_its_batch(use_reent
     monkeypatch.setattr(timm.layers.config, "_USE_REENTRANT_CKPT", use_reentrant)
     batches = [(SIZES, (96, 96)), ([(20, 96), (64, 64)], (64, 96)), ([(33, 40)], (33, 40))]
     gradients = []
-    for checkpointing in (False, True):
+    for checkpointing in (False, True, True):
         torch.manual_seed(0)
         network = simulate_trained_weights(create_model("lambda_resnet50", features_only=True, **SHALLOW_LAMBDA_RESNET))
         network.set_grad_checkpointing(checkpointing)
         backbone = PyramidBackbone(network, 8).double()
         total = 0
-        for sizes, batch in batches:
+        for sizes, batch in batches if len(gradients) < 2 else reversed(batches):
             with padded_batch(sizes, batch):
                 maps = backbone(pad_images(random_images(sizes), batch))
             total = total + maps["2"].square().sum()
         total.backward()
         gradients.append([parameter.grad for parameter in network.parameters()])
-    for gradient, expected in zip(*gradients, strict=True):
-        assert_same(gradient, expected)
+    for expected, *others in zip(*gradients, strict=True):
+        for gradient in others:
+            assert_same(gradient, expected)
+
+
+def test_no_sizes_are_left_after_a_forward_pass(network):
+    images = pad_images(random_images(), (96, 96), 0)
+    expected = network(images)[:3]  # the others may be very large
+    with pytest.raises(RuntimeError, match="size of tensor"), padded_batch(SIZES[:2], (96, 96)):
+        network(images)
+    run_padded(network, (96, 96))
+    assert all(map(torch.equal, network(images)[:3], expected))
 
 
 def test_global_default_device_does_not_matter(network):

@@ -25,8 +25,13 @@ from torchvision.ops.poolers import initLevelMapper
 
 from lambdanets.errors import InputError
 from lambdanets.models.factory import LAMBDA_MODELS, create_model
-from lambdanets.models.padding import add_padding_hooks, current_padding, padded_batch
-from lambdanets.models.padding_check import check_accepts_padded_batches, check_padding
+from lambdanets.models.padding import (
+    add_padding_hooks,
+    check_padded_batches,
+    current_padding,
+    keep_for_backward,
+    padded_batch,
+)
 
 Target = dict[str, Tensor]
 _PADDING_LOGIT = -100.0  # objectness logit of anchors in padding, a probability of 4e-44
@@ -63,11 +68,9 @@ class PyramidBackbone(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.network(images)
         levels = self.pyramid(OrderedDict((str(level), x) for level, x in enumerate(maps)))
-        padding = current_padding()
-        if padding is None:
-            return levels
-        borders = ((name, padding.replicate_border(x)) for name, x in levels.items())
-        return OrderedDict((name, padding.restore_in_backward(x)) for name, x in borders)
+        if padding := current_padding():
+            levels = OrderedDict((name, padding.replicate_border(x)) for name, x in levels.items())
+        return OrderedDict((name, keep_for_backward(x)) for name, x in levels.items())
 
 
 class MaskRCNN(TorchvisionMaskRCNN):
@@ -278,9 +281,7 @@ def mask_rcnn(
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
     if backbone not in LAMBDA_MODELS and not is_meta:
-        (check_padding if hide_padding else check_accepts_padded_batches)(
-            pyramid_backbone, pyramid_backbone.strides[-1], backbone
-        )
+        check_padded_batches(pyramid_backbone, pyramid_backbone.strides[-1], backbone, hide_padding)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
