@@ -10,8 +10,11 @@ from lambdanets.layers import DenseEmbedding
 
 # layer class, options, input sizes
 LAYERS = {
-    "1d": (LambdaLayer1d, {}, ((9,), (30,), (257,))),
-    "2d": (LambdaLayer2d, {}, ((8, 8), (9, 12), (16, 20), (14, 14))),
+    "1d, several tables": (
+        LambdaLayer1d,
+        {"embedding": [RelativeEmbedding((5,), 4), RelativeEmbedding((9,), 4)]},
+        ((9,), (30,), (257,)),
+    ),
     "2d stride, intra-depth, other normalizations": (
         LambdaLayer2d,
         {"stride": 2, "dilation": 2, "intra_depth": 2, "normalize_keys": "l2", "normalize_queries": "softmax"},

@@ -24,7 +24,6 @@ def assert_equal_with_gradients(compiled, function, inputs):
 
 
 OPTIONS = {
-    "global": {},
     "causal": {"causal": True},
     "mask, multi-head": {"mask": True, "multi_head": True},
 }

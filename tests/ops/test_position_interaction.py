@@ -106,7 +106,7 @@ def test_error_is_at_most_twice_the_reference_error(grid, sides, u, dtype, algor
 
 @algorithms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("grid", "sides"), [((5, 6), (5, 7)), ((14, 13), (7, 7)), ((14, 14), (23, 23))], ids=str)
+@pytest.mark.parametrize(("grid", "sides"), [((5, 6), (5, 7)), ((14, 13), (7, 7)), ((9, 10), (23, 23))], ids=str)
 def test_gradient_error_is_at_most_twice_the_reference_error(grid, sides, dtype, algorithm):
     inputs, references, exact_results = reference_and_exact_gradients(grid, sides, dtype)
     results = gradients(lambda *x: position_interaction(*x, algorithm=algorithm), inputs, grid)
