@@ -5,13 +5,11 @@
  *   forward per task:   V^ (half spectrum, columns f2 of N1 values) once for each slice of depth and each u;
  *                       per pair: for each f2: sum of products over (depth offset, u), inverse DFT over f1 -> map T;
  *                       for each row of T: inverse DFT over f2 -> lambdas in L1 -> y += q lambda.
- *   backward per task:  D = DFT of the gradients of the lambdas, sum over h of q g; then with * for the conjugate
- *                       grad R'^ += sum over lanes of V^* D    (grad_spectra; grad_table of native.py inverts it)
- *                       G   += R'^* D, grad V = IDFT(G)       (V is real: D at -f is mirrored into the half spectrum)
- *                       grad q = sum over lanes of g lambda   (lambdas as in the forward pass)
- * REAL, VL and KERNEL come from libraries.py: float or double, lanes of a vector, suffix of the functions' names.
- * Letters: p problem, w work memory of a task, t part of the grid (tile), m or team the threads of a task, x y columns
- * and rows of positions, f frequencies, h heads; p->spectrum is R'^, w->spectrum V^.
+ *   backward per task:  D = DFT of the gradients of the lambdas, sum over h of q g. With * for the conjugate,
+ *                       grad R'^ += sum over lanes of V^* D, G += R'^* D (D at -f mirrored), grad V = IDFT(G),
+ *                       and grad q = sum over lanes of g lambda.
+ * p problem, w work memory, t tile, m or team the threads of a task, x y columns and rows, h heads; p->spectrum is
+ * R'^, divided by N1 N2, w->spectrum V^. libraries.py defines REAL, VL (lanes) and KERNEL (suffix of names).
  * Sequences are maps with twiddles between the two steps. An inverse DFT is a forward DFT with real and imaginary parts
  * exchanged, so codelets have one direction.
  */

@@ -14,14 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-FLAGS = (
-    "-O3",
-    "-fPIC",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fvisibility=hidden",
-    "-Wno-psabi",
-)
+FLAGS = ("-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi")
 # By machine: libraries, their instruction set (for zig, and for gcc and clang), other flags, and value channels in a
 # vector of each kernel: float32 in wide and in narrow vectors, float64.
 LIBRARIES = {

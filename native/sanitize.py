@@ -40,10 +40,7 @@ OPTIONS = {
     "TSAN_OPTIONS": "halt_on_error=1",
 }
 NAMES = ("output", "gradient of queries", "of the table", "of values", "of content")
-TOLERANCE = {
-    torch.float32: 1e-5,
-    torch.float64: 1e-13,
-}  # relative to the norm; rounding has a tenth of it
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}  # relative to the norm; rounding has a tenth of it
 MAX_WORK = 300_000  # points of transforms, times pairs of query depths and blocks of value channels
 
 

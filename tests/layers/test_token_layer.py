@@ -226,15 +226,8 @@ INVALID_ARGUMENTS = {
     "embeddings without position term": (
         {}, {"embeddings": random_tokens(N, N, 4)}, "embeddings must be None for a layer with position=False"
     ),
-    "embedding that returns None": (
-        {"position": True, "embedding": ReturnsNone()}, {}, "embedding must return a tensor, got NoneType"
-    ),
     "float mask": ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
-    "list for mask": ({}, {"mask": [True]}, "mask must be a tensor, got list"),
     "no tokens": ({}, {"x": None}, "x must be a tensor, got NoneType"),
-    "mask on another device": (
-        {}, {"mask": torch.ones(B, 1, N, dtype=torch.bool, device="meta")}, "mask must be on the device of x, cpu"
-    ),
     "missing context": ({"dim_context": CONTEXT}, {}, "context must be a tensor if dim_context = 5 differs"),
     "context with other channels": (
         {"dim_context": CONTEXT}, {"context": random_tokens(B, M, DIM)},
@@ -242,9 +235,6 @@ INVALID_ARGUMENTS = {
     ),
     "context with another batch size": (
         {"dim_context": CONTEXT}, {"context": random_tokens(3, M, CONTEXT)}, "context must have batch size 2, like x"
-    ),
-    "context with another dtype": (
-        {"dim_context": CONTEXT}, {"context": random_tokens(B, M, CONTEXT).float()}, "context must have the dtype"
     ),
     "causal with a separate context": (
         {"dim_context": CONTEXT, "causal": True}, {"context": random_tokens(B, M, CONTEXT)},

@@ -169,12 +169,7 @@ def test_gradcheck_of_resizing(old, new):
 
 INVALID_ARGUMENTS = {
     "an even side": ({"sides": (5, 6)}, r"sides must be 1, 2 or 3 integers, odd and positive, got \(5, 6\)"),
-    "a negative side": ({"sides": (5, -1)}, "sides must be .* odd and positive"),
-    "a float side": ({"sides": (5, 7.0)}, r"sides must be 1, 2 or 3 integers.*got \(5, 7.0\)"),
-    "a boolean side": ({"sides": (5, True)}, "sides must be 1, 2 or 3 integers"),
     "sides that are a number": ({"sides": 5}, "sides must be 1, 2 or 3 integers.*got 5"),
-    "empty sides": ({"sides": ()}, "sides must be 1, 2 or 3 integers"),
-    "four sides": ({"sides": (3, 3, 3, 3)}, "sides must be 1, 2 or 3 integers"),
     "more sides than the table": (
         {"sides": (3, 3, 3)},
         r"table must be \(r_1, r_2, r_3, k\) or .*, because sides has 3 elements, got shape \(5, 7, 4\)",
@@ -184,7 +179,6 @@ INVALID_ARGUMENTS = {
         r"table must be \(r_1, k\) or",
     ),
     "an even table": ({"shape": (5, 8, 4)}, r"table must have odd sides.*got \(5, 8, 4\)"),
-    "an integer table": ({"dtype": torch.int64}, "table must be float16, .*got torch.int64"),
 }
 
 
