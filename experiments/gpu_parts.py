@@ -24,21 +24,10 @@ from torch import Tensor, nn
 from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
 from lambdanets.ops.geometry import crop_to_grid
-from lambdanets.ops.position import fused
-from lambdanets.ops.position.algorithm import NeedsGrad, Problem
-from lambdanets.ops.position.fused import launches
-from lambdanets.ops.position.fused.check import (
-    CASES,
-    FULL_TILE_CASE,
-    Case,
-    Example,
-    check_kernel,
-    kernels_for_dtype,
-    run_kernel,
-)
-from lambdanets.ops.position.fused.check import check as check_and_store
-from lambdanets.ops.position.fused.device import kernel_device
-from lambdanets.ops.position.fused.tiles import Tiles, choose_tiles, max_value_channels
+from lambdanets.ops.position import fused, fused_check
+from lambdanets.ops.position.algorithm import Problem
+from lambdanets.ops.position.fused import KERNELS, Fused, Tiles, choose_tiles, kernels_for_dtype, max_value_channels
+from lambdanets.ops.position.fused_check import CASES, FULL_TILE_CASE, Case, Example, max_relative_error, run_kernel
 from lambdanets.ops.position.interact import make_problem
 
 # side of the map, value depth, scope (None: global), batch: layers of LambdaResNet-50 at 224 pixels, and others
@@ -66,36 +55,34 @@ SMOKE: list[tuple[str, dict[str, Any], int, int]] = [
     ("one example", {}, 1, 56),
 ]
 CHECKS = [
-    Case(130, 4, (28, 28), (23, 23), 16, 64, content=True, inside_nan=False),
-    Case(64, 1, (14, 14), (27, 27), 16, 32, inside_nan=False),
-    Case(9, 16, (9, 11), (5, 5), 8, 24, content=True, inside_nan=False),
-    Case(2, 4, (40, 40), (23, 23), 16, 16, inside_nan=False),
-    Case(33, 8, (14, 14), (7, 7), 16, 128, content=True, inside_nan=False),
+    Case(130, 4, (28, 28), (23, 23), 16, 64, content=True),
+    Case(64, 1, (14, 14), (27, 27), 16, 32),
+    Case(9, 16, (9, 11), (5, 5), 8, 24, content=True),
+    Case(2, 4, (40, 40), (23, 23), 16, 16),
+    Case(33, 8, (14, 14), (7, 7), 16, 128, content=True),
 ]
 # The problems of `layers`, at full size. Their tiles differ from those of `CASES`.
-LAYER_CHECKS = [
-    Case(b, 4, (side, side), (r or 1,) * 2, 16, v, content=True, inside_nan=False) for side, v, r, b in SHAPES
-]
+LAYER_CHECKS = [Case(b, 4, (side, side), (r or 1,) * 2, 16, v, content=True) for side, v, r, b in SHAPES]
 # Other tiles for these kernels, in bfloat16: shape, kernel, positions, examples, step, values, warps, stages
 CANDIDATES: list[tuple[tuple[int, int, int | None, int], str, Tiles]] = [
     (SHAPES[i], kernel, Tiles(*sizes))
     for i, kernel, sizes in (
         (0, "forward_lambda_order", (16, 8, 32, 16, 8, 3, True)),
         (0, "grad_queries_lambda_order", (8, 16, 32, 16, 8, 3, True)),
-        (0, "grad_table_partial", (4, 4, 256, 16, 4, 3, True)),
+        (0, "grad_table", (4, 4, 256, 16, 4, 3, True)),
         (1, "forward_query_order", (8, 4, 16, 32, 4, 3)),
         (1, "forward_lambda_order", (8, 8, 32, 32, 8, 3, True)),
-        (1, "grad_table_partial", (4, 4, 256, 16, 4, 3, True)),
-        (1, "grad_table_partial", (8, 4, 32, 32, 4, 3)),
+        (1, "grad_table", (4, 4, 256, 16, 4, 3, True)),
+        (1, "grad_table", (8, 4, 32, 32, 4, 3)),
         (2, "forward_query_order", (8, 4, 16, 64, 4, 3)),
         (2, "grad_queries", (8, 8, 16, 64, 4, 3)),
         (2, "grad_queries", (16, 4, 16, 64, 4, 3)),
-        (2, "grad_table_partial", (8, 8, 32, 64, 8, 3)),
-        (2, "grad_table_partial", (8, 4, 64, 64, 8, 3)),
+        (2, "grad_table", (8, 8, 32, 64, 8, 3)),
+        (2, "grad_table", (8, 4, 64, 64, 8, 3)),
         (2, "grad_values", (32, 4, 8, 64, 4, 3)),
         (3, "forward_query_order", (8, 4, 16, 64, 4, 3)),
         (3, "grad_queries", (8, 4, 16, 128, 4, 3)),
-        (3, "grad_table_partial", (8, 4, 32, 128, 8, 3)),
+        (3, "grad_table", (8, 4, 32, 128, 8, 3)),
         (3, "grad_values", (16, 4, 4, 64, 4, 3)),
     )
 ]
@@ -239,7 +226,7 @@ def launched_configurations(architecture: int) -> list[Any]:
 
     The part self_test alone would compile 40 of them one after the other.
     """
-    from kernels import Configuration, kernel_names
+    from kernels import Configuration
 
     # heads, value depth, batch
     layers = [(HEADS, v, batch) for _, v, _, batch in SHAPES]
@@ -267,7 +254,7 @@ def launched_configurations(architecture: int) -> list[Any]:
     for dtype, each in sizes:
         heads, depth, batch = each
         depth = min(depth, max_value_channels(dtype.itemsize))
-        for kernel in kernel_names(dtype.itemsize):
+        for kernel in kernels_for_dtype(dtype):
             tiles = choose_tiles(kernel, capability, dtype.itemsize, batch, heads, depth)
             add(kernel, dtype, heads, tiles, (True, False) if (dtype, each) in both else (True,))
     for _, kernel, tiles in CANDIDATES:
@@ -354,53 +341,28 @@ def check(part: Part) -> None:
             if (part.dry_run and dtype == torch.bfloat16) or part.skip(f"reference of {case} {dtype}"):
                 continue  # Triton's interpreter does not support bfloat16 products
             with part.record_errors(f"reference of {case} {dtype}", seconds=120):
-                example = make_example(case, dtype, part.device)
+                reference = partial(position_interaction, algorithm="query_order")  # in float64 on the device
+                example = fused_check.make_example(case, dtype, part.device, reference, part.device)
                 for kernel in kernels_for_dtype(dtype):
                     name = f"{kernel} {dtype} {case}"
                     if part.skip(name, kernel):
                         continue
                     with part.record_errors(name, kernel):
-                        result = check_kernel(kernel, [example])
-                        if result.reason.startswith("raises"):
-                            raise RuntimeError(result.reason)
+                        error, tolerance = max_relative_error(kernel, example)
                         same = is_bit_identical(kernel, example, 2 if part.dry_run else 10)
-                        part.write_row(name, correct=not result.reason, error=result.error, bit_identical=same)
-
-
-def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
-    """Make the inputs of a case, and compute its results in float64 on the device, by "query_order"."""
-    torch.manual_seed(0)
-    b, h, n, k, v = case.batch, case.heads, math.prod(case.grid), case.k, case.v
-    shapes = (b, h, n, k), (*case.sides, k, 1), (b, n, v, 1), (b, h, n, v)
-    queries, table, values, grad_output = (torch.randn(shape, device=device).to(dtype) for shape in shapes)
-    content = torch.randn(b, k, v, device=device).to(dtype) if case.content else None
-    factors = [x.double().requires_grad_() for x in (queries, table.squeeze(-1), values.squeeze(-1))]
-    exact = position_interaction(*factors, case.grid, algorithm="query_order")
-    if content is not None:
-        exact = exact + factors[0] @ content.double().unsqueeze(1)
-    dq, dr, dv = torch.autograd.grad(exact, factors, grad_output.double())
-    results = exact.detach(), dq, crop_to_grid(dr.unsqueeze(-1), case.grid), dv.unsqueeze(-1)
-    table = crop_to_grid(table, case.grid)
-    pairs = min(n, math.prod(case.sides))
-    return Example(
-        (queries, table, values, grad_output),
-        make_problem(queries, table, values, case.grid, False),
-        tuple(result.cpu() for result in results),
-        (pairs * k, pairs * v, b * h * n * v, pairs * h * k),
-        content,
-    )
+                        part.write_row(name, correct=error <= tolerance, error=error, bit_identical=same)
 
 
 def is_bit_identical(kernel: str, example: Example, repeats: int) -> bool:
     """Whether repeated runs of a kernel have bit-identical results."""
-    first = run_kernel(kernel, example)[0]
-    return all(torch.equal(first, run_kernel(kernel, example)[0]) for _ in range(repeats - 1))
+    first = run_kernel(kernel, example)
+    return all(torch.equal(first, run_kernel(kernel, example)) for _ in range(repeats - 1))
 
 
 def make_inputs(
     part: Part, shape: tuple[int, int, int | None, int], dtype: torch.dtype
 ) -> tuple[list[list[Tensor]], Problem]:
-    """Sets of queries, table, values, gradient and content lambda in a layer's layout, and the problem.
+    """Sets of queries, table, values, content lambda and gradient in a layer's layout, and the problem.
 
     The queries and values of all sets are larger than the L2 cache, so that no kernel finds its inputs in the cache.
     """
@@ -415,7 +377,7 @@ def make_inputs(
         tensors = (torch.randn(size, device=part.device).to(dtype) for size in sizes)
         queries, table, values, grad_output, content = tensors
         table = crop_to_grid(table, grid).contiguous()
-        return [queries.transpose(1, 2), table, values, grad_output.transpose(1, 2), content]
+        return [queries.transpose(1, 2), table, values, content, grad_output.transpose(1, 2)]
 
     sets = [make_set()]
     read_bytes = sets[0][0].nbytes + sets[0][2].nbytes
@@ -443,16 +405,16 @@ def time_kernels(part: Part) -> None:
                 calls = [partial(call, *tensors) for tensors in sets]
                 times = measure_calls(calls)
                 if not part.dry_run:  # of the kernel alone, without padding of the table
-                    times |= profiled_time(kernel, calls)
+                    times |= profiled_time(KERNELS[kernel].function, calls)
                 part.write_row(name, **times)
 
 
 def time_tiles(part: Part) -> None:
     """Measure kernels with other tiles, after comparing their results with those of the chosen tiles."""
-    choose = launches.choose_tiles
+    choose = fused.choose_tiles
     inputs: dict[Any, tuple[list[list[Tensor]], Problem]] = {}
     for shape, kernel, tiles in CANDIDATES[:2] if part.dry_run else CANDIDATES:
-        name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} {tuple(vars(tiles).values())}"
+        name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} {tuple(tiles)}"
         if part.skip(name, f"{kernel} {tiles}"):
             continue
         if shape not in inputs:
@@ -466,45 +428,29 @@ def time_tiles(part: Part) -> None:
             return tiles if other == kernel else choose(other, *sizes, **named)
 
         with part.record_errors(name, f"{kernel} {tiles}"):
-            expected = _tensor(call(*sets[0]))
-            launches.choose_tiles = choose_candidate
+            expected = call(*sets[0]).float()
+            fused.choose_tiles = choose_candidate
             try:
-                result = _tensor(call(*sets[0]))
+                result = call(*sets[0]).float()
                 error = ((result - expected).norm() / expected.norm()).item()
                 calls = [partial(call, *tensors) for tensors in sets]
                 times = measure_calls(calls, samples=9, graph=False)
                 if not part.dry_run:
-                    times |= profiled_time(kernel, calls)
+                    times |= profiled_time(KERNELS[kernel].function, calls)
                 part.write_row(name, error=error, correct=error < 0.02, **times)
             finally:
-                launches.choose_tiles = choose
+                fused.choose_tiles = choose
 
 
-def _tensor(result: Any) -> Tensor:
-    """The result of a call of `kernel_calls` as float32."""
-    tensors = [x for x in result if x is not None] if isinstance(result, tuple) else [result]
-    return tensors[0].float()
+def kernel_calls(problem: Problem) -> dict[str, Callable[..., Tensor]]:
+    """Functions of queries, table, values, content and grad_output, each of which launches one kernel."""
 
+    def call(
+        kernel: str, queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, grad_output: Tensor
+    ) -> Tensor:
+        return Fused(problem).run(kernel, (queries, table, values, content), grad_output)
 
-def kernel_calls(problem: Problem) -> dict[str, Callable[..., Any]]:
-    """Functions of queries, table, values, grad_output and content, each of which launches one kernel."""
-    from kernels import kernel_names
-
-    def forward(
-        kernel: str, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor, content: Tensor
-    ) -> Any:
-        order = kernel.removeprefix("forward_").removesuffix("_order")
-        return fused.forward_in_order(order, queries, table, values, problem, content)
-
-    def gradient(
-        kernel: str, queries: Tensor, table: Tensor, values: Tensor, grad_output: Tensor, content: Tensor
-    ) -> Any:
-        needs_grad = NeedsGrad(*(kernel.startswith(name) for name in ("grad_queries", "grad_table", "grad_values")))
-        order = "lambda" if kernel.endswith("lambda_order") else "query"
-        return fused.gradients(order, grad_output, queries, table, values, problem, needs_grad, content)
-
-    kernels = kernel_names(problem.dtype.itemsize)
-    return {kernel: partial(forward if kernel.startswith("forward") else gradient, kernel) for kernel in kernels}
+    return {kernel: partial(call, kernel) for kernel in kernels_for_dtype(problem.dtype)}
 
 
 def profiled_time(kernel: str, calls: list[Callable[[], Any]]) -> dict[str, Any]:
@@ -525,12 +471,10 @@ def profiled_time(kernel: str, calls: list[Callable[[], Any]]) -> dict[str, Any]
 
 def self_test(part: Part) -> None:
     """Run the check that `auto` requires for each kernel, and store its results for the later parts."""
-    device = kernel_device(part.device)
-    assert device is not None
     for dtype in (torch.float16,) if part.dry_run else DTYPES:  # the interpreter has no products in bfloat16
         if not part.out_of_time(f"{dtype}"):
-            for name, result in check_and_store(device, dtype).items():
-                part.write_row(f"{name} {dtype}", correct=not result.reason, error=result.error, reason=result.reason)
+            for name, reason in fused_check.check(part.device, dtype).items():
+                part.write_row(f"{name} {dtype}", correct=not reason, reason=reason)
 
 
 def layers(part: Part) -> None:

@@ -15,22 +15,26 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lambdanets.ops.position.fused.device import max_shared_memory
-from lambdanets.ops.position.fused.launches import kernel_constants
-from lambdanets.ops.position.fused.tiles import Tiles, choose_tiles, kernels_of_order
+from lambdanets.ops.position.fused import (
+    KERNELS,
+    WARPGROUPS,
+    Tiles,
+    choose_tiles,
+    kernel_constants,
+    kernels_for_dtype,
+)
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
 VALUE_DEPTHS = (8, 16, 24, 32, 64, 128)
 BATCHES = (1, 2, 3, 8, 128)
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-WARPGROUP = ("grad_queries_lambda_order",)  # not launched on other compute capabilities than 9 and 10
 MAX_STACK = 32  # bytes per thread
 REGISTERS = 65_536  # per streaming multiprocessor
 
@@ -58,18 +62,13 @@ def configurations(
     for architecture in architectures:
         capability = divmod(architecture, 10)
         for dtype in dtypes:
-            itemsize = getattr(torch, dtype).itemsize
-            kernels = [name for name in kernel_names(itemsize) if capability[0] in (9, 10) or name not in WARPGROUP]
+            kernels = kernels_for_dtype(getattr(torch, dtype))
             for kernel, h, depth, batch in itertools.product(kernels, heads, depths, batches):
-                tiles = choose_tiles(kernel, capability, itemsize, batch, h, depth)
+                if kernel == "grad_queries_lambda_order" and capability[0] not in WARPGROUPS:
+                    continue  # not launched
+                tiles = choose_tiles(kernel, capability, getattr(torch, dtype).itemsize, batch, h, depth)
                 distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(distinct)
-
-
-def kernel_names(itemsize: int) -> tuple[str, ...]:
-    """All kernels for a dtype of this size; the lambda order needs tensor cores."""
-    orders = ("query", "lambda") if itemsize == 2 else ("query",)
-    return (*(name for order in orders for name in kernels_of_order(order)), "grad_values", "grad_table_partial")
 
 
 def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
@@ -78,12 +77,10 @@ def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, table_kernels
+    from lambdanets.ops.position import fused_kernels, fused_table_kernels
 
-    modules = forward_kernels, gradient_kernels, table_kernels
-    function = next(
-        getattr(module, configuration.kernel) for module in modules if hasattr(module, configuration.kernel)
-    )
+    functions = vars(fused_kernels) | vars(fused_table_kernels)
+    function = functions[KERNELS[configuration.kernel].function]
     constants = kernel_constants(
         configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
     )
@@ -96,13 +93,19 @@ def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
         if name in constants:
             signature[name], constexprs[name] = "constexpr", constants[name]
         elif name.endswith("_ptr"):
-            is_partial = (configuration.kernel, name) == ("grad_table_partial", "o_ptr")
-            signature[name] = "*" + ("fp32" if is_partial else DTYPES[configuration.dtype])
+            signature[name] = "*" + ("fp32" if name == "partial_ptr" else DTYPES[configuration.dtype])
             attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "i32"
     target = GPUTarget("cuda", configuration.architecture, 32)
     return triton.compile(ASTSource(function, signature, constexprs, attributes), target=target, options=options)
+
+
+def max_shared_memory(capability: tuple[int, int]) -> int:
+    """Maximum shared memory of a program in bytes, for compute capability 8.0 and newer."""
+    if capability[0] in WARPGROUPS:
+        return 227 << 10
+    return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
 
 
 def examine(configuration: Configuration) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def examine(configuration: Configuration) -> dict[str, Any]:
     "products" counts matrix (MMA) instructions, "loads" asynchronous and "loads_not_ahead" synchronous loads from
     global memory; "stages_ahead" is the number of pipeline stages that are prefetched.
     """
-    row: dict[str, Any] = asdict(configuration)
+    row = vars(configuration) | {"tiles": configuration.tiles._asdict()}
     try:
         code = compile_kernel(configuration)
         registers, stack = resources(code)
@@ -218,9 +221,9 @@ def failures(row: dict[str, Any]) -> Iterator[str]:
 def to_json(rows: list[dict[str, Any]], version: str) -> str:
     """JSON with the column names once and one line per row."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    tiles = [field.name for field in fields(Tiles)]
     lines = [[[*row["tiles"].values()] if name == "tiles" else row.get(name) for name in columns] for row in rows]
-    head = f'{{"triton": {json.dumps(version)},\n "tiles": {json.dumps(tiles)},\n "columns": {json.dumps(columns)},\n'
+    head = f'{{"triton": {json.dumps(version)},\n "tiles": {json.dumps(Tiles._fields)},\n'
+    head += f' "columns": {json.dumps(columns)},\n'
     return head + ' "rows": [\n' + ",\n".join(json.dumps(line) for line in lines) + "\n]}\n"
 
 
@@ -246,7 +249,7 @@ def main() -> int:
             if reasons or row["stack"]:
                 name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
                 note = reasons or f"{row['stack']} bytes of stack, allowed"
-                print(f"{name} {configuration.dtype} {astuple(configuration.tiles)}: {note}", flush=True)
+                print(f"{name} {configuration.dtype} {tuple(configuration.tiles)}: {note}", flush=True)
     print(f"{len(rows)} configurations, {num_failed} failed, {num_spilling} use the stack; Triton {triton.__version__}")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lambdanets.ops.position.fused.device import KernelDevice
+from lambdanets.ops.position import fused
 from scripts import ROOT, call_main, load_script
 
 ROWS = [
@@ -123,17 +123,13 @@ def test_all_kernels_that_any_part_launches_are_compiled_before(monkeypatch):
     pytest.importorskip("triton", reason="the kernels need Triton")
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     parts = load_script("experiments/gpu_parts.py")
-    import kernels
+    from lambdanets.ops.position import fused_kernels, fused_table_kernels
 
-    from lambdanets.ops.position import fused
-    from lambdanets.ops.position.fused import forward_kernels, gradient_kernels, launches, table_kernels
-
-    gpu, launched = KernelDevice("cuda:0", "NVIDIA H200", (9, 0)), set()
-    for module in (fused, launches):
-        monkeypatch.setattr(module, "kernel_device", lambda device: gpu)
-    for module in (forward_kernels, gradient_kernels, table_kernels):
-        for name in {*kernels.kernel_names(2), "reduce_grad_table"} & vars(module).keys():
-            monkeypatch.setattr(module, name, Launches(name, launched))
+    launched = set()
+    monkeypatch.setattr(fused, "gpu_capability", lambda device: (9, 0))
+    for name in {*(kernel.function for kernel in fused.KERNELS.values()), "reduce_grad_table"}:
+        module = fused_table_kernels if "table" in name else fused_kernels
+        monkeypatch.setattr(module, name, Launches(name, launched))
     part = parts.Part(argparse.Namespace(part="x", out=None, dry_run=True, until=0, commit=None, without=[]))
     part.dry_run, part.device = False, "meta"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(L2_cache_size=0))
@@ -150,14 +146,14 @@ def test_all_kernels_that_any_part_launches_are_compiled_before(monkeypatch):
             problem = parts.make_problem(queries, table, values, (8, 8), False)
             grad = torch.empty(case.batch, case.heads, 64, case.v, dtype=dtype, device="meta")
             for call in parts.kernel_calls(problem).values():
-                call(queries, table, values, grad, content)
+                call(queries, table, values, content, grad)
     compiled = set()
     for configuration, content in parts.launched_configurations(90):
         dtype = getattr(torch, configuration.dtype)
-        constants = launches.kernel_constants(configuration.kernel, configuration.tiles, configuration.heads, dtype)
+        constants = fused.kernel_constants(configuration.kernel, configuration.tiles, configuration.heads, dtype)
         if configuration.kernel.startswith(("forward", "grad_queries")):
             constants["CONTENT"] = content
-        compiled.add((configuration.kernel, frozenset(constants.items())))
+        compiled.add((fused.KERNELS[configuration.kernel].function, frozenset(constants.items())))
     assert len(launched) > 60
     assert {launch for launch in launched if launch[0] != "reduce_grad_table"} <= compiled
 

@@ -7,19 +7,18 @@ larger tensors of NaN, and new tensors are filled with NaN.
 import json
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets import LambdaLayer2d, plan, position_interaction
-from lambdanets.ops.position.fused import check, launches
-from lambdanets.ops.position.fused.check import Case, kernels_for_dtype, make_example, run_kernel
-from lambdanets.ops.position.fused.forward_kernels import SIZES, STRIDES, offset64
+from lambdanets.ops.position import fused_check
+from lambdanets.ops.position.fused import KERNELS, VECTOR_BYTES, kernels_for_dtype
+from lambdanets.ops.position.fused_check import Case, make_example, run_kernel
+from lambdanets.ops.position.fused_kernels import kernel, offset64
 
 CASES = {
     "ragged tiles": (torch.float16, Case(3, 2, (7, 9), (5, 5), 16, 16)),
@@ -27,7 +26,7 @@ CASES = {
     "five heads, odd depths": (torch.float16, Case(3, 5, (4, 9), (5, 3), 10, 20)),
     "one position": (torch.float16, Case(2, 4, (1, 1), (1, 1), 16, 16)),
     "ragged tiles in float32": (torch.float32, Case(3, 2, (6, 9), (5, 5), 16, 16)),
-    **{f"check {i}": ((torch.float16, torch.float32)[i % 2], case) for i, case in enumerate(check.CASES)},
+    **{f"check {i}": ((torch.float16, torch.float32)[i % 2], case) for i, case in enumerate(fused_check.CASES)},
 }
 
 
@@ -46,14 +45,14 @@ def errors(dtype: torch.dtype, case: Case, large_strides: bool = False) -> dict[
     """Return ||result - exact|| / ||exact|| by kernel."""
     example = make_example(case, dtype, "cpu")
     if large_strides:
-        queries, table, values, grad_output = example.inputs
-        inputs = (with_large_strides(queries), table, with_large_strides(values), with_large_strides(grad_output))
-        example = replace(example, inputs=inputs, content=with_large_strides(example.content))
+        queries, table, values, content = example.factors
+        factors = (with_large_strides(queries), table, with_large_strides(values), with_large_strides(content))
+        example = example._replace(factors=factors, grad_output=with_large_strides(example.grad_output))
     error_by_kernel = {}
-    for kernel in kernels_for_dtype(dtype):
-        result, exact, _ = run_kernel(kernel, example)
+    for name in kernels_for_dtype(dtype):
+        result, exact = run_kernel(name, example), example.exact[KERNELS[name].result]
         assert result.dtype == dtype
-        error_by_kernel[kernel] = ((result.double() - exact).norm() / exact.norm()).item()
+        error_by_kernel[name] = ((result.double() - exact).norm() / exact.norm()).item()
     return error_by_kernel
 
 
@@ -97,7 +96,7 @@ def count_output_storages(dtype: torch.dtype) -> dict[str, int]:
     }
 
 
-@triton.jit(do_not_specialize=SIZES + STRIDES)
+@kernel
 def last_row_offset(out_ptr, batch, heads, height, width, q_b_stride, q_h_stride, q_n_stride, VEC: tl.constexpr):  # noqa: N803
     one = tl.full((1,), 1, tl.int32)
     offset = offset64(one * (batch - 1), q_b_stride, VEC) + offset64(one * (heads - 1), q_h_stride, VEC)
@@ -112,8 +111,8 @@ def last_row_offsets() -> list[tuple[int, int]]:
         for batch, heads, depth in ((1, 4, 64), (8, 4, 64), (256, 4, 128), (256, 16, 16)):
             x = torch.empty(batch, side * side, heads, depth, dtype=torch.bfloat16, device="meta").transpose(1, 2)
             out = torch.zeros(1, dtype=torch.int64)
-            vec_size = launches.VECTOR_BYTES // x.dtype.itemsize
-            strides = launches.strides_in_vectors(x, vec_size)
+            vec_size = VECTOR_BYTES // x.dtype.itemsize
+            strides = [stride // vec_size for stride in x.stride()[:-1]]
             last_row_offset[(1,)](out, batch, heads, side, side, *strides, VEC=vec_size)
             offsets.append((out.item(), x.numel() - depth))
     return offsets
@@ -121,7 +120,7 @@ def last_row_offsets() -> list[tuple[int, int]]:
 
 def automatic_choice() -> dict[str, Any]:
     """The algorithm of "auto" after the check of a small case, the reasons that it stores, and the output's error."""
-    check.CASES = (Case(1, 2, (2, 3), (3, 3), 16, 16),)
+    fused_check.CASES = (Case(1, 2, (2, 3), (3, 3), 16, 16),)
     generator = torch.Generator().manual_seed(0)
     shapes = (1, 2, 9, 16), (5, 5, 16), (1, 9, 16)
     inputs = [torch.randn(shape, generator=generator) for shape in shapes]

@@ -10,10 +10,14 @@ from interpreted_fused import CASES
 
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.algorithm import Problem
-from lambdanets.ops.position.fused import Fused, device
-from lambdanets.ops.position.fused.check import kernels_for_dtype
-from lambdanets.ops.position.fused.device import KernelDevice
-from lambdanets.ops.position.fused.tiles import choose_table_step, choose_tile_shape, choose_tiles
+from lambdanets.ops.position.fused import (
+    Fused,
+    Tiles,
+    choose_table_grid,
+    choose_tile_shape,
+    choose_tiles,
+    kernels_for_dtype,
+)
 from scripts import load_script
 
 PROBLEM = Problem(
@@ -29,7 +33,6 @@ PROBLEM = Problem(
     dtype=torch.bfloat16,
     device="cuda",
 )
-GPU = KernelDevice("cuda:0", "a GPU", (9, 0))
 KERNELS = load_script("experiments/kernels.py")
 # All kernels with the least and the most heads, the largest value depth and a depth of 24, and batch 1.
 CONFIGURATIONS = [
@@ -87,7 +90,7 @@ def test_offsets_into_large_maps_do_not_overflow(interpreted):
 
 def configuration_id(configuration):
     c = configuration
-    tiles = "x".join(str(size) for size in vars(c.tiles).values())
+    tiles = "x".join(map(str, c.tiles))
     return f"{c.kernel}-{c.architecture}-{c.heads}-{c.dtype}-{tiles}"
 
 
@@ -124,25 +127,25 @@ def test_kernel_report_finds_oversized_spilling_and_stalling_kernels():
     ids=lambda change: next(iter(change)),
 )
 def test_fused_says_which_problems_it_does_not_support(change, monkeypatch):
-    monkeypatch.setattr(fused, "kernel_device", lambda device: GPU if device == "cuda" else None)
+    monkeypatch.setattr(fused, "gpu_capability", lambda device: (9, 0) if device == "cuda" else None)
     assert Fused.unsupported(PROBLEM) == ""
     assert Fused.unsupported(PROBLEM._replace(**change)) != ""
 
 
 def test_fused_needs_triton(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(device, "TRITON_INSTALLED", False)
+    monkeypatch.setattr(fused, "TRITON_INSTALLED", False)
     assert "with Triton installed" in Fused.unsupported(PROBLEM)
 
 
 def test_cost_counts_only_pairs_within_the_scope(monkeypatch):
-    monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
+    monkeypatch.setattr(fused, "gpu_capability", lambda device: (9, 0))
     # 8 positions with a radius of 2: 3 + 4 + 5 + 5 + 5 + 5 + 4 + 3 = 34 pairs per axis.
     assert Fused(PROBLEM).cost().multiply_adds == 2 * 34 * 34 * 4 * (16 + 16)
 
 
 def test_workspace_includes_partial_table_gradients(monkeypatch):
-    monkeypatch.setattr(fused, "kernel_device", lambda device: GPU)
+    monkeypatch.setattr(fused, "gpu_capability", lambda device: (9, 0))
     side = {"grid": (256, 256), "before": (255, 255), "after": (255, 255)}
     one, eight = (PROBLEM._replace(batch=b, value_depth=64, **side) for b in (1, 8))
     assert Fused(one).cost().workspace_bytes > 1 << 30  # 2,044 MiB of float32 partial sums
@@ -163,9 +166,12 @@ def test_tiles_have_the_shape_with_the_fewest_steps(grid, radius, expected):
 
 
 def test_table_gradient_uses_more_rows_on_narrow_maps():
-    assert choose_table_step((1, 50), (0, 49), 8, 64) == (1, 64)
-    assert choose_table_step((7, 7), (6, 6), 8, 64)[1] == 8
-    assert choose_table_step((56, 56), (11, 11), 8, 64) == (8, 8)
+    def step(grid, radius):
+        return choose_table_grid(grid, radius, 1, Tiles(8, 4, 64, 64, 4))[2][:2]
+
+    assert step((1, 50), (0, 49)) == (1, 64)
+    assert step((7, 7), (6, 6))[1] == 8
+    assert step((56, 56), (11, 11)) == (8, 8)
 
 
 def test_small_batches_use_fewer_examples_per_program():
@@ -175,13 +181,20 @@ def test_small_batches_use_fewer_examples_per_program():
     assert examples(128) == 8
     assert examples(2) == 2
     assert examples(1) == 2  # with fewer, some threads would have nothing to load
-    assert examples(1, "grad_table_partial", v=64) == 4  # at least 16 rows of examples and heads
+    assert examples(1, "grad_table", v=64) == 4  # at least 16 rows of examples and heads
 
 
 @pytest.mark.parametrize(
-    ("side", "v", "order"), [(56, 16, "lambda"), (28, 32, "lambda"), (14, 64, "query"), (7, 128, "query")]
+    ("side", "v", "forward", "gradient"),
+    [
+        (56, 16, "forward_lambda_order", "grad_queries_lambda_order"),
+        (28, 32, "forward_lambda_order", "grad_queries_lambda_order"),
+        (14, 64, "forward_query_order", "grad_queries"),
+        (7, 128, "forward_query_order", "grad_queries"),
+    ],
 )
-def test_order_is_the_one_measured_to_be_faster(side, v, order):
+def test_order_is_the_one_measured_to_be_faster(side, v, forward, gradient, monkeypatch):
+    monkeypatch.setattr(fused, "gpu_capability", lambda device: (9, 0))
     radius = (min(11, side - 1),) * 2
     layer = PROBLEM._replace(batch=128, grid=(side, side), value_depth=v, before=radius, after=radius)
-    assert fused._orders(layer, KernelDevice("cuda:0", "NVIDIA H200", (9, 0))) == (order, order)
+    assert Fused(layer).kernels() == (forward, gradient, "grad_table", "grad_values")

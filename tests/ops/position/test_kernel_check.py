@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lambdanets.errors import KernelWarning
 from lambdanets.ops import plan, position_interaction
+from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.choose import choose
-from lambdanets.ops.position.fused import check
-from lambdanets.ops.position.fused.device import kernel_device
+from lambdanets.ops.position.fused import KERNELS
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -35,8 +35,8 @@ class Kernels:
 
     def run(self, kernel, example):
         self.runs += kernel == KERNEL
-        exact = example.exact[0]
-        return self.faults.get(kernel, torch.clone)(exact), exact, 1
+        exact = example.exact[KERNELS[kernel].result]
+        return self.faults.get(kernel, torch.clone)(exact).to(example.problem.dtype)
 
 
 def raise_error(error):
@@ -53,16 +53,16 @@ def chosen():
 def kernels(tmp_path, monkeypatch):
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(check, "_known", {})
-    monkeypatch.setattr(check, "CASES", (check.Case(1, 2, (2, 3), (3, 3), 16, 16),))
+    monkeypatch.setattr(fused_check, "_known", {})
+    monkeypatch.setattr(fused_check, "CASES", (fused_check.Case(1, 2, (2, 3), (3, 3), 16, 16),))
     replaced = Kernels(tmp_path / "kernels.json")
-    monkeypatch.setattr(check, "run_kernel", replaced.run)
+    monkeypatch.setattr(fused_check, "run_kernel", replaced.run)
     return replaced
 
 
 def test_right_kernels_are_checked_once_and_stored(kernels):
     assert chosen() == "fused"
-    check._known.clear()
+    fused_check._known.clear()
     assert (chosen(), kernels.runs) == ("fused", 1)
 
 
@@ -77,11 +77,11 @@ def test_right_kernels_are_checked_once_and_stored(kernels):
 )
 def test_failing_kernel_is_replaced_with_one_warning(fault, reason, kernels):
     kernels.faults[KERNEL] = fault
-    with pytest.warns(KernelWarning, match=f"for float32: {KERNEL} {reason}.*torch .*lambdanets"):
+    with pytest.warns(KernelWarning, match=f"for torch.float32: {KERNEL} {reason}.*torch .*lambdanets"):
         result = position_interaction(*INPUTS, GRID)
     exact = position_interaction(*(x.double() for x in INPUTS), GRID, algorithm="query_order")
     assert_all_close([result.double()], [exact], 1e-5)
-    check._known.clear()
+    fused_check._known.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert chosen() != "fused"
@@ -94,7 +94,7 @@ def test_another_check_changes_the_plan(kernels):
     kernels.faults[KERNEL] = lambda exact: exact + 1
     assert choose(PROBLEM).algorithm != "fused"
     kernels.faults.clear()
-    check.check(kernel_device("cpu"), torch.float32)
+    fused_check.check("cpu", torch.float32)
     assert choose(PROBLEM).algorithm == "fused"
 
 
@@ -108,7 +108,7 @@ def test_out_of_memory_is_raised_and_not_stored(kernels):
 
 @pytest.mark.parametrize("text", ["", "[]", '{"%s": []}', '{"%s": {"grad_table": 1}}', "\udc80"])
 def test_unreadable_results_are_replaced(text, kernels):
-    key = check._key(kernel_device("cpu"), torch.float32)
+    key = f"torch.float32, {fused_check.describe('cpu')}"
     kernels.file.write_bytes(text.replace("%s", key).encode("utf-8", "surrogateescape"))
     assert chosen() == "fused"
     assert json.loads(kernels.file.read_text())[key]["grad_table"] == ""

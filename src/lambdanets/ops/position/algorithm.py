@@ -93,6 +93,7 @@ class NeedsGrad(NamedTuple):
     content: bool = False
 
 
+Factors = tuple[Tensor, Tensor, Tensor, Tensor | None]  # queries, table, values, content
 # Tensors that an algorithm computes only from the table, for both passes of all examples.
 Prepared = tuple[Tensor, ...]
 # Gradients of queries, of the tensors from `Algorithm.prepare`, of values and of the content lambda;

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.geometry import crop_to_grid, join_phases, mask_future, split_phases
-from lambdanets.ops.position.algorithm import Algorithm, NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.algorithm import Algorithm, Factors, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.precision import output_dtype, without_autocast
 
-Factors = tuple[Tensor, Tensor, Tensor, Tensor | None]  # queries, table, values, content
 # Gradients of queries, table, values and content; None if not needed.
 FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 

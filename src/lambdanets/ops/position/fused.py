@@ -1,0 +1,467 @@
+"""Fused kernels, which materialize neither embeddings of pairs nor lambdas in global memory.
+
+There are two orders of contraction. The query order computes logits S = q E and then
+y = S V, with h (k + v) multiply-adds per pair (n, m). The lambda order computes lambda = E V in
+registers and then y = q lambda, or dq = g lambda, with k v multiply-adds per pair. The table's
+gradient is in either order, that of the values in the query order. Sums are in float32; an
+intermediate result between two products is rounded to the input dtype. There is no autotuning, so
+the same problem on the same device is always summed in the same order.
+"""
+
+import importlib.util
+import itertools
+import math
+import os
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lambdanets.ops.position.algorithm import (
+    Algorithm,
+    Cost,
+    Factors,
+    Gradients,
+    NeedsGrad,
+    Prepared,
+    Problem,
+    grad_of_content,
+)
+from lambdanets.ops.precision import output_dtype
+
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+K = 16  # query depth of a launch; larger depths need several launches
+VECTOR_BYTES = 16  # size of one vectorized load
+WARPGROUPS = 9, 10  # major compute capabilities where warpgroups multiply matrices asynchronously
+_MAX_HEADS, _MAX_TILE = 16, 64
+_MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
+_PROGRAMS_TO_FILL_GPU = 264  # to occupy a large GPU: two programs on each of 132 SMs
+Pair = tuple[int, int]
+
+
+class Kernel(NamedTuple):
+    function: str  # in `fused_kernels` or `fused_table_kernels`
+    result: str  # letter of what it computes, y, or of what it computes the gradient of, q, R or V
+
+
+KERNELS = {
+    "forward_query_order": Kernel("query_order", "y"),
+    "grad_queries": Kernel("query_order", "q"),
+    "forward_lambda_order": Kernel("lambda_order", "y"),
+    "grad_queries_lambda_order": Kernel("lambda_order", "q"),
+    "grad_values": Kernel("grad_values", "V"),
+    "grad_table": Kernel("grad_table_partial", "R"),
+}
+
+
+class Tiles(NamedTuple):
+    """Compile-time sizes of a kernel."""
+
+    positions: int  # of a tile; a program computes one tile
+    examples: int  # of a program
+    step: int  # positions of a step
+    values: int  # value channels of a program
+    warps: int
+    stages: int = 3
+    lambda_order: bool = False  # sum lambdas or, of the table, their gradients, in one 2-d product
+
+
+def kernels_for_dtype(dtype: torch.dtype) -> list[str]:
+    """The kernels for a dtype; the lambda order of queries supports only 16-bit dtypes."""
+    return [name for name in KERNELS if dtype.itemsize == 2 or not name.endswith("lambda_order")]
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels; to be set before Triton is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def gpu_capability(device: str) -> Pair | None:
+    """Return the compute capability of a device that supports the kernels, or None.
+
+    Triton's interpreter supports every device, as if its compute capability were 9.0.
+    """
+    if not TRITON_INSTALLED:
+        return None
+    if is_interpreted():
+        return 9, 0
+    is_cuda = torch.device(device).type == "cuda" and torch.version.hip is None
+    if not is_cuda or not torch.cuda.is_available():
+        return None
+    capability = torch.cuda.get_device_capability(device)
+    return capability if capability >= (8, 0) else None
+
+
+class Fused(Algorithm):
+    name = "fused"
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.dtype = output_dtype(problem.dtype)
+        self.capability = gpu_capability(problem.device) or (0, 0)  # if unpickled elsewhere
+
+    @classmethod
+    def unsupported(cls, problem: Problem) -> str:
+        table_elements = K * math.prod(side + 2 * _MAX_TILE for side in problem.scope)
+        if max(problem.num_positions, table_elements) >= _MAX_INDEX:
+            return "supports tables of fewer than 2^27 offsets"
+        if len(problem.grid) > 2 or problem.heads > _MAX_HEADS or problem.dtype.itemsize > 4:
+            return "supports grids with 1 or 2 dimensions, 1 to 16 heads and at most 32 bits"
+        if gpu_capability(problem.device) is None:
+            return "is for CUDA devices of compute capability 8.0 or newer, with Triton installed"
+        return ""
+
+    def cost(self) -> Cost:
+        problem = self._symmetric_2d(self.problem.batch, self.dtype)
+        pairs = math.prod(
+            side * (1 + 2 * radius) - radius * (radius + 1)
+            for side, radius in zip(problem.grid, problem.before, strict=True)
+        )
+        b, n, h = problem.batch, problem.num_positions, problem.heads
+        k, v, u = problem.query_depth, problem.value_depth, problem.intra_depth
+        itemsize = self.dtype.itemsize
+        tiles = choose_tiles("grad_table", self.capability, itemsize, b, h, v)
+        programs, _, _ = choose_table_grid(problem.grid, problem.before, b, tiles)
+        workspace = 4 * programs * tiles.positions * tiles.step * K  # partial sums
+        workspace += 4 * math.prod(problem.scope) * K * u * itemsize
+        if self.problem.dtype != self.dtype:  # copies in float32
+            workspace += 4 * b * n * (h * k + u * v + h * v)
+        if v % (VECTOR_BYTES // itemsize):  # copies that are padded to the vector size
+            workspace += 2 * itemsize * b * n * (u * v + h * v)
+        if len(_launch_slices(problem)) > 1:  # which are added in float32
+            workspace += 8 * b * n * (h * k + v)
+        # No other algorithm is faster on a GPU, whatever the sizes.
+        return Cost(b * pairs * h * (k + v) * u, workspace, work=0)
+
+    def fault(self) -> str:
+        """The failures of the check of the kernels, which runs on first use."""
+        from lambdanets.ops.position.fused_check import failures  # imports this module
+
+        reasons = failures(self.problem.device, self.dtype)
+        return "; ".join(f"{name} {reasons[name]}" for name in self.kernels() if reasons[name])
+
+    def kernels(self) -> tuple[str, str, str, str]:
+        """Return the kernels of the output and of the gradients of queries, table and values.
+
+        These orders were faster on an H200. The query order takes time for each of the h logits of
+        a pair, the lambda order for each of its k v products. The sum of lambdas is the same for
+        output and gradient, so one order is best for both. float32 supports only the query order,
+        and the loads of the gradient's lambda order are pipelined only for warpgroups.
+        """
+        channels = min(self.problem.value_depth, max_value_channels(self.dtype.itemsize))
+        is_lambda = self.dtype.itemsize == 2 and channels <= 8 * self.problem.heads
+        is_lambda_gradient = is_lambda and self.capability[0] in WARPGROUPS
+        forward = "forward_lambda_order" if is_lambda else "forward_query_order"
+        gradient = "grad_queries_lambda_order" if is_lambda_gradient else "grad_queries"
+        return forward, gradient, "grad_table", "grad_values"
+
+    def prepare(self, table: Tensor) -> Prepared:
+        """Return the table, zero-padded along the first axis to be symmetric if it is causal."""
+        missing = self.problem.before[0] - self.problem.after[0]
+        return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, missing]) if missing else table,)
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
+
+    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+        """Compute the output, contiguous as (b, n, h, v)."""
+        return self.run(self.kernels()[0], (queries, prepared[0], values, content))
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        queries: Tensor,
+        prepared: Prepared,
+        values: Tensor,
+        content: Tensor | None,
+        needs: NeedsGrad,
+    ) -> Gradients:
+        factors = queries, prepared[0], values, content
+        grad_queries, grad_table, grad_values = (
+            self.run(kernel, factors, grad_output) if needed else None
+            for kernel, needed in zip(self.kernels()[1:], needs[:3], strict=True)
+        )
+        grad_prepared = None if grad_table is None else (grad_table,)
+        grad_content = grad_of_content(queries, grad_output) if needs.content else None
+        return grad_queries, grad_prepared, grad_values, grad_content
+
+    def run(self, kernel: str, factors: Factors, grad_output: Tensor | None = None) -> Tensor:
+        """Return the result of a kernel in the dtype of the factors.
+
+        Several launches, for slices of query depth k and value channels v and each intra-depth u,
+        are added in float32.
+        """
+        queries, table, values, content = factors
+        problem, result = self._symmetric_2d(len(values), values.dtype), KERNELS[kernel].result
+        output_shape = (*queries.shape[:3], values.shape[2])
+        shape = {"y": output_shape, "q": queries.shape, "R": table.shape, "V": values.shape}[result]
+        slices, total = _launch_slices(problem), None
+        dtype = values.dtype if len(slices) == 1 else torch.float32
+        with torch.cuda.device_of(values):  # Triton launches on the current device
+            for k, v, u in slices:
+                q, c = queries[..., k], content[:, k, v] if content is not None and u == 0 else None
+                a = q if result == "y" or grad_output is None else grad_output[..., v]
+                operands = a, q, table[..., k, u], values[:, :, v, u], c
+                part = self._launch(kernel, problem, dtype, operands)
+                if len(slices) == 1:
+                    return part.reshape(shape).to(values.dtype)
+                total = part.new_zeros(shape) if total is None else total
+                index: Any = {"y": (..., v), "q": (..., k), "R": (..., k, u), "V": (..., v, u)}[result]
+                view = total[index]
+                view += part.reshape(view.shape)
+        assert total is not None
+        return total.to(values.dtype)
+
+    def _launch(self, kernel: str, problem: Problem, dtype: torch.dtype, operands: tuple[Any, ...]) -> Tensor:
+        """Launch a kernel; the result has the dtype, or float32 for the table, a sum over positions.
+
+        operands: queries or grad_output (b, h, n, v), queries (b, h, n, k) with k <= K, table
+        (r_1..r_D, k), values (b, n, v), content (b, k, v). Results are contiguous as (b, n, h, v)
+        or (b, n, h, k).
+        """
+        from lambdanets.ops.position import fused_kernels  # imports Triton
+
+        a, q, r, v, c = operands
+        function, result = KERNELS[kernel]
+        (b, h, n, depth), channels = q.shape, v.shape[2]
+        tiles = choose_tiles(kernel, self.capability, v.dtype.itemsize, b, h, channels)
+        constants = kernel_constants(kernel, tiles, h, v.dtype)
+        vec_size = constants["VEC"]
+        if result == "R":
+            return _launch_table(problem, tiles, constants, a, q, v)
+        shape = choose_tile_shape(problem.grid, problem.before, tiles.positions, tiles.step)
+        sizes, tile = (*problem.grid, b, channels), (*shape[:2], tiles.examples, tiles.values)
+        programs = math.prod(-(-size // side) for size, side in zip(sizes, tile, strict=True))
+        # by the size of a tile minus 1 on each side, and from k to K
+        padding = (0, K - depth, shape[1] - 1, shape[1] - 1, shape[0] - 1, shape[0] - 1)
+        table = F.pad(r.reshape(*problem.scope, depth), padding).contiguous()
+        if result == "V":
+            inputs, output = [a, q], _empty_aligned(v, (b, n, channels), dtype)
+        else:
+            constants["CONTENT"] = c is not None
+            if c is None:
+                c = v[:, :1]  # kernels need a pointer, which they do not read
+            elif depth % vec_size:
+                c = F.pad(c, (0, 0, 0, -depth % vec_size))  # queries are loaded in vectors
+            width = channels if result == "y" else depth
+            inputs, output = [a, v, c], _empty_aligned(v, (b, n, h, width), dtype).transpose(1, 2)
+        arguments = _arguments(problem, table, [*map(_align_rows, inputs), output], channels, depth)
+        getattr(fused_kernels, function)[(programs,)](*arguments, *shape, **constants)
+        return output
+
+    def _symmetric_2d(self, batch: int, dtype: torch.dtype) -> Problem:
+        """Return the problem with two axes and the table that `prepare` returns."""
+        problem = self.problem.at_least_2d()
+        return problem._replace(batch=batch, after=problem.before, causal=False, dtype=dtype)
+
+
+def _launch_slices(problem: Problem) -> list[tuple[slice, slice, int]]:
+    """Return slices of query depth and value channels, and the intra-depth, of each launch."""
+    width = max_value_channels(problem.dtype.itemsize)
+    depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
+    channels = [slice(first, first + width) for first in range(0, problem.value_depth, width)]
+    return list(itertools.product(depths, channels, range(problem.intra_depth)))
+
+
+def _launch_table(problem: Problem, tiles: Tiles, constants: dict[str, int], g: Tensor, q: Tensor, v: Tensor) -> Tensor:
+    """Compute the gradient of the table (r_1, r_2, k), by partial sums."""
+    from lambdanets.ops.position.fused_table_kernels import grad_table_partial, reduce_grad_table
+
+    depth, inputs = q.shape[3], [*map(_align_rows, (g, q, v))]
+    programs, splits, sizes = choose_table_grid(problem.grid, problem.before, problem.batch, tiles)
+    partial = v.new_empty(programs, tiles.positions, tiles.step, K, dtype=torch.float32)
+    arguments = _arguments(problem, partial, inputs, v.shape[2], depth)
+    grad_table_partial[(programs,)](*arguments, *sizes, **constants)
+    output = v.new_empty(*problem.scope, depth, dtype=torch.float32)
+    arguments = [partial, output, depth, problem.grid[1], problem.before[1], *sizes[:4], splits]
+    constants = {name: constants[name] for name in ("TILE", "STEP", "K", "enable_fp_fusion")}
+    reduce_grad_table[(math.prod(problem.scope),)](*arguments, **constants, LOADS=8, num_warps=4)
+    return output
+
+
+def _arguments(
+    problem: Problem, contiguous: Tensor, operands: list[Tensor], value_depth: int, query_depth: int
+) -> list[Tensor | int]:
+    """Return the arguments of a kernel up to the radius of the table; depths are in vectors."""
+    vec_size = VECTOR_BYTES // problem.dtype.itemsize
+    strides = [stride // vec_size for x in operands for stride in x.stride()[:-1]]
+    depths = -(-value_depth // vec_size), -(-query_depth // vec_size)
+    sizes = (*depths, problem.batch, problem.heads, *problem.grid, *problem.before)
+    return [contiguous, *operands, *strides, *sizes]
+
+
+def _empty_aligned(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a new tensor of this shape, whose rows are padded to whole vectors of `like`."""
+    padding = -shape[-1] % (VECTOR_BYTES // like.dtype.itemsize)
+    return like.new_empty(*shape[:-1], shape[-1] + padding, dtype=dtype)[..., : shape[-1]]
+
+
+def _align_rows(x: Tensor) -> Tensor:
+    """Return x, or a copy with contiguous, aligned rows that are zero-padded to whole vectors."""
+    vec_size = VECTOR_BYTES // x.dtype.itemsize
+    if x.shape[-1] % vec_size:
+        return F.pad(x, (0, -x.shape[-1] % vec_size)).contiguous()
+    strides = zip(x.stride()[:-1], x.shape, strict=False)
+    aligned = all(stride % vec_size == 0 or size == 1 for stride, size in strides)
+    if x.stride(-1) == 1 and aligned and x.data_ptr() % VECTOR_BYTES == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def kernel_constants(kernel: str, tiles: Tiles, heads: int, dtype: torch.dtype) -> dict[str, int]:
+    """Return the compile-time constants; FMA is explicit because Triton's default may change."""
+    names = "TILE", "EXAMPLES", "STEP", "V", "num_warps", "num_stages"
+    constants = dict(zip(names, tiles, strict=False))
+    constants["HEADS"] = heads if tiles.lambda_order else _next_power_of_2(heads)
+    constants |= {"K": K, "VEC": VECTOR_BYTES // dtype.itemsize, "enable_fp_fusion": True}
+    result = KERNELS[kernel].result
+    if result == "R":
+        constants["LAMBDA_ORDER"] = tiles.lambda_order
+    elif result != "V":
+        constants["GRADIENT"] = result == "q"
+    return constants
+
+
+def max_value_channels(itemsize: int) -> int:
+    """Return the value channels of a launch, which registers of the gradient kernels limit."""
+    return 64 if itemsize > 2 else 128
+
+
+# Tiles of the query order in bfloat16 for 1, 2, 4, 8 and 16 heads, by value channels. Those for 4
+# heads are the fastest measured on an H200.
+_QUERY_TILES = {  # positions, examples, warps
+    16: ((16, 16, 4), (8, 16, 4), (8, 8, 4), (4, 8, 4), (4, 4, 4)),
+    32: ((16, 16, 8), (8, 16, 8), (8, 8, 4), (4, 8, 4), (4, 4, 4)),
+    64: ((16, 8, 8), (8, 8, 8), (16, 8, 8), (4, 8, 4), (4, 4, 4)),
+    128: ((16, 8, 8), (8, 8, 8), (8, 4, 4), (4, 4, 4), (2, 4, 4)),
+    256: ((16, 8, 8), (8, 8, 8), (4, 4, 4), (2, 4, 4), (1, 4, 4)),  # 128 with less shared memory
+}
+_FORWARD_TILES_64 = ((16, 8, 8), (8, 8, 4), (16, 4, 4), (4, 4, 4))
+# positions, examples, step, warps
+_VALUES_TILES = ((32, 8, 16, 8), (32, 4, 8, 4), (32, 8, 4, 4), (32, 4, 4, 4), (16, 4, 4, 4))
+_TABLE_TILES = ((16, 16, 32, 8), (8, 8, 64, 8), (8, 4, 64, 4), (8, 4, 32, 4), (4, 4, 32, 4))
+
+
+def choose_tiles(kernel: str, capability: Pair, itemsize: int, batch: int, heads: int, value_depth: int) -> Tiles:
+    """Choose the sizes for a kernel, such that programs fit the device (`experiments/kernels.py`).
+
+    A thread has at most 64 float32 accumulators and 64 elements of an intermediate result. Two
+    programs, or one with 8 warps, fit into the shared memory of an SM. Products on tensor cores
+    have 16 rows, 8 columns and 16 terms. Triton divides batched products among warps by matrix, so
+    a batch smaller than the number of warps is computed redundantly. Small batches get fewer
+    examples, but enough for the rows or terms of a product, or the loads of all threads.
+    """
+    h = _next_power_of_2(heads)
+    v = max(16, _next_power_of_2(min(value_depth, max_value_channels(itemsize))))
+    choose = _float32_tiles if itemsize > 2 else _bfloat16_tiles
+    tiles = choose(kernel, capability, h, v)
+    if kernel == "grad_table":
+        minimum = 4 if tiles.lambda_order else max(1, 16 // h)
+    elif tiles.lambda_order:
+        minimum = -(-64 // tiles.values)
+    else:
+        minimum = 1 if kernel == "grad_queries" else 2
+    return tiles._replace(examples=max(min(tiles.examples, _next_power_of_2(batch)), minimum))
+
+
+def _bfloat16_tiles(kernel: str, capability: Pair, h: int, v: int) -> Tiles:
+    """Return the sizes for large batches and maps."""
+    warpgroups, i = capability[0] in WARPGROUPS, h.bit_length() - 1
+    large_memory = warpgroups or capability in ((8, 0), (8, 7))  # more than 160 KiB per SM
+    if kernel.endswith("lambda_order"):
+        # one 2-d product, (examples v) x m times m x (positions k); 128 rows
+        return Tiles(8, 128 // v, 32, v, 4 if capability[0] == 9 else 8, lambda_order=True)
+    if kernel == "forward_query_order":
+        v = min(v, 32 if h == 16 else 64)  # because the accumulators must fit the registers
+        positions, examples, warps = (_FORWARD_TILES_64 if v == 64 else _QUERY_TILES[v])[i]
+        return Tiles(positions, examples, 16, v, warps)
+    if kernel == "grad_queries":
+        positions, examples, warps = _QUERY_TILES[v if v < 64 or large_memory else 2 * v][i]
+        return Tiles(positions, examples, 16, v, warps, 3 if v < 128 or large_memory else 2)
+    if kernel == "grad_values":
+        positions, examples, step, warps = _VALUES_TILES[i]
+        if h == 4 and v > 32:
+            return Tiles(positions, 4, step, 64, warps)
+        step = 2 if h == 16 and not large_memory else step
+        return Tiles(positions, examples, step, min(v, 32), warps)
+    if v <= 32 and warpgroups:
+        # One 2-d product, (positions k) x (examples v) times (examples v) x step: k v multiply-adds
+        # per pair and example instead of h (k + v), but no intermediate result in shared memory.
+        return Tiles(8, 4, 256, 16, 8, lambda_order=True)
+    if h == 4 and v > 32 and large_memory:
+        return Tiles(8, 4, 32, 64, 4)
+    positions, examples, step, warps = _TABLE_TILES[i]
+    v = min(v, 32 if h < 16 or large_memory else 16)
+    if not large_memory and h == 8:
+        positions = 4
+    elif not large_memory and (v == 32 or h == 16):
+        step //= 2
+    return Tiles(positions, examples, step, v, warps)
+
+
+def _float32_tiles(kernel: str, capability: Pair, h: int, v: int) -> Tiles:
+    """Return the sizes for float32, which does not use tensor cores: TF32 would lose precision."""
+    if kernel == "grad_values":
+        return Tiles(16, 8 if h == 1 else 16 // h, max(4, 16 // h), min(v, 32), 4, 2)
+    if kernel == "grad_queries" and v > 32:
+        examples = max(1, 8 // h)
+        return Tiles(max(2, 32 // (examples * h)), examples, 16, v, 8, 2)
+    v = min(v, 32)
+    spills = kernel == "grad_table" and h == 1 and v == 32  # 40 bytes with 4 warps
+    return Tiles(8, 16 // h, 16, v, 8 if spills else 4, 2)
+
+
+def _next_power_of_2(minimum: int) -> int:
+    return 1 << (minimum - 1).bit_length()
+
+
+@lru_cache(maxsize=1024)
+def choose_tile_shape(grid: Pair, radius: Pair, positions: int, step: int) -> tuple[int, ...]:
+    """Choose rows and columns of tiles, and of steps, with the given sizes, for the fewest steps.
+
+    All are powers of two. Of several shapes, choose the widest: long rows load fastest.
+    """
+    rows = itertools.product(_powers_of_2(positions), _powers_of_2(step))
+    shapes = ((tile_y, positions // tile_y, step_y, step // step_y) for tile_y, step_y in rows)
+    return min(shapes, key=lambda s: math.prod(map(_count_steps, grid, radius, s[:2], s[2:])))
+
+
+def _count_steps(side: int, radius: int, tile: int, step: int) -> int:
+    """Return the number of steps of all tiles along one axis."""
+    starts = range(0, side, tile)
+    windows = ((max(x - radius, 0), min(x + tile - 1 + radius, side - 1)) for x in starts)
+    return sum(-(-(last - first + 1) // step) for first, last in windows)
+
+
+def _powers_of_2(maximum: int) -> list[int]:
+    return [1 << i for i in range(maximum.bit_length())]
+
+
+@lru_cache(maxsize=1024)
+def choose_table_grid(grid: Pair, radius: Pair, batch: int, tiles: Tiles) -> tuple[int, int, tuple[int, ...]]:
+    """Choose the number of programs of `grad_table_partial`, splits of the batch, and sizes.
+
+    Sizes are row offsets and context columns of a program, numbers of groups of row offsets and of
+    chunks of columns, and examples of a split. Offsets and columns are chosen for the fewest steps;
+    up to 5% more are accepted for more rows, because consecutive steps then use more of the same
+    values. The batch is split to fill at most one wave of programs on the GPU.
+    """
+    height, columns = grid[0], min(grid[1], tiles.positions + 2 * radius[1])
+    offsets, counts = 2 * radius[0] + 1, {}
+    for rows in _powers_of_2(min(tiles.step, _next_power_of_2(offsets))):
+        # query rows with a context row at one of the offsets, summed over groups of offsets
+        pairs = sum(
+            min(height - 1, height - 1 - first) - max(0, 1 - first - rows) + 1
+            for first in range(-radius[0], radius[0] + 1, rows)
+        )
+        counts[rows] = pairs * -(-columns // (tiles.step // rows))
+    rows = max(rows for rows in counts if counts[rows] <= 1.05 * min(counts.values()))
+    row_groups, chunks = -(-offsets // rows), -(-columns // (tiles.step // rows))
+    programs = row_groups * chunks * -(-grid[1] // tiles.positions)
+    groups = -(-batch // tiles.examples)
+    split = -(-groups // min(groups, max(1, _PROGRAMS_TO_FILL_GPU // programs)))
+    splits = -(-groups // split)
+    sizes = (rows, tiles.step // rows, row_groups, chunks, split * tiles.examples)
+    return splits * programs, splits, sizes
