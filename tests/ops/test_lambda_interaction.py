@@ -426,11 +426,6 @@ INVALID_ARGUMENTS = {
         {"causal": True},
         "context must have 5 positions, like queries, if causal is True; got 7",
     ),
-    "normalization": (
-        {},
-        {"normalize_keys": "l1"},
-        "normalize_keys must be 'softmax', 'l2' or None, got 'l1'",
-    ),
 }
 
 
