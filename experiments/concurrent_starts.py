@@ -5,7 +5,7 @@
 The starts are simultaneous or 1, 5 or 10 s apart. In two more cases the first process is stopped by SIGSTOP while the
 others start: in the middle of writing a checkpoint, and between its two renames. One process must end with exit code 0,
 the others with 2 and a one-line message that names the process with the lock. Weights, metrics.csv, best.ckpt and file
-names must equal those of a single run, and speed.csv must have each step once.
+names must equal those of a single run, and metrics.csv must have each row once.
 """
 
 import argparse
@@ -42,13 +42,13 @@ COMMAND = """
 import os, signal, sys, time
 from pathlib import Path
 from lambdanets.__main__ import console
-from lambdanets.training.speed import Speed
+from lambdanets.training.run_log import RunLog
 
-on_batch_end = Speed.on_train_batch_end
+on_batch_end = RunLog.on_train_batch_end
 def slow_on_batch_end(*args):
     time.sleep(delay)
     on_batch_end(*args)
-Speed.on_train_batch_end = slow_on_batch_end
+RunLog.on_train_batch_end = slow_on_batch_end
 
 delay, stop_in = float(sys.argv.pop(1)), sys.argv.pop(1)
 if stop_in:
@@ -103,10 +103,10 @@ def check_exit_codes(processes: list[TrainingProcess]) -> dict[str, Any]:
 
 
 def check_result(reference: Path, folder: Path) -> None:
-    """Raise AssertionError unless the run is bit-identical to a reference run, and speed.csv has each step once."""
+    """Raise AssertionError unless the run is bit-identical to a reference run, and metrics.csv has each row once."""
     check_bit_identical(reference, folder)
-    with (folder / "speed.csv").open() as file:
-        steps = [row["step"] for row in csv.DictReader(file)]
+    with (folder / "metrics.csv").open() as file:
+        steps = [(row["step"], row["split"]) for row in csv.DictReader(file)]
     assert len(steps) == len(set(steps)), steps
 
 

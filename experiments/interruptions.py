@@ -86,7 +86,7 @@ def commands(scratch: Path) -> dict[str, Command]:
     images, run, detector, shards, labels = (
         scratch / name for name in ("images", "run", "detector", "shards", "labels")
     )
-    run_times = ("speed.csv", "result.json", "metrics.csv.lock")
+    run_times = ("result.json", "metrics.csv", "metrics.csv.lock")
     return {
         "predict": Command(f"predict {run} {images} {images}/*/*.png --out {{}}", count_lines(".partial")),
         "detect predict": Command(

@@ -11,6 +11,7 @@ script needs a machine without a GPU.
 """
 
 import argparse
+import csv
 import dataclasses
 import functools
 import json
@@ -41,7 +42,7 @@ from lambdanets.models.weights import read_weights
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.text_tables import markdown_table
-from lambdanets.training import run
+from lambdanets.training import run, run_log
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, AtomicCheckpointIO
 from lambdanets.training.classification.recipe import ClassificationRecipe
 
@@ -194,12 +195,18 @@ def _kill_at_file_operation(kill_point: KillPoint) -> None:
     setattr(owner, name, patched)
 
 
+def read_metrics(folder: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv without the columns of speed and memory."""
+    with (folder / run_log.METRICS).open(newline="") as file:
+        return [{k: v for k, v in row.items() if k not in run_log.SPEED} for row in csv.DictReader(file)]
+
+
 def check_bit_identical(uninterrupted: Path, folder: Path) -> None:
     """Raise AssertionError unless two runs have bit-identical results and the same file names."""
-    for name in (run.WEIGHTS, "metrics.csv"):
-        assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes(), (
-            f"{folder} ended with a different {name}"
-        )
+    weights = [(path / run.WEIGHTS).read_bytes() for path in (uninterrupted, folder)]
+    assert weights[0] == weights[1], f"{folder} ended with different {run.WEIGHTS}"
+    metrics = [read_metrics(path) for path in (uninterrupted, folder)]
+    assert metrics[0] == metrics[1], f"{folder} ended with different metrics"
     expected, actual = (read_weights(path / "checkpoints" / BEST)[0] for path in (uninterrupted, folder))
     equal = all(torch.equal(expected[name], actual[name]) for name in expected | actual)
     assert equal, f"{folder} ended with a different {BEST}"

@@ -23,12 +23,12 @@ from PIL import Image
 
 from lambdanets.data.images import read_image
 from lambdanets.models import create_model
+from lambdanets.progress import format_duration
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.loaders import make_transform
-from lambdanets.training.speed import format_duration
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"

@@ -16,8 +16,8 @@ from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.classification.task import ClassificationTask
 from lambdanets.training.memory import largest_micro_batch
-from lambdanets.training.metrics_log import METRICS
 from lambdanets.training.report import RESULT, read_result
+from lambdanets.training.run_log import METRICS
 from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
 
 PLAN = "plan.json"

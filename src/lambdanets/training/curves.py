@@ -1,33 +1,16 @@
 """Learning curves: draws curves.png and logs to TensorBoard."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 
 from lambdanets.files import atomic_open
-from lambdanets.training.metrics_log import MetricsLog, Row
+from lambdanets.training.run_log import Row
 
 Panels = Sequence[tuple[str, Sequence[str]]]  # title and metrics of each panel
 _COLORS = {"train": "#94a3b8", "val": "#1d4ed8"}
-
-
-class Curves(Callback):
-    """Draws curves.png after an epoch, at most once per minute."""
-
-    def __init__(self, folder: Path, log: MetricsLog, panels: Panels) -> None:
-        self._path = folder / "curves.png"
-        self._log = log
-        self._panels = panels
-        self._last_drawn = time.monotonic()
-
-    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if time.monotonic() - self._last_drawn > 60:
-            draw_curves(self._log.rows, self._log.metrics, self._panels, self._path)
-            self._last_drawn = time.monotonic()
 
 
 def draw_curves(rows: Sequence[Row], metrics: Sequence[str], panels: Panels, path: Path) -> None:

@@ -1,6 +1,7 @@
 """The base LightningModule: training step, optimizer and learning rate schedule."""
 
 import math
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -57,6 +58,8 @@ class TrainingModule(LightningModule):
         self._micro_batch: tuple[Any, int] | None = None  # micro-batch of the next backward pass, and its batch_idx
         self._ends_step = True  # whether it is the last of its step
         self._statistics: StepStatistics | None = None  # of a step with several micro-batches
+        self.batch_end = 0.0  # time at which the last batch ended
+        self._nonfinite: Tensor | int = 0  # number of non-finite values that no check has seen
 
     @abstractmethod
     def num_images(self, batch: Any) -> int:
@@ -82,6 +85,9 @@ class TrainingModule(LightningModule):
             freeze_batch_norm(self.model)
         if self._num_micro_batches > 1 and batch_idx % self.batch_slice.accumulation_steps == 0:
             self._statistics = StepStatistics(self.model)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batch_end = time.perf_counter()  # after that of all callbacks, which write checkpoints
 
     @property
     def _num_micro_batches(self) -> int:
@@ -110,7 +116,7 @@ class TrainingModule(LightningModule):
         sums = self.sums(batch)
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
         loss = sums["loss"] * (num_micro_batches / batch.step_images)
-        if not loss.isfinite():
+        if not self._is_finite(loss):
             value = loss.item()
             del sums, loss  # free the graph before the diagnosis builds another
             self._raise_nonfinite_loss(batch, batch_idx, value)
@@ -135,9 +141,10 @@ class TrainingModule(LightningModule):
                 self._statistics.finish()
         if self.recipe.precision == "16-mixed" and not self._is_scale_exhausted():
             return  # the gradient scaler skips this step and reduces its scale
-        name = first_nonfinite_gradient(self.model)
-        if name is None:
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self._is_finite(torch.nn.utils.get_total_norm(gradients)):
             return
+        name = first_nonfinite_gradient(self.model)
         reason = "it comes from another rank, because no image of this rank was readable"
         if micro_batch is not None:
             self.model.zero_grad(set_to_none=True)
@@ -147,6 +154,27 @@ class TrainingModule(LightningModule):
             f"loss with such a gradient is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set "
             "clip_gradient"
         )
+
+    def _is_finite(self, value: Tensor) -> bool:
+        """Whether a value is finite; on a GPU, which would have to wait, `check_finite` tells."""
+        if self.checks_each_step:
+            return bool(value.isfinite())
+        self._nonfinite += value.detach().isfinite().logical_not()
+        return True
+
+    @property
+    def checks_each_step(self) -> bool:
+        """Whether a loss or gradient with NaN or inf ends the run in its step."""
+        return self.device.type == "cpu"
+
+    def check_finite(self) -> None:
+        """Raise InputError if a loss or gradient since the last call was not finite."""
+        if int(self._nonfinite):
+            raise InputError(
+                f"the loss or a gradient became inf or nan before step {self.global_step}; lower "
+                f"learning_rate (now {self.recipe.learning_rate}) or set clip_gradient, and resume "
+                "from the last checkpoint; a run on the CPU names the layer"
+            )
 
     def _is_scale_exhausted(self) -> bool:
         """Whether gradients stay non-finite at any scale. Checked rarely, because it waits for the GPU."""
@@ -159,14 +187,14 @@ class TrainingModule(LightningModule):
     def _diagnose(self, batch: Any, batch_idx: int, diagnose: Callable[[Callable[[], Tensor]], str]) -> str:
         """Call `diagnose` with a function that recomputes the loss of a micro-batch."""
         if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:  # it would wait for other ranks
-            return "the operation cannot be diagnosed with sync_batch_norm"
+            return "the module cannot be found with sync_batch_norm"
 
         def compute() -> Tensor:
             self._seed(batch_idx)
             with self.trainer.precision_plugin.forward_context():
                 return self.sums(batch)["loss"] * (self._num_micro_batches / batch.step_images)
 
-        with torch.compiler.set_stance("force_eager"):  # operations and modules are not visible in compiled code
+        with torch.compiler.set_stance("force_eager"):  # modules are not visible in compiled code
             return diagnose(compute)
 
     def configure_optimizers(self) -> dict[str, Any]:

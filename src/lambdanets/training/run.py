@@ -26,13 +26,12 @@ from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import convert_sync_batch_norm
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
-from lambdanets.training.curves import Curves, TensorBoard, draw_curves
+from lambdanets.training.curves import TensorBoard, draw_curves
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
-from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
-from lambdanets.training.speed import Speed
+from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 from lambdanets.training.tasks import RECIPE, read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
@@ -54,8 +53,8 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
 
     Thus the same command can start and restart a run, as torchrun and cluster schedulers require.
 
-    At the start, recipe.json is written into the folder; during training metrics.csv, speed.csv, curves.png,
-    tensorboard/ and checkpoints/; at the end weights.safetensors, the task's figures and, last, result.json.
+    At the start, recipe.json is written into the folder; during training metrics.csv, tensorboard/
+    and checkpoints/; at the end weights.safetensors, curves.png, the task's figures and, last, result.json.
     If the run cannot start, no folder is left.
 
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
@@ -240,21 +239,19 @@ def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None
     module = task.module(recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
     if recipe.compile:
         model.compile()
-    speed, timer = Speed(folder, world), Timer()
-    log = MetricsLog(folder, task.METRICS, world, recipe.max_unreadable, speed.format)
+    timer = Timer()
+    log = RunLog(folder, task.METRICS, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [ema] if ema else []
     callbacks += [log, timer]
-    callbacks += [Curves(folder, log, task.PANELS)] if world.is_rank_zero else []
     callbacks += [StopEarly(task.BEST_METRIC, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
-    # Speed is last, so that it does not count the time of other callbacks as waiting for data
     stop = StopOnSignal(checkpoints / LAST, lock)
-    callbacks += [KeepBest(checkpoints, task.BEST_METRIC), keep_last, stop, speed]
+    callbacks += [KeepBest(checkpoints, task.BEST_METRIC), keep_last, stop]
     logger = TensorBoard(folder, resumed_at)
     accumulation = prepared.batch_slice.accumulation_steps
-    trainer = make_trainer(recipe, folder, callbacks, speed, logger, world, accumulation, lock)
+    trainer = make_trainer(recipe, folder, callbacks, log, logger, world, accumulation, lock)
     try:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
@@ -270,7 +267,7 @@ def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None
     return result if world.is_rank_zero else {}
 
 
-def _finish(prepared: _PreparedRun, folder: Path, lock: Lock | None, log: MetricsLog, timer: Timer) -> dict[str, Any]:
+def _finish(prepared: _PreparedRun, folder: Path, lock: Lock | None, log: RunLog, timer: Timer) -> dict[str, Any]:
     """Evaluate the trained model; write the weights, the figures and result.json; return the result."""
     task, recipe = prepared.task, prepared.recipe
     if lock is not None:

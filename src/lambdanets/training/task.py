@@ -14,10 +14,10 @@ from lambdanets.inference.model_card import ModelCard
 from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
 from lambdanets.training.memory import MemoryProbe
-from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import Result
+from lambdanets.training.run_log import RunLog
 
 
 class Task(ABC):
@@ -75,7 +75,7 @@ class Task(ABC):
         """Write files into the run folder before training starts or resumes."""
 
     @abstractmethod
-    def finish(self, recipe: Any, folder: Path, log: MetricsLog) -> dict[str, Any]:
+    def finish(self, recipe: Any, folder: Path, log: RunLog) -> dict[str, Any]:
         """Evaluate the trained model, write figures into the folder, and return the task's fields of result.json.
 
         The field "unreadable" is required: one message per unreadable image.

@@ -15,15 +15,16 @@ from lambdanets.locks import Lock
 from lambdanets.models.factory import list_models
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.distributed import World
+from lambdanets.training.progress_bar import Progress, ProgressLines
 from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.speed import Progress, ProgressLines, Speed
+from lambdanets.training.run_log import RunLog
 
 
 def make_trainer(
     recipe: TrainingRecipe,
     folder: Path,
     callbacks: list[Callback],
-    speed: Speed,
+    log: RunLog,
     logger: Logger,
     world: World,
     accumulation_steps: int,
@@ -35,7 +36,7 @@ def make_trainer(
     """
     _silence_lightning()
     show_bar = sys.stderr.isatty() and world.is_rank_zero
-    progress: list[Callback] = [Progress(speed) if show_bar else ProgressLines(speed)] if world.is_rank_zero else []
+    progress: list[Callback] = [Progress(log) if show_bar else ProgressLines(log)] if world.is_rank_zero else []
     is_distributed = world.world_size > 1
     return Trainer(
         default_root_dir=folder,

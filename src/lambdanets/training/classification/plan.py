@@ -19,6 +19,7 @@ from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
+from lambdanets.progress import format_duration
 from lambdanets.provenance import hardware
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.model import ClassificationProbe, resolve_model_from_weights
@@ -26,7 +27,6 @@ from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.classification.task import open_for_training
 from lambdanets.training.memory import largest_micro_batch, training_memory
 from lambdanets.training.micro_batches import AUTOCAST, accumulation_steps, images_per_rank, resolve_precision
-from lambdanets.training.speed import format_duration
 
 SAMPLED_FILES = 200  # at most; their mean size is used for the whole dataset
 FLOPS_PER_STEP = {"cpu": 3e11, "cuda": 3e13}  # forward and backward; determines the batch size of the measured steps

@@ -29,8 +29,8 @@ from lambdanets.training.classification.module import Classification
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
-from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.report import Result
+from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 
 
@@ -97,7 +97,7 @@ class ClassificationTask(Task):
             self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), batch_slice=batch_slice
         )
 
-    def finish(self, recipe: ClassificationRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
+    def finish(self, recipe: ClassificationRecipe, folder: Path, log: RunLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         classifier = Classifier(self.model.to(best_device()).eval(), self.card(recipe))
         evaluated = self.splits.evaluated

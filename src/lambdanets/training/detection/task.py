@@ -21,8 +21,8 @@ from lambdanets.training.detection.augmentation import augment
 from lambdanets.training.detection.model import DetectionProbe, build_model, make_model_card
 from lambdanets.training.detection.module import LOSSES, VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.report import Result
+from lambdanets.training.run_log import RunLog
 
 
 class DetectionResult(Result):
@@ -66,7 +66,7 @@ class DetectionTask(CocoTask):
     def make_module(self, recipe: DetectionRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Detection:
         return Detection(self.model, recipe, self.validation, steps_per_epoch, self.description(recipe), batch_slice)
 
-    def finish(self, recipe: DetectionRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
+    def finish(self, recipe: DetectionRecipe, folder: Path, log: RunLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         model: Any = self.model.to(best_device()).eval()
         detector = Detector(model, self.card(recipe))

@@ -21,8 +21,8 @@ from lambdanets.inference.segmenter import Segmenter
 from lambdanets.training.coco.loaders import augmented_batches
 from lambdanets.training.coco.task import CocoTask
 from lambdanets.training.curves import Panels
-from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.report import Result
+from lambdanets.training.run_log import RunLog
 from lambdanets.training.segmentation.augmentation import augment
 from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
 from lambdanets.training.segmentation.module import Segmentation
@@ -75,7 +75,7 @@ class SegmentationTask(CocoTask):
         )
 
     @torch.compiler.set_stance("force_eager")  # as in validation
-    def finish(self, recipe: SegmentationRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
+    def finish(self, recipe: SegmentationRecipe, folder: Path, log: RunLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         model = self.model.to(best_device()).eval()
         segmenter = Segmenter(model, self.card(recipe))

@@ -1,0 +1,224 @@
+"""The log of a run: metrics.csv, TensorBoard, a printed line per epoch, and unreadable images."""
+
+import csv
+import io
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lambdanets.data.readable import check_unreadable
+from lambdanets.errors import InputError
+from lambdanets.files import atomic_write
+from lambdanets.progress import format_duration
+from lambdanets.training.callbacks import ends_step
+from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
+from lambdanets.training.module import TrainingModule
+
+Row = list[Any]  # a line of metrics.csv; None where nothing was measured
+METRICS = "metrics.csv"
+COLUMNS = ("step", "epoch", "split")
+SPEED = ("images_per_second", "waiting_share", "process_gib", "gpu_gib")
+STEPS_PER_ROW = 10
+
+
+class RunLog(Callback):
+    """Collects metrics over all ranks, measures speed and memory, and writes metrics.csv on rank 0.
+
+    A training row is the mean of STEPS_PER_ROW steps, a validation row ends an epoch. The columns
+    are step, epoch, split, the task's metrics, images per second over all ranks, the share of the
+    time spent waiting for data, and the memory of rank 0. On a GPU, only a row and a checkpoint
+    wait for its steps. Rows are stored in checkpoints: a resumed run has each step once.
+
+    metrics: names of the task's columns. unreadable: one message per skipped image, over all
+    ranks; with more than max_unreadable the run stops.
+    """
+
+    state_key = "History"  # its name in checkpoints
+
+    def __init__(self, folder: Path, metrics: Sequence[str], world: World, max_unreadable: int) -> None:
+        self.path = folder / METRICS
+        self.metrics = tuple(metrics)
+        self.rows: list[Row] = []
+        self.unreadable: set[str] = set()
+        self.images_seen = 0
+        self._columns = (*COLUMNS, *self.metrics, *SPEED)
+        self._world = world
+        self._max_unreadable = max_unreadable
+        self._sums: list[float] = []  # images and the module's SUMS since the last row, all ranks
+        self._new_sums: Tensor | None = None  # those of this rank that are not in `_sums`
+        self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
+        self._module: TrainingModule
+        self._process = psutil.Process()
+        self._speed: dict[str, float] = {}
+        self._seconds_per_step = 0.0
+        self._steps_left = 0
+
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        assert isinstance(module, TrainingModule)
+        self._module = module
+        if self._world.is_rank_zero:
+            if self.rows:  # removes rows that were written after the checkpoint
+                text = io.StringIO(newline="")
+                csv.writer(text).writerows([self._columns, *self.rows])
+                atomic_write(self.path, text.getvalue().encode())
+            else:  # the run (re)starts without a checkpoint
+                self.path.unlink(missing_ok=True)
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        # a run that resumes in the middle of an epoch does not call on_train_epoch_start
+        self._start_clock()
+
+    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._started = self._module.batch_end = time.perf_counter()
+        self._waited, self._images, self._steps = 0.0, 0, 0
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._waited += time.perf_counter() - self._module.batch_end
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._note_unreadable(batch)
+        if outputs and "sums" in outputs:
+            sums = outputs["sums"].double()
+            sums = torch.cat([sums.new_full((1,), outputs["images"]), sums])
+            self._new_sums = sums if self._new_sums is None else self._new_sums + sums
+        if ends_step(trainer, batch_idx):
+            self._images += batch.step_images
+            self._steps += 1
+            epochs = trainer.max_epochs or 0
+            self._steps_left = self._module.steps_per_epoch * epochs - trainer.global_step
+            if trainer.global_step % STEPS_PER_ROW == 0:
+                self._add_training_row(trainer)
+            elif not self._speed:
+                self._measure_speed()
+
+    def on_validation_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._add_training_row(trainer)
+        if not self.rows:
+            reason = min(self.unreadable, default="the images are too small")
+            several = self._module.recipe.MIN_MICRO_BATCH > 1
+            required = "two readable images" if several else "a readable image"
+            raise InputError(f"no training batch had {required}: {reason}")
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._note_unreadable(batch)
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self._add_unreadable()
+        validation = self._module.validation_metrics
+        if not validation:
+            raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
+        self._add_row(trainer, "val", validation)
+        losses = self.values("train", self.metrics[0])
+        fields = [
+            f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}",
+            *([f"loss {losses[-1]:.3f}"] if losses else []),
+            self._module.format_validation_metrics(),
+            self.format_speed(),
+        ]
+        trainer.print("  ".join(fields))
+
+    def _note_unreadable(self, batch: Any) -> None:
+        self._new_unreadable += [text for text in batch.unreadable if text not in self.unreadable]
+
+    def _add_unreadable(self) -> None:
+        self.unreadable.update(all_gather_lists(self._new_unreadable))
+        self._new_unreadable = []
+        check_unreadable(sorted(self.unreadable), self._max_unreadable)
+
+    def _reduce(self) -> None:
+        """Add the sums of all ranks since the last call. On a GPU, this waits for its steps."""
+        self._module.check_finite()
+        zeros = [0.0] * (1 + len(self._module.SUMS))
+        new_sums = zeros if self._new_sums is None else self._new_sums.tolist()
+        *new_sums, unreadable = all_reduce_sum(*new_sums, len(self._new_unreadable))
+        self._sums = [old + new for old, new in zip(self._sums or zeros, new_sums, strict=True)]
+        self._new_sums = None
+        self.images_seen += int(new_sums[0])
+        if unreadable:
+            self._add_unreadable()
+
+    def _add_training_row(self, trainer: Trainer) -> None:
+        self._reduce()
+        images, *sums = self._sums
+        if images:
+            means = {name: s / images for name, s in zip(self._module.SUMS, sums, strict=True)}
+            self._sums = []
+            self._measure_speed()
+            self._add_row(trainer, "train", means | self._speed)
+            self._start_clock()
+
+    def _measure_speed(self) -> None:
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        self._seconds_per_step = seconds / max(self._steps, 1)
+        on_gpu = torch.cuda.is_available()
+        self._speed = {
+            "images_per_second": self._images / seconds,
+            "waiting_share": self._waited / seconds,
+            "process_gib": self._process.memory_info().rss / 2**30,
+            "gpu_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0,
+        }
+
+    def _add_row(self, trainer: Trainer, split: str, values: dict[str, float]) -> None:
+        values = {name: round(value, 6) for name, value in values.items()}
+        row = [trainer.global_step, trainer.current_epoch + 1, split]
+        row += [values.get(name) for name in self._columns[len(COLUMNS) :]]
+        self.rows.append(row)
+        if self._world.is_rank_zero:
+            is_new = not self.path.exists()
+            with self.path.open("a", newline="") as file:
+                csv.writer(file).writerows([self._columns, row] if is_new else [row])
+        logged = {f"speed/{name}" if name in SPEED else f"{name}/{split}": value for name, value in values.items()}
+        if split == "train":
+            logged["learning_rate"] = trainer.optimizers[0].param_groups[-1]["lr"]
+        for logger in trainer.loggers:
+            logger.log_metrics(logged, trainer.global_step)
+
+    def values(self, split: str, metric: str) -> list[float]:
+        """Return all values of a metric in order of the steps."""
+        column = len(COLUMNS) + self.metrics.index(metric)
+        return [row[column] for row in self.rows if row[2] == split and row[column] is not None]
+
+    def format_speed(self) -> str:
+        """Format images per second, a share of waiting of at least 10%, and the time left."""
+        if not self._speed:
+            return ""
+        waiting = self._speed["waiting_share"]
+        fields = [f"{self._speed['images_per_second']:.0f} images/s"]
+        fields += [f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []
+        seconds_left = self._steps_left * self._seconds_per_step
+        fields += [f"{format_duration(seconds_left)} left"] if self._steps_left else []
+        return ", ".join(fields)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._reduce()  # Lightning calls this on all ranks
+        return {
+            "rows": self.rows,
+            "unreadable": sorted(self.unreadable),
+            "images": self.images_seen,
+            "sums": self._sums,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.images_seen, self._sums = state["images"], list(state["sums"])
+        self.unreadable = set(state["unreadable"])
+        # rows of an earlier version have no speed
+        self.rows = [row + [None] * (len(self._columns) - len(row)) for row in state["rows"]]
