@@ -23,7 +23,7 @@ import torch
 from frontier import train_step
 from pages import markers, replace_section
 from scipy.stats import ttest_1samp
-from seeded_runs import SeededRunsParser, processors, store, train
+from seeded_runs import SeededRunsParser, is_stored, processors, store, train
 
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
@@ -96,7 +96,9 @@ def measure(options: argparse.Namespace, out: Path) -> None:
             recipe = {**PRECISION, "epochs": EPOCHS, "learning-rate": rates[layer]}
             settings[run_folder(options.work, key)] = key, recipe
     commands = {
-        run: command(key["layer"], key["seed"], recipe, options.data, run) for run, (key, recipe) in settings.items()
+        run: command(key["layer"], key["seed"], recipe, options.data, run)
+        for run, (key, recipe) in settings.items()
+        if not is_stored(out, key)  # the run folder may be on another machine
     }
     score = "held_out_top1" if options.tune else "top1"
     for run, result in train(commands, options.jobs):

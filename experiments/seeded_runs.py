@@ -52,10 +52,19 @@ def _run(command: tuple[Path, Sequence[str]]) -> tuple[Path, int]:
     return run, subprocess.run([sys.executable, "-m", "lambdanets", *arguments], check=False).returncode
 
 
+def stored_runs(out: Path) -> list[dict[str, Any]]:
+    """The runs in a results file; none without a file."""
+    return json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
+
+
+def is_stored(out: Path, key: Mapping[str, Any]) -> bool:
+    """Whether a results file has the run that `key` identifies."""
+    return any(key.items() <= run.items() for run in stored_runs(out))
+
+
 def store(out: Path, key: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     """Write a run, which `key` identifies, to a results file; it replaces a run with the same key."""
-    kept = json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
-    kept = [run for run in kept if any(run[name] != value for name, value in key.items())]
+    kept = [run for run in stored_runs(out) if not key.items() <= run.items()]
     runs = sorted([*kept, {**key, **fields}], key=lambda run: [run[name] for name in key])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
