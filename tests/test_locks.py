@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lambdanets.locks import LOCK, InUseError, LostLockError, locked_folder
+from lambdanets.locks import LOCK, InUseError, locked_folder
 
 FORK = multiprocessing.get_context("fork")
 
@@ -58,24 +58,14 @@ def test_stopped_owner_keeps_its_lock(owner, tmp_path):
     os.kill(owner.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("seconds", [-30, 30], ids=["behind", "ahead"])
-def test_live_owner_keeps_its_lock_whatever_the_clocks_are(seconds, owner, tmp_path):
-    lock_file = tmp_path / "work" / LOCK
-    os.utime(lock_file, (time.time() + seconds,) * 2)  # as by a file server with another clock
-    with pytest.raises(InUseError):
-        acquire_and_release(tmp_path / "work")
-    assert lock_file.is_file()
-
-
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
 def test_lock_of_a_killed_owner_is_free(reaped, owner, tmp_path):
     os.kill(owner.pid, signal.SIGKILL)
     os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
     if reaped:
         owner.join()
-    with locked_folder(tmp_path / "work") as lock:
+    with locked_folder(tmp_path / "work"):
         assert f"process {os.getpid()} " in (tmp_path / "work" / LOCK).read_text()
-        lock.check()
 
 
 @pytest.mark.parametrize("content", [b"", b"process 1 on elsewhere", b"\xff" * 1000], ids=["empty", "other", "binary"])
@@ -83,18 +73,6 @@ def test_left_over_lock_file_is_free_whatever_it_contains(content, tmp_path):
     (tmp_path / LOCK).write_bytes(content)
     acquire_and_release(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
-def test_lost_lock_is_detected(replaced, tmp_path):
-    with locked_folder(tmp_path) as lock:
-        lock.check()
-        (tmp_path / LOCK).rename(tmp_path / "renamed")
-        if replaced:
-            (tmp_path / LOCK).write_text("of another process")
-        with pytest.raises(LostLockError, match="lost its lock file"):
-            lock.check()
-    assert (tmp_path / LOCK).exists() == replaced
 
 
 def count_owners(folder, start, owners, max_owners):

@@ -8,7 +8,7 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished
-from lambdanets.locks import Lock, locked_folder
+from lambdanets.locks import locked_folder
 
 _MAX_CHARACTERS = 40  # messages omit longer values, such as hashes
 # Folders of thumbnails and deleted files, made by network storage, Windows, macOS and Linux.
@@ -52,7 +52,7 @@ class WorkFolder:
         return True
 
     @contextmanager
-    def open(self, *, shared: bool = False) -> Iterator[Lock]:
+    def open(self, *, shared: bool = False) -> Iterator[None]:
         """Create the folder and hold its lock within the block; temporary files of killed processes are removed.
 
         shared: several processes work in the folder, and hold this lock only while they start. Then it is acquired
@@ -62,11 +62,11 @@ class WorkFolder:
         the lock.
         """
         self.is_started()
-        with locked_folder(self.path, timeout=30.0 if shared else 0.0) as lock:
+        with locked_folder(self.path, timeout=30.0 if shared else 0.0):
             self.is_started()  # another process may have started in the meantime
             if not shared:
                 remove_unfinished(self.path)
-            yield lock
+            yield
 
 
 def check_new_file(path: Path) -> None:

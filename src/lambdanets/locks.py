@@ -27,27 +27,8 @@ class InUseError(InputError):
     """Another running process holds the lock."""
 
 
-class LostLockError(InputError):
-    """The lock file of this process was removed, so another process may hold a lock of the same path."""
-
-
-class Lock:
-    """A lock held by this process. subject: the locked folder or file, for messages."""
-
-    def __init__(self, path: Path, subject: Path) -> None:
-        self._path, self._subject = path, subject
-        self._status = path.stat()
-
-    def check(self) -> None:
-        """Raise LostLockError if the lock file was removed or replaced, for example with its folder."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(self._path.stat(), self._status):
-                return
-        raise LostLockError(f"{self._subject} lost its lock file {self._path}; this process stops writing to it")
-
-
 @contextlib.contextmanager
-def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[Lock]:
+def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
     """Hold the lock file `path` within the block, for work on the folder or file `subject`.
 
     timeout: seconds to wait for the lock.
@@ -62,25 +43,22 @@ def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[Lock]:
         try:
             try:
                 file_lock.acquire()
-                lock = Lock(path, subject)
                 path.write_text(_describe_this_process())
             except Timeout:
                 advice = "wait for it to end, or choose another path"
                 raise InUseError(f"{subject} is in use by {_read_owner(path)}; {advice}") from None
             except OSError as error:
                 raise InputError(f"{subject}: {error.strerror}") from error
-            yield lock
+            yield
         finally:
-            with deferred(), contextlib.ExitStack() as stack:
-                stack.callback(file_lock.release)
-                with contextlib.suppress(LostLockError):
-                    if file_lock.is_locked:
-                        lock.check()  # the file may be another process's
-                        path.unlink()  # before the release: afterwards another process may hold it
+            with deferred():
+                if file_lock.is_locked:
+                    path.unlink(missing_ok=True)  # afterwards another process may hold it
+                file_lock.release()
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path, timeout: float = 0.0) -> Iterator[Lock]:
+def locked_folder(folder: Path, timeout: float = 0.0) -> Iterator[None]:
     """Hold the lock of a folder within the block. A missing folder is created, and removed if it is left empty.
 
     timeout: seconds to wait for the lock.
@@ -95,7 +73,8 @@ def locked_folder(folder: Path, timeout: float = 0.0) -> Iterator[Lock]:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"folder {folder} cannot be created: {error.strerror}") from error
-        yield stack.enter_context(locked(folder / LOCK, folder, timeout))
+        stack.enter_context(locked(folder / LOCK, folder, timeout))
+        yield
 
 
 def _remove_empty(folders: list[Path]) -> None:

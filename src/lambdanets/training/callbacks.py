@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAv
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.locks import Lock
 from lambdanets.signals import handled_signals
 from lambdanets.training.checkpoints import BEST
 from lambdanets.training.distributed import all_reduce_min, all_reduce_sum
@@ -160,14 +159,10 @@ class StopOnSignal(Callback):
 
     All ranks stop after the same step, even if only one of them received the signal. No checkpoint is written after
     the last step of an epoch or during its validation.
-
-    lock: lock of the run folder on rank zero, None on other ranks. If the lock is lost, the run stops before it writes
-    anything.
     """
 
-    def __init__(self, checkpoint: Path, lock: Lock | None = None) -> None:
+    def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
-        self.lock = lock
         self.signaled = False
         self._common_batches = 0  # of the validation in progress, on all ranks
 
@@ -220,11 +215,3 @@ class StopOnSignal(Callback):
     ) -> None:
         if batch_idx < self._common_batches and all_reduce_sum(self.signaled)[0]:
             raise Interrupted
-        self._check_lock()
-
-    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._check_lock()
-
-    def _check_lock(self) -> None:
-        if self.lock is not None:
-            self.lock.check()

@@ -13,7 +13,6 @@ from torch import nn
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
 from lambdanets.inference.model_card import read_description
-from lambdanets.locks import Lock
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
@@ -24,21 +23,12 @@ PREVIOUS = "before.ckpt"  # the previous last.ckpt, used if last.ckpt is damaged
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints atomically and keeps the previous last.ckpt.
-
-    lock: lock of the run folder; checked before each write.
-    """
-
-    def __init__(self, lock: Lock | None = None) -> None:
-        super().__init__()
-        self.lock = lock
+    """Writes checkpoints atomically and keeps the previous last.ckpt."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        if self.lock is not None:
-            self.lock.check()
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_open(path, path.with_name(PREVIOUS) if path.name == LAST else None) as file:
             file.write(content.getbuffer())

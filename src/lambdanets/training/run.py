@@ -18,7 +18,6 @@ from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8, remove_unfinished
 from lambdanets.folders import WorkFolder, describe_differences
 from lambdanets.inference.weights import save_weights
-from lambdanets.locks import Lock
 from lambdanets.models.packaged import WEIGHTS, packaged_weights
 from lambdanets.models.weights import load_weights
 from lambdanets.records import write_json
@@ -67,10 +66,10 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         run_folder = _run_folder(folder, recipe)
         if broadcast_from_rank_zero(run_folder.is_started) and _is_finished(folder):
             return _read_result(folder, world)
-        with _locked(run_folder) as lock:
+        with _locked(run_folder):
             if broadcast_from_rank_zero(run_folder.is_started):
-                return _resume(folder, world, lock, recipe)
-            return _train(_prepare(recipe, world), folder, world, lock)
+                return _resume(folder, world, recipe)
+            return _train(_prepare(recipe, world), folder, world)
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -98,8 +97,8 @@ def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]
         broadcast_from_rank_zero(run_folder.is_started)
         if _is_finished(folder):  # needs no lock, so the folder may be read-only
             return _read_result(folder, world)
-        with _locked(run_folder) as lock:
-            return _resume(folder, world, lock, recipe)
+        with _locked(run_folder):
+            return _resume(folder, world, recipe)
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -166,12 +165,11 @@ def _has_checkpoint(folder: Path) -> bool:
 
 
 @contextmanager
-def _locked(folder: WorkFolder) -> Iterator[Lock | None]:
-    """Lock the folder on rank zero within the block. Other ranks get None."""
+def _locked(folder: WorkFolder) -> Iterator[None]:
+    """Lock the folder on rank zero within the block."""
     with ExitStack() as stack:
-        locks: list[Lock] = []
-        broadcast_from_rank_zero(lambda: locks.append(stack.enter_context(folder.open())))
-        yield locks[0] if locks else None
+        broadcast_from_rank_zero(lambda: stack.enter_context(folder.open()))
+        yield
 
 
 def _write_recipe(recipe: TrainingRecipe, folder: Path) -> None:
@@ -191,7 +189,7 @@ def _read_result(folder: Path, world: World) -> dict[str, Any]:
     return result
 
 
-def _resume(folder: Path, world: World, lock: Lock | None, override: TrainingRecipe | None = None) -> dict[str, Any]:
+def _resume(folder: Path, world: World, override: TrainingRecipe | None = None) -> dict[str, Any]:
     """Resume the folder's recipe. Fields in CHANGEABLE, such as the path of the data, are taken from `override`."""
     if _is_finished(folder):  # another process has finished it in the meantime
         return _read_result(folder, world)
@@ -199,7 +197,7 @@ def _resume(folder: Path, world: World, lock: Lock | None, override: TrainingRec
     if override is not None:
         fields = asdict(override)
         recipe = replace(recipe, **{name: fields[name] for name in recipe.CHANGEABLE if fields[name] not in (None, "")})
-    return _train(_prepare(recipe, world, _has_checkpoint(folder)), folder, world, lock)
+    return _train(_prepare(recipe, world, _has_checkpoint(folder)), folder, world)
 
 
 def _prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> _PreparedRun:
@@ -223,7 +221,7 @@ def _open(recipe: TrainingRecipe, world: World, resumed: bool) -> Task:
     return task
 
 
-def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None) -> dict[str, Any]:
+def _train(prepared: _PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
     checkpoint = broadcast_from_rank_zero(lambda: newest_checkpoint(checkpoints))
@@ -247,11 +245,11 @@ def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None
     callbacks += [log, timer]
     callbacks += [StopEarly(task.BEST_METRIC, task.patience)] if task.patience else []
     keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
-    stop = StopOnSignal(checkpoints / LAST, lock)
+    stop = StopOnSignal(checkpoints / LAST)
     callbacks += [KeepBest(checkpoints, task.BEST_METRIC), keep_last, stop]
     logger = TensorBoard(folder, resumed_at)
     accumulation = prepared.batch_slice.accumulation_steps
-    trainer = make_trainer(recipe, folder, callbacks, log, logger, world, accumulation, lock)
+    trainer = make_trainer(recipe, folder, callbacks, log, logger, world, accumulation)
     try:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
@@ -263,15 +261,13 @@ def _train(prepared: _PreparedRun, folder: Path, world: World, lock: Lock | None
     if task.patience:
         load_weights(model, checkpoints / BEST)
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
-    result = broadcast_from_rank_zero(lambda: _finish(prepared, folder, lock, log, timer))
+    result = broadcast_from_rank_zero(lambda: _finish(prepared, folder, log, timer))
     return result if world.is_rank_zero else {}
 
 
-def _finish(prepared: _PreparedRun, folder: Path, lock: Lock | None, log: RunLog, timer: Timer) -> dict[str, Any]:
+def _finish(prepared: _PreparedRun, folder: Path, log: RunLog, timer: Timer) -> dict[str, Any]:
     """Evaluate the trained model; write the weights, the figures and result.json; return the result."""
     task, recipe = prepared.task, prepared.recipe
-    if lock is not None:
-        lock.check()
     fields = task.finish(recipe, folder, log)
     save_weights(folder / WEIGHTS, task.model, task.card(recipe).to_public_json(recipe.fields()))
     draw_curves(log.rows, log.metrics, task.PANELS, folder / "curves.png")

@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
-from lambdanets.locks import Lock
 from lambdanets.models.factory import list_models
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.distributed import World
@@ -28,12 +27,8 @@ def make_trainer(
     logger: Logger,
     world: World,
     accumulation_steps: int,
-    lock: Lock | None = None,
 ) -> Trainer:
-    """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU.
-
-    lock: lock of the run folder on rank zero, None on other ranks.
-    """
+    """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU."""
     _silence_lightning()
     show_bar = sys.stderr.isatty() and world.is_rank_zero
     progress: list[Callback] = [Progress(log) if show_bar else ProgressLines(log)] if world.is_rank_zero else []
@@ -50,7 +45,7 @@ def make_trainer(
         gradient_clip_val=recipe.clip_gradient,
         callbacks=[*callbacks, *progress],
         # explicit, because Lightning would otherwise use the environment variables of SLURM
-        plugins=[AtomicCheckpointIO(lock), TorchElasticEnvironment() if is_distributed else LightningEnvironment()],
+        plugins=[AtomicCheckpointIO(), TorchElasticEnvironment() if is_distributed else LightningEnvironment()],
         logger=logger,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
