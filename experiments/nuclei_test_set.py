@@ -47,7 +47,7 @@ from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.images import read_image
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
-from lambdanets.inference.detection import evaluate_detector
+from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.objects import crop_objects
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.provenance import commit, hardware, versions
@@ -137,7 +137,7 @@ def evaluate_models(data: Path, models: list[Path]) -> None:
     for model in models:
         detector = load_detector(model)
         started = time.perf_counter()
-        scores = evaluate_detector(detector, test).scores.summary()
+        scores = DetectionEvaluator(detector, test).evaluate().scores.summary()
         seconds = (time.perf_counter() - started) / len(test)
         parameters = sum(x.numel() for x in detector.model.parameters())
         run = model / "result.json"

@@ -26,9 +26,9 @@ from torch import nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.datasets import open_splits
+from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.training.memory import MemoryProbe
-from lambdanets.training.module import TrainingModule
 from lambdanets.training.report import Result
 from lambdanets.training.task import Task
 
@@ -44,6 +44,11 @@ class Batch:
         self.unreadable, self.step_images = [], samples[0].step_images
 
 
+def make_batches(images, training, batch_slice):
+    options = {"batch_size": 64, "seed": 0, "workers": 0, "batch_slice": batch_slice}
+    return Batches(images, load, Batch, training=training, **options)
+
+
 class Probe(MemoryProbe):
     size = "8 x 8"
 
@@ -54,27 +59,30 @@ class Probe(MemoryProbe):
         return model(torch.empty(batch_size, 64, device=device)).sum()
 
 
-class Module(TrainingModule):
-    SUMS = ("loss",)
+def squared_error(model, batch):
+    return (model(batch.images) - batch.images).square().sum(1)
 
-    def num_images(self, batch):
-        return len(batch.images)
 
-    def sums(self, batch):
-        return {"loss": (self.model(batch.images) - batch.images).square().sum()}
+class EchoEvaluation(Evaluation):
+    def __init__(self, losses):
+        self.loss, self.unreadable = sum(losses) / len(losses), []
 
-    def inputs(self, batch):
-        return (batch.images,)
+    def metrics(self):
+        return {"loss": self.loss, "gain": -self.loss}
 
-    def validation_step(self, batch, batch_idx):
-        self.validation_metrics = {"loss": float(self.sums(batch)["loss"]) / len(batch.images)}
+    def summary(self):
+        return f"val loss {self.loss:.3f}"
 
-    def on_validation_epoch_end(self):
-        self.validation_metrics["gain"] = -self.validation_metrics["loss"]
-        self.log("gain", self.validation_metrics["gain"], logger=False)
 
-    def format_validation_metrics(self):
-        return f"val loss {self.validation_metrics['loss']:.3f}"
+class EchoEvaluator(Evaluator):
+    def batches(self, batch_size, workers=0, batch_slice=None):
+        return make_batches(self.images, False, batch_slice)
+
+    def measure(self, batch):
+        return list(enumerate(squared_error(self.predictor, batch).tolist()))
+
+    def score(self, measures, unreadable):
+        return EchoEvaluation([loss for _, loss in measures])
 
 
 class EchoCard(ModelCard):
@@ -88,7 +96,8 @@ class EchoCard(ModelCard):
 
 
 class EchoTask(Task):
-    METRICS, PANELS, BEST_METRIC, RESULT = ("loss", "gain"), (("loss", ("loss",)),), "gain", Result
+    LOSSES, SCORES, PANELS, BEST_METRIC = ("loss",), ("loss", "gain"), (("loss", ("loss",)),), "gain"
+    RESULT = Result
     classes, source, fingerprint = ("none",), "digits", "digits"
 
     def __init__(self, recipe):
@@ -103,18 +112,26 @@ class EchoTask(Task):
     def probe(self):
         return Probe(self.recipe)
 
-    def batches(self, recipe, batch_slice):
-        sets = (self.splits.train, True), (self.splits.validation, False)
-        return tuple(
-            Batches(images, load, Batch, batch_size=64, seed=0, training=training, workers=0, batch_slice=batch_slice)
-            for images, training in sets
-        )
+    def training_batches(self, recipe, batch_slice):
+        return make_batches(self.splits.train, True, batch_slice)
+
+    def validation_batches(self, recipe, batch_slice):
+        return self.evaluator(recipe).batches(64, batch_slice=batch_slice)
+
+    def num_images(self, batch):
+        return len(batch.images)
+
+    def inputs(self, batch):
+        return (batch.images,)
+
+    def losses(self, batch, recipe):
+        return {"loss": squared_error(self.model, batch).sum()}
 
     def card(self, recipe):
         return EchoCard("resnet18", ("none",), {}, False)
 
-    def module(self, recipe, steps_per_epoch, batch_slice):
-        return Module(self.model, recipe, steps_per_epoch, self.description(recipe), batch_slice)
+    def evaluator(self, recipe):
+        return EchoEvaluator(self.model, self.splits.validation)
 
     def finish(self, recipe, folder, log):
         return {"unreadable": []}

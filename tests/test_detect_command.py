@@ -137,7 +137,7 @@ def test_evaluate_writes_scores_per_category(trained_detector, tmp_path):
 
 def test_evaluate_creates_its_folder_before_it_predicts(trained_detector, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("a file")
-    monkeypatch.setattr("lambdanets.inference.detection.evaluate_detector", lambda *_, **__: pytest.fail("predicted"))
+    monkeypatch.setattr("lambdanets.inference.detection.DetectionEvaluator", lambda *_: pytest.fail("predicted"))
     assert "Not a directory" in run_failing(
         capsys, "evaluate", trained_detector / "run", "--out", tmp_path / "file/out"
     )

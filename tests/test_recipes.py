@@ -18,9 +18,9 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, run
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.model import build_model
-from lambdanets.training.classification.module import Classification
 from lambdanets.training.classification.recipe import ClassificationRecipe
-from lambdanets.training.module import make_schedule
+from lambdanets.training.module import TrainingModule, make_schedule
+from training.runs import classification_task
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
 # and one of cifar10 without lambda layers.
@@ -175,7 +175,8 @@ def test_last_batch_norm_of_each_residual_block_is_zero_initialized(model_and_re
 
 def test_norms_biases_and_tables_have_no_weight_decay(model_and_recipe):
     model, recipe = model_and_recipe
-    optimizer = Classification(model, recipe, 10, 1, "").configure_optimizers()["optimizer"]
+    module = TrainingModule(classification_task(recipe, model), recipe, 1)
+    optimizer = module.configure_optimizers()["optimizer"]
     weight_decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(weight_decays) == len(list(model.parameters()))
     no_decay = {id(module.table) for module in model.modules() if isinstance(module, RelativeEmbedding)}

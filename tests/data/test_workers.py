@@ -106,7 +106,8 @@ def test_failed_evaluation_of_a_classifier_kills_hanging_workers(
     classifier = load(write_teacher(tmp_path / "teacher"))
     with kills_two_hanging_workers(make_load_hang(ImageFiles)) as stop:
         monkeypatch.setattr(Classifier, "probabilities", stop)
-        classification.predict_set(classifier, ImageFiles(paths, [0] * len(paths)), batch_size=2, workers=2)
+        images = ImageFiles(paths, [0] * len(paths))
+        classification.ClassificationEvaluator(classifier, images).evaluate(2, workers=2)
 
 
 def test_failed_pseudo_labeling_kills_hanging_workers(
@@ -132,7 +133,7 @@ def test_failed_evaluation_of_a_detector_kills_hanging_workers(
     detector = Detector(Oracle(subset), card)
     with kills_two_hanging_workers(make_load_hang(AnnotatedImages)) as stop:
         monkeypatch.setattr(Detector, "detect", stop)
-        detection.evaluate_detector(detector, subset, batch_size=2, workers=2)
+        detection.DetectionEvaluator(detector, subset).evaluate(2, workers=2)
 
 
 @pytest.mark.forks

@@ -14,8 +14,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.multiprocessing import start_processes
 
+from lambdanets.data.datasets import open_splits
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run, run_log
+from lambdanets.training.classification.task import ClassificationTask
 from lambdanets.training.module import TrainingModule
 
 SEED = int(os.environ.get("TRAINING_SEED", "0"))  # seed of all recipes in tests; the tests must pass with any seed
@@ -75,6 +77,11 @@ def at_step(monkeypatch, step, action):
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(TrainingModule, "training_step", training_step)
+
+
+def classification_task(recipe, model):
+    """The task of a classifier of the digits."""
+    return ClassificationTask(recipe, open_splits("digits"), None, model)
 
 
 class CrashError(Exception):

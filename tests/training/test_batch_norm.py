@@ -11,7 +11,7 @@ from lambdanets.models.padding import add_padding_hooks
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
-from lambdanets.training.classification.module import Classification
+from lambdanets.training.module import TrainingModule
 from training.runs import assert_same_result, interrupted_run, load_weights, train_on_ranks
 
 # freezes batch norm in the last 4 of 9 steps, when the running statistics are close to those of the images
@@ -33,7 +33,7 @@ def test_frozen_batch_norms_keep_their_statistics_and_train_their_weights(
     quick, accumulation_steps, tmp_path, monkeypatch
 ):
     recipe = replace(quick, **FROZEN, micro_batch=6 // accumulation_steps)
-    recorded, original = [], Classification.training_step
+    recorded, original = [], TrainingModule.training_step
 
     def training_step(self, batch, batch_idx):
         norm = self.model.bn1
@@ -42,7 +42,7 @@ def test_frozen_batch_norms_keep_their_statistics_and_train_their_weights(
         assert self.model.training
         return original(self, batch, batch_idx)
 
-    monkeypatch.setattr(Classification, "training_step", training_step)
+    monkeypatch.setattr(TrainingModule, "training_step", training_step)
     run.start(recipe, tmp_path / "run")
     final_weights = load_weights(tmp_path / "run")
     means = {step: mean for step, mean, _ in recorded}

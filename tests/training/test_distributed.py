@@ -26,9 +26,9 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, run
 from lambdanets.training.classification.loaders import make_batches
 from lambdanets.training.classification.model import build_model
-from lambdanets.training.classification.module import Classification
 from lambdanets.training.classification.recipe import ClassificationRecipe
-from training.runs import assert_same_result, at_step, run_on_two_ranks, train_on_ranks
+from lambdanets.training.module import TrainingModule
+from training.runs import assert_same_result, at_step, classification_task, run_on_two_ranks, train_on_ranks
 
 RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
 
@@ -37,12 +37,12 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     """Return the gradients of the second step in float64, with micro-batches and with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
-    module = Classification(model, RECIPE, 10, 1, "", batch_slice=batch_slice)
+    module = TrainingModule(classification_task(RECIPE, model), RECIPE, 1, batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()
-    loader = make_batches(RECIPE, open_splits("digits").train, training=True, batch_slice=batch_slice)
+    loader = make_batches(RECIPE, open_splits("digits").train, batch_slice=batch_slice)
     batches = list(loader)[batch_slice.accumulation_steps :]
     step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
     for batch in batches[: batch_slice.accumulation_steps]:
@@ -52,7 +52,7 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
 
 
 class _Step(nn.Module):
-    def __init__(self, module: Classification) -> None:
+    def __init__(self, module: TrainingModule) -> None:
         super().__init__()
         self.model = module.model
         self._training_step = module.training_step
@@ -173,14 +173,14 @@ def outcome_of_sigterm_in_validation(rank: int, folder: Path) -> str:
     """Train as one of two ranks, of which the second gets SIGTERM in validation; return the error."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    validation_step = Classification.validation_step
+    validation_step = TrainingModule.validation_step
 
     def signal_and_validate(self, *arguments):
         if rank == 1:
             signal.raise_signal(signal.SIGTERM)
         return validation_step(self, *arguments)
 
-    pytest.MonkeyPatch().setattr(Classification, "validation_step", signal_and_validate)
+    pytest.MonkeyPatch().setattr(TrainingModule, "validation_step", signal_and_validate)
     try:
         run.start(replace(DIGITS, **FIELDS), folder)
     except Exception as error:

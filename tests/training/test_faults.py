@@ -20,7 +20,6 @@ from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
 from lambdanets.training import micro_batches, run
 from lambdanets.training.classification import task
-from lambdanets.training.classification.module import Classification
 from lambdanets.training.curves import draw_curves
 from lambdanets.training.module import TrainingModule
 from noise_images import write_two_classes
@@ -53,7 +52,7 @@ def replace_top1(patch):
         self.validation_metrics = {"loss": 1.0, "top1": top1_by_epoch[self.current_epoch]}
         self.log("top1", top1_by_epoch[self.current_epoch], logger=False)
 
-    patch.setattr(Classification, "on_validation_epoch_end", on_validation_epoch_end)
+    patch.setattr(TrainingModule, "on_validation_epoch_end", on_validation_epoch_end)
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from lambdanets import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.callbacks import EMA
-from lambdanets.training.classification.module import Classification
 from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.module import make_schedule, warmup_then_staircase, without_weight_decay
+from lambdanets.training.module import TrainingModule, make_schedule, warmup_then_staircase, without_weight_decay
+from training.runs import classification_task
 
 
 class ThreeWeights(LightningModule):
@@ -114,7 +114,8 @@ def weights_after_steps(fields, gradients, start):
     model = nn.Linear(3, 1, bias=False).double()
     model.weight.data = start.clone()
     recipe = replace(DIGITS, warmup_epochs=0, **fields)
-    optimizer = Classification(model, recipe, 2, 1, "").configure_optimizers()["optimizer"]
+    module = TrainingModule(classification_task(recipe, model), recipe, 1)
+    optimizer = module.configure_optimizers()["optimizer"]
     for gradient in gradients:
         model.weight.grad = gradient.clone()
         optimizer.step()
@@ -155,11 +156,12 @@ def test_ema_is_on_the_device_of_the_strategy():
 
 @pytest.mark.parametrize(("scale", "step", "exhausted"), [(1e-4, 40, True), (1e-4, 41, False), (2.0, 40, False)])
 def test_gradients_that_stay_nonfinite_at_any_scale_are_noticed(scale, step, exhausted, monkeypatch):
-    module = Classification(nn.Linear(2, 2), replace(DIGITS, precision="16-mixed"), 2, 10, "")
+    recipe = replace(DIGITS, precision="16-mixed")
+    module = TrainingModule(classification_task(recipe, nn.Linear(2, 2)), recipe, 10)
     plugin = MixedPrecision("16-mixed", "cpu", SimpleNamespace(get_scale=lambda: scale))
     trainer = SimpleNamespace(precision_plugin=plugin, global_step=step)
-    monkeypatch.setattr(Classification, "trainer", trainer)
-    monkeypatch.setattr(Classification, "global_step", step)
+    monkeypatch.setattr(TrainingModule, "trainer", trainer)
+    monkeypatch.setattr(TrainingModule, "global_step", step)
     assert module._is_scale_exhausted() == exhausted
 
 

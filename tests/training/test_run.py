@@ -20,8 +20,7 @@ from lambdanets.locks import LOCK, InUseError
 from lambdanets.training import run
 from lambdanets.training.callbacks import Interrupted
 from lambdanets.training.checkpoints import AtomicCheckpointIO
-from lambdanets.training.classification.module import Classification
-from lambdanets.training.module import warmup_then_cosine
+from lambdanets.training.module import TrainingModule, warmup_then_cosine
 from lambdanets.training.tasks import read_recipe
 from noise_images import write_two_classes
 from training.runs import assert_same_result, at_step, interrupted_run, load_weights, quick_recipe
@@ -111,7 +110,7 @@ def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, tmp_p
 
 
 def test_run_stopped_in_validation_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
-    original = Classification.validation_step
+    original = TrainingModule.validation_step
 
     def validation_step(self, batch, batch_idx):
         if self.global_step == 6:
@@ -119,7 +118,7 @@ def test_run_stopped_in_validation_resumes_bit_identically(quick, quick_run, tmp
         return original(self, batch, batch_idx)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Classification, "validation_step", validation_step)
+        patch.setattr(TrainingModule, "validation_step", validation_step)
         with pytest.raises(Interrupted):
             run.start(quick, tmp_path / "stopped")
     run.resume(tmp_path / "stopped")

@@ -20,7 +20,7 @@ from lambdanets.data.shards.images import open_shards
 from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import ClassificationProbe
-from lambdanets.training.classification.module import Classification
+from lambdanets.training.classification.task import cross_entropy
 from lambdanets.training.distributed import World
 from lambdanets.training.micro_batches import with_micro_batch
 from training.teachers import CLASSES, write_selection
@@ -256,8 +256,7 @@ def test_validation_has_no_pseudo_labeled_images():
 
 
 def compute_loss(batch, logits, smoothing):
-    module = Classification(torch.nn.Identity(), replace(DIGITS, label_smoothing=smoothing), 3, 1, "")
-    return module._loss(logits, batch)
+    return cross_entropy(logits, batch, smoothing)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])

@@ -9,7 +9,7 @@ from torch import Tensor
 from lambdanets.data.datasets import remap_labels
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages
 from lambdanets.errors import InputError
-from lambdanets.inference.classification import make_batches, open_splits_of
+from lambdanets.inference.classification import ClassificationEvaluator, open_splits_of
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
@@ -67,7 +67,8 @@ class _ClassifierValidation:
     def _batches(self, images: LabeledImages, indices: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield images padded to the batch size; labels and positions in `indices` exclude the padding."""
         labels = [int(images.labels[index]) for index in indices]
-        with make_batches(self.classifier, SelectedImages(images, indices, labels), self.batch_size) as batches:
+        chosen = SelectedImages(images, indices, labels)
+        with ClassificationEvaluator(self.classifier, chosen).batches(self.batch_size) as batches:
             for batch in batches:
                 if count := len(batch.labels):
                     padding = batch.images[:1].expand(self.batch_size - count, -1, -1, -1)

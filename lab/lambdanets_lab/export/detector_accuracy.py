@@ -17,7 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.annotated_sets import open_evaluation_set
 from lambdanets.inference.coco_results import Result
 from lambdanets.inference.coco_scores import Scores, evaluate
-from lambdanets.inference.detection import evaluate_detector
+from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
@@ -56,7 +56,7 @@ class _DetectorValidation:
 
     def accuracy(self, run: Run, indices: Sequence[int]) -> tuple[float, list[float]]:
         chosen = self.validation.select(indices)
-        evaluation = evaluate_detector(replace(self.detector, run=run), chosen)
+        evaluation = DetectionEvaluator(replace(self.detector, run=run), chosen).evaluate()
         limit = self.detector.card.max_detections
         by_image: dict[int, list[Result]] = {image.id: [] for image in chosen.annotations.images}
         for result in evaluation.results:

@@ -48,15 +48,15 @@ class EvaluateOptions:
 def evaluate_and_report(
     options: EvaluateOptions,
     card_type: "type[ModelCard]",
-    evaluate: Callable[..., Any],
+    evaluator: Callable[..., Any],
     print_scores: Callable[[Any], None],
     write: Callable[..., None],
 ) -> int:
     """Evaluate a model, print the scores, write files to --out, and return the exit code.
 
-    card_type: card of the model. evaluate: returns an evaluation, from a model, images, batch
-    size and workers. print_scores: prints an evaluation. write: writes the files of a model, images, an evaluation and
-    a folder, in addition to scores.json.
+    card_type: card of the model. evaluator: class of its `Evaluator`. print_scores: prints an
+    evaluation. write: writes the files of a model, images, an evaluation and a folder, in addition
+    to scores.json.
     """
     if (options.data is None) != (options.images is None):
         raise InputError("data and images must be given together, got one without the other")
@@ -73,7 +73,7 @@ def evaluate_and_report(
     classes = [category.name for category in images.categories]
     echo(describe_classes(classes), describe_left_out(images.problems.left_out))
     with folder.open() if folder is not None else contextlib.nullcontext():
-        evaluation = evaluate(model, images, options.batch_size, options.workers)
+        evaluation = evaluator(model, images).evaluate(options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)
         print_scores(evaluation)
         if options.out is not None:

@@ -99,7 +99,7 @@ def _evaluate(arguments: list[str]) -> int:
         "(COCO results format) and figures.",
     )
     from lambdanets.inference.coco_results import write_results
-    from lambdanets.inference.detection import evaluate_detector
+    from lambdanets.inference.detection import DetectionEvaluator
     from lambdanets.inference.detection_figures import draw_detections
     from lambdanets.inference.model_card import DetectorCard
 
@@ -111,7 +111,7 @@ def _evaluate(arguments: list[str]) -> int:
         write_results(evaluation.results, folder / "results.json")
         draw_detections(detector, images, evaluation, folder)
 
-    return evaluate_and_report(options, DetectorCard, evaluate_detector, print_evaluation, write)
+    return evaluate_and_report(options, DetectorCard, DetectionEvaluator, print_evaluation, write)
 
 
 def _predict(arguments: list[str]) -> int:

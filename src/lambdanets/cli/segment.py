@@ -75,7 +75,7 @@ def _evaluate(arguments: list[str]) -> int:
         "scores.json and predictions.png.",
     )
     from lambdanets.inference.model_card import SegmenterCard
-    from lambdanets.inference.segmentation import evaluate_segmenter
+    from lambdanets.inference.segmentation import SegmentationEvaluator
     from lambdanets.inference.segmentation_figures import draw_segmentations
 
     def print_evaluation(evaluation: "SegmentationEvaluation") -> None:
@@ -87,7 +87,7 @@ def _evaluate(arguments: list[str]) -> int:
     ) -> None:
         draw_segmentations(segmenter, images, evaluation.readable, folder)
 
-    return evaluate_and_report(options, SegmenterCard, evaluate_segmenter, print_evaluation, write)
+    return evaluate_and_report(options, SegmenterCard, SegmentationEvaluator, print_evaluation, write)
 
 
 def _predict(arguments: list[str]) -> int:
@@ -162,7 +162,7 @@ ACTIONS: dict[str, Callable[[list[str]], int]] = {"train": _train, "evaluate": _
 
 def _print_scores(scores: dict[str, Any]) -> None:
     """Print a table with the scores of each class, and the means without the background."""
-    from lambdanets.inference.segmentation import format_score
+    from lambdanets.inference.evaluator import format_score
     from lambdanets.inference.segmentation_scores import SCORES
     from lambdanets.text_tables import text_table
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.data.datasets import (
@@ -17,24 +18,26 @@ from lambdanets.data.datasets import (
     open_splits,
     remap_labels,
 )
-from lambdanets.data.loader import ImageBatches
+from lambdanets.data.loader import Batch, ImageBatches
+from lambdanets.data.order import BatchSlice
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import DataSource
-from lambdanets.progress import track
 
 MAX_BATCH_SIZE = 128
 
 
 @dataclass(frozen=True, eq=False)
-class ClassificationEvaluation:
+class ClassificationEvaluation(Evaluation):
     """Predictions of a classifier for the n readable images of a labeled dataset, in order.
 
     classes: class names.
     indices: (n,), indices of the images in the dataset.
     labels, predicted: (n,), class indices.
     confidence: (n,), probability of the predicted class.
+    loss: mean cross entropy.
     unreadable: one message per unreadable image.
     source: which images these are.
     left_out: number of files of the dataset that are not used, by reason.
@@ -45,6 +48,7 @@ class ClassificationEvaluation:
     labels: np.ndarray
     predicted: np.ndarray
     confidence: np.ndarray
+    loss: float
     unreadable: list[str]
     source: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -68,43 +72,55 @@ class ClassificationEvaluation:
         counts = zip(self.classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
         return {name: correct / images if images else None for name, correct, images in counts}
 
+    def metrics(self) -> dict[str, float | None]:
+        return {"loss": self.loss, "top1": self.top1}
+
+    def summary(self) -> str:
+        return f"val loss {self.loss:.3f}  top-1 {self.top1:.4f}"
+
     def __repr__(self) -> str:
         return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 
 
-def make_batches(classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0) -> ImageBatches:
-    """Return the batches of a dataset, in order, with the preprocessing of a classifier.
+class ClassificationEvaluator(Evaluator):
+    """Measures (index, label, predicted class, its probability, cross entropy) of each image."""
 
-    workers: number of data loading processes.
-    """
-    preprocessing = classifier.card.preprocessing
-    return ImageBatches(
-        images,
-        preprocessing.transform(),
-        channels=preprocessing.channels,
-        batch_size=batch_size,
-        seed=0,
-        training=False,
-        workers=workers,
-    )
+    predictor: Classifier
+    images: LabeledImages
 
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> ImageBatches:
+        preprocessing = self.predictor.card.preprocessing
+        return ImageBatches(
+            self.images,
+            preprocessing.transform(),
+            channels=preprocessing.channels,
+            batch_size=batch_size,
+            seed=0,
+            training=False,
+            workers=workers,
+            batch_slice=batch_slice,
+        )
 
-def predict_set(
-    classifier: Classifier, images: LabeledImages, batch_size: int, workers: int = 0
-) -> ClassificationEvaluation:
-    """Classify a labeled dataset. Raises InputError if all images are unreadable."""
-    unreadable: list[str] = []
-    rows: list[list[Tensor]] = []
-    with make_batches(classifier, images, batch_size, workers) as batches:
-        for batch in track(batches, "evaluating", len(batches), "batches"):
-            unreadable += batch.unreadable
-            if len(batch.labels):
-                confidence, predicted = classifier.probabilities(batch.images).max(dim=1)
-                rows.append([batch.indices, batch.labels, predicted, confidence])
-    if not rows:
-        raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
-    indices, labels, predictions, confidences = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
-    return ClassificationEvaluation(classifier.classes, indices, labels, predictions, confidences, unreadable)
+    def measure(self, batch: Batch) -> list[Any]:
+        if not len(batch.labels):
+            return []
+        logits, labels = self.predictor.logits(batch.images), batch.labels.cpu()
+        confidence, predicted = logits.softmax(dim=1).max(dim=1)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        columns = (batch.indices, labels, predicted, confidence, losses)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
+        indices, labels, predicted, confidence, losses = map(np.array, zip(*sorted(measures), strict=True))
+        return ClassificationEvaluation(
+            self.predictor.classes,
+            indices,
+            labels,
+            predicted,
+            confidence.astype(np.float32),
+            float(losses.mean()),
+            unreadable,
+        )
 
 
 def evaluate(
@@ -130,7 +146,8 @@ def evaluate(
     else:
         found = open_evaluation_images(data, data_root)
     images = remap_labels(found.images, found.classes, classifier.classes, found.source)
-    evaluation = predict_set(classifier, images, batch_size or batch_size_that_fits(classifier), workers)
+    batch_size = batch_size or batch_size_that_fits(classifier)
+    evaluation = ClassificationEvaluator(classifier, images).evaluate(batch_size, workers)
     return replace(evaluation, source=found.source, left_out=found.left_out)
 
 

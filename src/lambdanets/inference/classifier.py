@@ -107,16 +107,20 @@ class Classifier(Predictor):
         batch = torch.stack([transform(image.convert(preprocessing.mode)) for image in images])
         return [Prediction(self.classes, probabilities) for probabilities in self.probabilities(batch)]
 
-    @torch.inference_mode()
     def probabilities(self, images: Tensor) -> Tensor:
         """Return class probabilities (b, classes) of preprocessed images (b, c, h, w), float32 on the CPU.
 
         Raises InputError if they are NaN or inf, for example because the weights are damaged.
         """
-        probabilities = self.outputs(images).float().softmax(dim=1).cpu()
-        if not probabilities.isfinite().all():
+        return self.logits(images).softmax(dim=1)
+
+    @torch.inference_mode()
+    def logits(self, images: Tensor) -> Tensor:
+        """Return the outputs for preprocessed images as `probabilities` does, before the softmax."""
+        logits = self.outputs(images).float().cpu()
+        if not logits.isfinite().all():
             raise InputError(f"the outputs of {self.card.model} must be finite, got NaN: its weights are damaged")
-        return probabilities
+        return logits
 
 
 def predict_files(

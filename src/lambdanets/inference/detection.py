@@ -2,28 +2,32 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
-from lambdanets.errors import InputError
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
+from lambdanets.data.order import BatchSlice
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.inputs import readable_batches
 from lambdanets.inference.objects import Objects, crop_objects
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.inference.tiles import is_tiled
-from lambdanets.progress import track
 
 if TYPE_CHECKING:
     from lambdanets.inference.coco_scores import Scores
 
+METRICS = ("bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50")  # COCO's iouType and metric
+
 
 @dataclass(frozen=True, eq=False)
-class DetectionEvaluation:
+class DetectionEvaluation(Evaluation):
     """Detections in the readable images of an annotated dataset, as COCO results, and their scores.
 
     readable: indices of the readable images. unreadable: one message per unreadable image.
@@ -34,37 +38,50 @@ class DetectionEvaluation:
     readable: list[int]
     unreadable: list[str]
 
+    def metrics(self) -> dict[str, float | None]:
+        summary = self.scores.summary()
+        return {name: summary[name[:4]][name[5:]] for name in METRICS}
+
+    def summary(self) -> str:
+        box, mask = (format_score(self.metrics()[f"{kind}_AP"]) for kind in ("bbox", "segm"))
+        return f"box AP {box}  mask AP {mask}"
+
     def __repr__(self) -> str:
         precision = {iou_type: summary["AP"] for iou_type, summary in self.scores.summary().items()}
-        fields = [f"{iou_type} AP {'-' if ap is None else f'{ap:.4f}'}" for iou_type, ap in precision.items()]
+        fields = [f"{iou_type} AP {format_score(ap)}" for iou_type, ap in precision.items()]
         return f"DetectionEvaluation({', '.join([f'{len(self.readable)} images', *fields])})"
 
 
-def evaluate_detector(
-    detector: Detector, images: AnnotatedImages, batch_size: int = 1, workers: int = 0
-) -> DetectionEvaluation:
-    """Detect objects in a dataset and score them. Raises InputError if all images are unreadable.
+class DetectionEvaluator(Evaluator):
+    """Measures (index, COCO results) of each image. All masks of a batch are in memory."""
 
-    batch_size: images per forward pass. All masks of a batch are in memory.
-    workers: number of data loading processes.
-    """
-    from lambdanets.inference.coco_scores import evaluate  # imports faster-coco-eval, which prediction does not need
+    predictor: Detector
+    images: AnnotatedImages
 
-    results: list[Result] = []
-    readable: list[int] = []
-    unreadable: list[str] = []
-    with evaluation_batches(images, batch_size, workers) as batches:
-        for batch in track(batches, "evaluating", len(batches), "batches"):
-            unreadable += batch.unreadable
-            detections = detector.detect(batch.images) if batch.images else []
-            for index, image_detections in zip(batch.indices.tolist(), detections, strict=True):
-                image_id = images.annotations.images[index].id
-                results += coco_results(crop_objects(image_detections), image_id, detector.card.category_ids)
-                readable.append(index)
-    if not readable:
-        raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
-    scores = evaluate(images.annotations.to_coco(readable), results, max_detections=detector.card.max_detections)
-    return DetectionEvaluation(results, scores, readable, unreadable)
+    def batches(
+        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
+    ) -> Batches[AnnotatedBatch]:
+        return evaluation_batches(self.images, batch_size, workers, batch_slice)
+
+    def measure(self, batch: AnnotatedBatch) -> list[Any]:
+        detections = self.predictor.detect(batch.images) if batch.images else []
+        annotated, category_ids = self.images.annotations.images, self.predictor.card.category_ids
+        return [
+            (index, coco_results(crop_objects(found), annotated[index].id, category_ids))
+            for index, found in zip(batch.indices.tolist(), detections, strict=True)
+        ]
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> DetectionEvaluation:
+        from lambdanets.inference.coco_scores import (
+            evaluate,  # imports faster-coco-eval, which prediction does not need
+        )
+
+        measures = sorted(measures, key=itemgetter(0))
+        readable = [index for index, _ in measures]
+        results = [result for _, found in measures for result in found]
+        truth = self.images.annotations.to_coco(readable)
+        scores = evaluate(truth, results, max_detections=self.predictor.card.max_detections)
+        return DetectionEvaluation(results, scores, readable, unreadable)
 
 
 def detect_files(

@@ -68,9 +68,9 @@ def evaluate(
     annotated = open_evaluation_set(model, data, images)
     report_problems(data=annotated)
     if isinstance(model, Segmenter):
-        from lambdanets.inference.segmentation import evaluate_segmenter
+        from lambdanets.inference.segmentation import SegmentationEvaluator
 
-        return evaluate_segmenter(model, annotated, batch_size or 1, workers)
-    from lambdanets.inference.detection import evaluate_detector
+        return SegmentationEvaluator(model, annotated).evaluate(batch_size or 1, workers)
+    from lambdanets.inference.detection import DetectionEvaluator
 
-    return evaluate_detector(model, annotated, batch_size or 1, workers)
+    return DetectionEvaluator(model, annotated).evaluate(batch_size or 1, workers)

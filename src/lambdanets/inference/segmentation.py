@@ -3,21 +3,24 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from PIL import Image
 
+from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
 from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK, load_with_semantic_mask
-from lambdanets.errors import InputError
+from lambdanets.data.order import BatchSlice
+from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.inputs import readable_batches
-from lambdanets.inference.segmentation_scores import ImageCounts, SegmentationScores, count_image, summarize
+from lambdanets.inference.segmentation_scores import SegmentationScores, count_image, summarize
 from lambdanets.inference.segmenter import Segmentation, Segmenter
-from lambdanets.progress import track
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentationEvaluation:
+class SegmentationEvaluation(Evaluation):
     """Scores of the readable images of an annotated dataset.
 
     readable: indices of the readable images. unreadable: one message per unreadable image.
@@ -27,32 +30,43 @@ class SegmentationEvaluation:
     readable: list[int]
     unreadable: list[str]
 
+    def metrics(self) -> dict[str, float | None]:
+        return self.scores.means()
+
+    def summary(self) -> str:
+        means = self.scores.means()
+        return f"Dice {format_score(means['dice'])}  IoU {format_score(means['iou'])}"
+
     def __repr__(self) -> str:
         means = [f"{name} {format_score(value)}" for name, value in self.scores.means().items()]
         return f"SegmentationEvaluation({', '.join([f'{len(self.readable)} images', *means])})"
 
 
-def evaluate_segmenter(
-    segmenter: Segmenter, images: AnnotatedImages, batch_size: int = 1, workers: int = 0
-) -> SegmentationEvaluation:
-    """Segment a dataset and score it. Raises InputError if all images are unreadable.
+class SegmentationEvaluator(Evaluator):
+    """Measures the `ImageCounts` of each image. Only images of equal size share a forward pass."""
 
-    batch_size: images per forward pass; only images of equal size share a batch.
-    workers: number of data loading processes.
-    """
-    counts: list[ImageCounts] = []
-    unreadable: list[str] = []
-    with evaluation_batches(images, batch_size, workers, load=load_with_semantic_mask) as batches:
-        for batch in track(batches, "evaluating", len(batches), "batches"):
-            unreadable += batch.unreadable
-            segmentations = segmenter.segment(batch.images)
-            for index, segmentation, target in zip(batch.indices.tolist(), segmentations, batch.targets, strict=True):
-                labels = segmentation.labels.numpy()
-                counts.append(count_image(index, labels, target[SEMANTIC_MASK].numpy(), len(segmenter.classes)))
-    if not counts:
-        raise InputError(f"none of the {len(images)} images could be read; the first: {unreadable[0]}")
-    readable = [image_counts.image_index for image_counts in counts]
-    return SegmentationEvaluation(summarize(counts, segmenter.classes), readable, unreadable)
+    predictor: Segmenter
+    images: AnnotatedImages
+
+    def batches(
+        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
+    ) -> Batches[AnnotatedBatch]:
+        load = load_with_semantic_mask
+        return evaluation_batches(self.images, batch_size, workers, batch_slice, load)
+
+    # images differ in size, and --compile would compile the model again for many sizes
+    @torch.compiler.set_stance("force_eager")
+    def measure(self, batch: AnnotatedBatch) -> list[Any]:
+        segmentations, count = self.predictor.segment(batch.images), len(self.predictor.classes)
+        return [
+            count_image(index, found.labels.numpy(), target[SEMANTIC_MASK].cpu().numpy(), count)
+            for index, found, target in zip(batch.indices.tolist(), segmentations, batch.targets, strict=True)
+        ]
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> SegmentationEvaluation:
+        readable = sorted(counts.image_index for counts in measures)
+        scores = summarize(measures, self.predictor.classes)
+        return SegmentationEvaluation(scores, readable, unreadable)
 
 
 def segment_files(
@@ -76,8 +90,3 @@ def segment_files(
         segmentations = segmenter.segment(tensors, tile_size=tile_size, batch_size=batch_size)
         for (path, image), segmentation in zip(batch, segmentations, strict=True):
             yield path, image, segmentation
-
-
-def format_score(value: float | None) -> str:
-    """Format a score with four digits, or as a dash if there is none."""
-    return "-" if value is None else f"{value:.4f}"

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 
 from lambdanets.files import atomic_open
-from lambdanets.training.run_log import Row
 
+Row = list[Any]  # a line of metrics.csv; None where nothing was measured
 Panels = Sequence[tuple[str, Sequence[str]]]  # title and metrics of each panel
 _COLORS = {"train": "#94a3b8", "val": "#1d4ed8"}
 

@@ -1,10 +1,9 @@
-"""The base LightningModule: training step, optimizer and learning rate schedule."""
+"""The LightningModule of all tasks: training step, validation, optimizer and learning rate schedule."""
 
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +15,10 @@ from torch import Tensor, nn
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
+from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
 from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
 from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.task import Task
 
 # In timm, "sgd" uses Nesterov momentum and "momentum" does not; "rmsprop" is PyTorch's, "rmsproptf" TensorFlow's.
 _OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
@@ -27,55 +28,34 @@ _STEPS_BETWEEN_SCALE_CHECKS = 20
 
 
 class TrainingModule(LightningModule):
-    """Trains a model with a recipe. Each task has a subclass, which computes the loss and the validation metrics.
+    """Trains the model of a task with a recipe.
 
-    description: model card and recipe as JSON (`ModelCard.to_json`), stored in every checkpoint. batch_slice: the
-    images of each global batch that this rank computes, and its accumulation steps.
-
-    SUMS: keys of `sums`, the loss first. validation_metrics: metrics of the last validation, the same on all ranks;
-    empty if no image was readable. initial_weights: name and hash of the file of initial weights, if a task sets it;
-    stored in checkpoints because the file may be removed during training.
+    batch_slice: the images of each global batch that this rank computes, and its accumulation
+    steps. validation_metrics: metrics of the last validation, the same on all ranks; empty if no
+    image was readable. validation_summary: the most important ones, as text.
     """
-
-    SUMS: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
-        model: nn.Module,
+        task: Task,
         recipe: TrainingRecipe,
         steps_per_epoch: int,
-        description: str,
         batch_slice: BatchSlice | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
+        self.task, self.model = task, task.model
         self.recipe = recipe
         self.steps_per_epoch = steps_per_epoch
-        self.description = description
         self.batch_slice = batch_slice or BatchSlice()
-        self.initial_weights: dict[str, str] | None = None
         self.validation_metrics: dict[str, float] = {}
+        self.validation_summary = ""
+        self._evaluator = task.evaluator(recipe)
+        self._measures: list[Any] = []  # of the validation images of this rank
         self._micro_batch: tuple[Any, int] | None = None  # micro-batch of the next backward pass, and its batch_idx
         self._ends_step = True  # whether it is the last of its step
         self._statistics: StepStatistics | None = None  # of a step with several micro-batches
         self.batch_end = 0.0  # time at which the last batch ended
         self._nonfinite: Tensor | int = 0  # number of non-finite values that no check has seen
-
-    @abstractmethod
-    def num_images(self, batch: Any) -> int:
-        """Return the number of readable images in a batch."""
-
-    @abstractmethod
-    def sums(self, batch: Any) -> dict[str, Tensor]:
-        """Return the loss and the training metrics of a batch, each summed over its images."""
-
-    @abstractmethod
-    def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """Return the arguments that the model is called with for a batch."""
-
-    @abstractmethod
-    def format_validation_metrics(self) -> str:
-        """Format the validation metrics for the line that is printed after an epoch."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._seed(batch_idx)
@@ -102,7 +82,7 @@ class TrainingModule(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
         num_micro_batches = self._num_micro_batches
-        num_images = self.num_images(batch)
+        num_images = self.task.num_images(batch)
         if num_images < self.recipe.MIN_MICRO_BATCH:  # too many images are unreadable
             if num_micro_batches == 1:
                 return None
@@ -113,7 +93,7 @@ class TrainingModule(LightningModule):
                 )
             # the gradient is zero; the other ranks wait for it in the all-reduce
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
-        sums = self.sums(batch)
+        sums = self.task.losses(batch, self.recipe)
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
         loss = sums["loss"] * (num_micro_batches / batch.step_images)
         if not self._is_finite(loss):
@@ -122,12 +102,15 @@ class TrainingModule(LightningModule):
             self._raise_nonfinite_loss(batch, batch_idx, value)
         self._micro_batch = batch, batch_idx
         self.log("loss", loss, prog_bar=True, logger=False)
-        return {"loss": loss, "images": num_images, "sums": torch.stack([sums[name].detach() for name in self.SUMS])}
+        return {
+            "loss": loss,
+            "images": num_images,
+            "sums": torch.stack([sums[name].detach() for name in self.task.LOSSES]),
+        }
 
     def _raise_nonfinite_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
-        reason = self._diagnose(
-            batch, batch_idx, lambda compute: diagnose_loss(self.model, self.inputs(batch), compute)
-        )
+        images = self.task.inputs(batch)
+        reason = self._diagnose(batch, batch_idx, lambda compute: diagnose_loss(self.model, images, compute))
         raise InputError(
             f"the loss became {loss} at step {self.global_step}; {reason}; lower learning_rate "
             f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
@@ -136,7 +119,7 @@ class TrainingModule(LightningModule):
     def on_after_backward(self) -> None:
         micro_batch, self._micro_batch = self._micro_batch, None
         if self._statistics is not None:
-            self._statistics.add(0 if micro_batch is None else self.num_images(micro_batch[0]))
+            self._statistics.add(0 if micro_batch is None else self.task.num_images(micro_batch[0]))
             if self._ends_step:
                 self._statistics.finish()
         if self.recipe.precision == "16-mixed" and not self._is_scale_exhausted():
@@ -192,10 +175,33 @@ class TrainingModule(LightningModule):
         def compute() -> Tensor:
             self._seed(batch_idx)
             with self.trainer.precision_plugin.forward_context():
-                return self.sums(batch)["loss"] * (self._num_micro_batches / batch.step_images)
+                return self.task.losses(batch, self.recipe)["loss"] * (self._num_micro_batches / batch.step_images)
 
         with torch.compiler.set_stance("force_eager"):  # modules are not visible in compiled code
             return diagnose(compute)
+
+    def on_validation_epoch_start(self) -> None:
+        self._measures = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._measures += self._evaluator.measure(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        measures = all_gather_lists(self._measures)
+        self._measures = []
+        scored = broadcast_from_rank_zero(lambda: self._score(measures))
+        self.validation_metrics, self.validation_summary = scored
+        if self.validation_metrics:
+            best = self.task.BEST_METRIC
+            self.log(best, self.validation_metrics[best], prog_bar=True, logger=False)
+
+    def _score(self, measures: list[Any]) -> tuple[dict[str, float], str]:
+        if not measures:
+            return {}, ""
+        evaluation = self._evaluator.score(measures, [])
+        # None if no readable image has objects
+        metrics = {name: math.nan if x is None else x for name, x in evaluation.metrics().items()}
+        return metrics, evaluation.summary()
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe
@@ -214,11 +220,11 @@ class TrainingModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["lambdanets"] = self.description
-        checkpoint["initial_weights"] = self.initial_weights
+        checkpoint["lambdanets"] = self.task.card(self.recipe).to_json(self.recipe.fields())
+        checkpoint["initial_weights"] = self.task.initial_weights  # the file may be removed
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.initial_weights = checkpoint["initial_weights"]
+        self.task.initial_weights = checkpoint["initial_weights"]
 
 
 def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:

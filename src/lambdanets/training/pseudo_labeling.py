@@ -22,7 +22,7 @@ from lambdanets.data.shards.images import ShardedImages, open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished
 from lambdanets.folders import WorkFolder
-from lambdanets.inference.classification import batch_size_that_fits, make_batches
+from lambdanets.inference.classification import ClassificationEvaluator, batch_size_that_fits
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard
@@ -107,7 +107,7 @@ def label_shards(
                     # a shard whose images were all unreadable has no images
                     batches: AbstractContextManager[Any] = nullcontext(())
                     if len(shard):
-                        batches = make_batches(classifier, shard, batch_size, workers)
+                        batches = ClassificationEvaluator(classifier, shard).batches(batch_size, workers)
                     count = _label_shard(classifier, shard, batches, table, origin, unreadable, max_unreadable)
                     report(name, count, time.monotonic() - shard_start)
                     num_shards, num_images = num_shards + 1, num_images + count

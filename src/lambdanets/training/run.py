@@ -28,6 +28,7 @@ from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumabl
 from lambdanets.training.curves import TensorBoard, draw_curves
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
+from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.run_log import RunLog
@@ -206,7 +207,8 @@ def _prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> _Pr
     task = rank_zero_first(lambda: _open(recipe, world, resumed))
     recipe, batch_slice = with_micro_batch(recipe, task.probe(), task.model, task.training_images, world)
     task.model = convert_sync_batch_norm(task.model, recipe, world.world_size)
-    training, validation = task.batches(recipe, batch_slice)
+    training = task.training_batches(recipe, batch_slice)
+    validation = task.validation_batches(recipe, batch_slice)
     return _PreparedRun(task, recipe, batch_slice, training, validation)
 
 
@@ -234,11 +236,12 @@ def _train(prepared: _PreparedRun, folder: Path, world: World) -> dict[str, Any]
         remove_unfinished(checkpoints)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
         task.on_start(folder)
-    module = task.module(recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
+    module = TrainingModule(task, recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
     if recipe.compile:
         model.compile()
     timer = Timer()
-    log = RunLog(folder, task.METRICS, world, recipe.max_unreadable)
+    metrics = tuple(dict.fromkeys((*task.LOSSES, *task.SCORES)))
+    log = RunLog(folder, metrics, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [ema] if ema else []

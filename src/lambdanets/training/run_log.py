@@ -17,10 +17,10 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import format_duration
 from lambdanets.training.callbacks import ends_step
+from lambdanets.training.curves import Row
 from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
 
-Row = list[Any]  # a line of metrics.csv; None where nothing was measured
 METRICS = "metrics.csv"
 COLUMNS = ("step", "epoch", "split")
 SPEED = ("images_per_second", "waiting_share", "process_gib", "gpu_gib")
@@ -50,7 +50,7 @@ class RunLog(Callback):
         self._columns = (*COLUMNS, *self.metrics, *SPEED)
         self._world = world
         self._max_unreadable = max_unreadable
-        self._sums: list[float] = []  # images and the module's SUMS since the last row, all ranks
+        self._sums: list[float] = []  # images and the task's LOSSES since the last row, all ranks
         self._new_sums: Tensor | None = None  # those of this rank that are not in `_sums`
         self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
         self._module: TrainingModule
@@ -131,7 +131,7 @@ class RunLog(Callback):
         fields = [
             f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}",
             *([f"loss {losses[-1]:.3f}"] if losses else []),
-            self._module.format_validation_metrics(),
+            self._module.validation_summary,
             self.format_speed(),
         ]
         trainer.print("  ".join(fields))
@@ -147,7 +147,7 @@ class RunLog(Callback):
     def _reduce(self) -> None:
         """Add the sums of all ranks since the last call. On a GPU, this waits for its steps."""
         self._module.check_finite()
-        zeros = [0.0] * (1 + len(self._module.SUMS))
+        zeros = [0.0] * (1 + len(self._module.task.LOSSES))
         new_sums = zeros if self._new_sums is None else self._new_sums.tolist()
         *new_sums, unreadable = all_reduce_sum(*new_sums, len(self._new_unreadable))
         self._sums = [old + new for old, new in zip(self._sums or zeros, new_sums, strict=True)]
@@ -160,7 +160,7 @@ class RunLog(Callback):
         self._reduce()
         images, *sums = self._sums
         if images:
-            means = {name: s / images for name, s in zip(self._module.SUMS, sums, strict=True)}
+            means = {name: s / images for name, s in zip(self._module.task.LOSSES, sums, strict=True)}
             self._sums = []
             self._measure_speed()
             self._add_row(trainer, "train", means | self._speed)

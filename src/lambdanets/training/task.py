@@ -4,35 +4,39 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
+from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
 from lambdanets.training.memory import MemoryProbe
-from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.report import Result
-from lambdanets.training.run_log import RunLog
+
+if TYPE_CHECKING:
+    from lambdanets.training.run_log import RunLog  # imports this module
 
 
 class Task(ABC):
     """Data and model of a recipe, for the training loop in `run.py`.
 
-    recipe: the recipe passed to `open`. The recipe passed to other methods has a micro_batch that fits into memory.
+    recipe: the recipe passed to `open`. The recipe passed to other methods has a micro_batch that
+    fits into memory.
     """
 
-    METRICS: ClassVar[tuple[str, ...]]  # columns of metrics.csv
+    LOSSES: ClassVar[tuple[str, ...]]  # training metrics; the first is minimized
+    SCORES: ClassVar[tuple[str, ...]]  # validation metrics
     PANELS: ClassVar[Panels]  # panels of curves.png
-    BEST_METRIC: ClassVar[str]  # metric that selects best.ckpt
+    BEST_METRIC: ClassVar[str]  # validation metric that selects best.ckpt
     RESULT: ClassVar[type[Result]]  # fields of result.json
 
     recipe: TrainingRecipe
-    model: nn.Module
+    model: Any
     classes: tuple[str, ...]
     source: str  # description of the data, for messages
     fingerprint: str  # hash of the data: file names and labels
@@ -40,6 +44,7 @@ class Task(ABC):
     validation_images: int
     left_out: Mapping[str, int] = MappingProxyType({})  # number of files or annotations that are not used, by reason
     patience: int | None = None  # epochs without improvement until early stopping
+    initial_weights: dict[str, str] | None = None  # name and hash of their file
 
     @classmethod
     def resolve(cls, recipe: Any) -> Any:
@@ -56,26 +61,38 @@ class Task(ABC):
         """Return the memory probe."""
 
     @abstractmethod
-    def batches(self, recipe: Any, batch_slice: BatchSlice) -> tuple[Batches[Any], Batches[Any]]:
-        """Return the training and validation batches."""
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[Any]:
+        """Return the training batches."""
+
+    @abstractmethod
+    def validation_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[Any]:
+        """Return the batches of the validation images, for `evaluator`."""
+
+    @abstractmethod
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        """Return the arguments that the model is called with for a batch."""
+
+    @abstractmethod
+    def num_images(self, batch: Any) -> int:
+        """Return the number of images of a batch that can be trained on."""
+
+    @abstractmethod
+    def losses(self, batch: Any, recipe: Any) -> dict[str, Tensor]:
+        """Return the LOSSES of a batch, each summed over its images."""
 
     @abstractmethod
     def card(self, recipe: Any) -> ModelCard:
         """Return the model card."""
 
-    def description(self, recipe: Any) -> str:
-        """Return the model card and the recipe as JSON, for weight files."""
-        return self.card(recipe).to_json(recipe.fields())
-
     @abstractmethod
-    def module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
-        """Return the LightningModule."""
+    def evaluator(self, recipe: Any) -> Evaluator:
+        """Return the evaluator of the model on the validation images."""
 
     def on_start(self, folder: Path) -> None:  # noqa: B027 - most tasks have nothing to write
         """Write files into the run folder before training starts or resumes."""
 
     @abstractmethod
-    def finish(self, recipe: Any, folder: Path, log: RunLog) -> dict[str, Any]:
+    def finish(self, recipe: Any, folder: Path, log: "RunLog") -> dict[str, Any]:
         """Evaluate the trained model, write figures into the folder, and return the task's fields of result.json.
 
         The field "unreadable" is required: one message per unreadable image.

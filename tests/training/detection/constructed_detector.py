@@ -18,11 +18,11 @@ from torchvision.ops import box_iou
 
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.inference.detection import METRICS
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.weights import save_weights
 from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection.model import build_model, make_model_card
-from lambdanets.training.detection.module import VALIDATION_METRICS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.detection.tiny_detection import (
     NUM_TRAINING_IMAGES,
@@ -82,7 +82,7 @@ def assert_nontrivial_metrics(run: Path) -> None:
     with (run / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
     assert rows
-    assert all(0.1 < float(row[name]) < 0.9 for row in rows for name in VALIDATION_METRICS), rows
+    assert all(0.1 < float(row[name]) < 0.9 for row in rows for name in METRICS), rows
 
 
 @torch.no_grad()

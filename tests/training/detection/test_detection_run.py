@@ -16,7 +16,7 @@ from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets.training.detection import task
-from lambdanets.training.detection.module import LOSSES
+from lambdanets.training.detection.task import LOSS_NAMES
 from lambdanets.training.tasks import read_recipe
 from lambdanets_lab.detection_report import report
 from training.detection.constructed_detector import assert_nontrivial_metrics
@@ -79,10 +79,10 @@ def test_detection_metrics_have_losses_and_average_precision(trained_detector):
     training, validation = (read_metrics(trained_detector / "run", split) for split in ("train", "val"))
     assert len(validation) == read_recipe(trained_detector / "run/recipe.json").epochs
     ap_columns = ["bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50"]
-    assert list(training[0])[:-4] == ["step", "epoch", "split", "loss", *LOSSES.values(), *ap_columns]
+    assert list(training[0])[:-4] == ["step", "epoch", "split", "loss", *LOSS_NAMES.values(), *ap_columns]
     for row in training:
-        assert float(row["loss"]) == pytest.approx(sum(float(row[name]) for name in LOSSES.values()), abs=1e-5)
-        assert all(float(row[name]) > 0 for name in LOSSES.values())
+        assert float(row["loss"]) == pytest.approx(sum(float(row[name]) for name in LOSS_NAMES.values()), abs=1e-5)
+        assert all(float(row[name]) > 0 for name in LOSS_NAMES.values())
         assert {row[name] for name in ap_columns} == {""}
     for row in validation:
         assert all(0 <= float(row[name]) <= 1 for name in ap_columns)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
-from lambdanets.inference.detection import evaluate_detector
+from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.loading import load, load_one_of
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.inference.weights import save_weights
@@ -45,7 +45,7 @@ def test_weight_file_checkpoint_and_run_folder_detect_the_same(name, trained_det
 
 def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
     detector = load(trained_detector / "run")
-    evaluation = evaluate_detector(detector, open_validation(detector.card, detector.categories))
+    evaluation = DetectionEvaluator(detector, open_validation(detector.card, detector.categories)).evaluate()
     result = json.loads((trained_detector / "run/result.json").read_text())
     assert evaluation.results
     assert evaluation.scores.summary() == {iou_type: result[iou_type] for iou_type in ("bbox", "segm")}
@@ -54,7 +54,7 @@ def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
 def test_detections_do_not_depend_on_the_batch_size(trained_detector):
     detector = load(trained_detector / "run")
     validation = open_validation(detector.card, detector.categories)
-    single, batched = (evaluate_detector(detector, validation, batch_size=size) for size in (1, 2))
+    single, batched = (DetectionEvaluator(detector, validation).evaluate(size) for size in (1, 2))
     assert len(single.results) == len(batched.results) > 0
     for expected, actual in zip(single.results, batched.results, strict=True):
         assert actual["category_id"] == expected["category_id"]

@@ -13,14 +13,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
+from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
+from lambdanets.inference.detection import METRICS, DetectionEvaluator
 from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection import module as detection
 from lambdanets.training.detection.model import build_model
-from lambdanets.training.detection.module import VALIDATION_METRICS, Detection
 from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.detection.task import DetectionTask
+from lambdanets.training.module import TrainingModule
 from lambdanets.training.tasks import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_metrics
 from training.detection.oracle import Oracle
@@ -40,12 +41,18 @@ def repeat_image(count: int) -> AnnotatedBatch:
     return AnnotatedBatch([image] * count, [target] * count, torch.arange(count), [], NUM_IMAGES)
 
 
+def make_module(recipe: DetectionRecipe, model: nn.Module, batch_slice: BatchSlice) -> TrainingModule:
+    training, validation, source = open_datasets(recipe)
+    module = TrainingModule(DetectionTask(recipe, training, validation, source, model), recipe, 1, batch_slice)
+    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
+    return module
+
+
 def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Tensor]:
     """Return the gradients of a slice of a step in float64, with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(recipe, 10).double()
-    module = Detection(model, recipe, open_datasets(recipe)[1], 1, "", batch_slice=batch_slice)
-    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
+    module = make_module(recipe, model, batch_slice)
     model.train()
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
@@ -58,7 +65,7 @@ def gradients(recipe: DetectionRecipe, batch_slice: BatchSlice) -> list[torch.Te
 
 
 class _Step(nn.Module):
-    def __init__(self, module: Detection) -> None:
+    def __init__(self, module: TrainingModule) -> None:
         super().__init__()
         self.model = module.model
         self._training_step = module.training_step
@@ -91,34 +98,33 @@ def test_gradients_of_equal_images_do_not_depend_on_their_division(division, tmp
 def validate(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str, float], list[list[int]]]:
     """Validate a slice of the images with an oracle that fails in the last image.
 
-    Return the validation metrics and, for each call of `evaluate`, the ids of the evaluated images.
+    Return the validation metrics and, for each score, the indices of the images.
     """
     images = open_datasets(recipe)[1]
-    module = Detection(Oracle(images, blind=[len(images) - 1]), recipe, images, 1, "", batch_slice=batch_slice)
-    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
-    evaluated_ids = []
+    module = make_module(recipe, Oracle(images, blind=[len(images) - 1]), batch_slice)
+    scored = []
 
-    def evaluate(truth, *arguments, **options):
-        evaluated_ids.append([image["id"] for image in truth["images"]])
-        return original(truth, *arguments, **options)
+    def score(self, measures, unreadable):
+        scored.append(sorted(index for index, _ in measures))
+        return original(self, measures, unreadable)
 
     with pytest.MonkeyPatch.context() as patch:
-        original = detection.evaluate
-        patch.setattr(detection, "evaluate", evaluate)
+        original = DetectionEvaluator.score
+        patch.setattr(DetectionEvaluator, "score", score)
         module.on_validation_epoch_start()
-        for batch_idx, batch in enumerate(evaluation_batches(images, recipe.batch_size, batch_slice=batch_slice)):
+        for batch_idx, batch in enumerate(module.task.validation_batches(recipe, batch_slice)):
             module.validation_step(batch, batch_idx)
         module.on_validation_epoch_end()
-    return module.validation_metrics, evaluated_ids
+    return module.validation_metrics, scored
 
 
 def test_two_ranks_evaluate_all_validation_images(tmp_path):
     write_scattered_digits(tmp_path / "digits", 1, 3, 0)
     recipe = tiny_recipe(tmp_path / "digits", max_detections=100)
     expected = validate(recipe, BatchSlice())
-    assert expected[0].keys() == VALIDATION_METRICS.keys()
+    assert [*expected[0]] == [*METRICS]
     assert all(0.1 < value < 0.9 for value in expected[0].values())
-    assert expected[1] == [[1, 2, 3]]
+    assert expected[1] == [[0, 1, 2]]
     first, second = run_on_two_ranks(lambda rank: validate(recipe, BatchSlice(rank, 2)), tmp_path)
     assert first == expected
     assert second == (expected[0], [])  # broadcast from rank zero

@@ -17,7 +17,7 @@ from torch import nn
 
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
-from lambdanets.inference.detection import evaluate_detector
+from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.recipes.detection.digits import recipe as DIGITS
@@ -100,7 +100,7 @@ class DetectsTwo(nn.Module):
 @pytest.mark.usefixtures("resource_limits")
 def test_evaluation_of_8000_objects_is_bounded_in_memory_and_time(many_objects, tmp_path):
     detector = Detector(DetectsTwo(), make_model_card(DIGITS, ("square",), (1,)))
-    evaluation = evaluate_detector(detector, many_objects)
+    evaluation = DetectionEvaluator(detector, many_objects).evaluate()
     draw_detections(detector, many_objects, evaluation, tmp_path)
     assert evaluation.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
     with Image.open(tmp_path / "predictions.png") as sheet:

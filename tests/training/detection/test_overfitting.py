@@ -8,7 +8,7 @@ from torch import nn
 
 from data.coco.coco_files import image, write
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detection import evaluate_detector
+from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.detector import Detector
 from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.coco.loaders import augmented_batches
@@ -63,7 +63,7 @@ def test_overfits_one_image(tmp_path):
         optimizer.zero_grad()
         if step % 20 == 0:
             model.eval()
-            summary = evaluate_detector(detector, validation).scores.summary()
+            summary = DetectionEvaluator(detector, validation).evaluate().scores.summary()
             ap50_history.append([summary[iou_type]["AP50"] for iou_type in ("bbox", "segm")])
             if min(ap50_history[-1]) == 1:
                 return

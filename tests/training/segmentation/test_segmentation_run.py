@@ -16,14 +16,15 @@ from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
-from lambdanets.inference.segmentation import evaluate_segmenter
+from lambdanets.inference.segmentation import SegmentationEvaluator
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.training import run
 from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.memory import training_memory
+from lambdanets.training.module import TrainingModule
 from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
-from lambdanets.training.segmentation.module import Segmentation
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
+from lambdanets.training.segmentation.task import SegmentationTask
 from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import edit_annotations
 from training.runs import assert_same_result, interrupted_run, load_weights, run_on_two_ranks, train_on_ranks
@@ -116,26 +117,18 @@ def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
 
 def make_module(recipe, batch_slice=None):
     torch.manual_seed(0)
-    images = open_datasets(recipe)[1]
-    names, ids = zip(*((category.name, category.id) for category in images.categories), strict=True)
-    model = build_model(recipe, names).eval()
-    module = Segmentation(
-        model,
-        recipe,
-        make_model_card(recipe, names, ids),
-        1,
-        make_model_card(recipe, names, ids).to_json(recipe.fields()),
-        batch_slice,
-    )
+    training, validation, source = open_datasets(recipe)
+    names = [category.name for category in validation.categories]
+    task = SegmentationTask(recipe, training, validation, source, build_model(recipe, names).eval())
+    module = TrainingModule(task, recipe, 1, batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
-    return module, images
+    return module
 
 
 def validate(recipe, batch_slice):
-    module, images = make_module(recipe, batch_slice)
+    module = make_module(recipe, batch_slice)
     module.on_validation_epoch_start()
-    batches = evaluation_batches(images, recipe.batch_size, 0, batch_slice, load_with_semantic_mask)
-    for batch_idx, batch in enumerate(batches):
+    for batch_idx, batch in enumerate(module.task.validation_batches(recipe, batch_slice)):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
     return module.validation_metrics
@@ -156,7 +149,7 @@ def test_gradients_do_not_depend_on_gradient_accumulation(tmp_path):
     samples = [load_with_semantic_mask(images, index) for index in range(2)]
     crops = [image[:, :40, :40] for image, _ in samples]
     targets = [{"semantic_mask": target["semantic_mask"][:40, :40]} for _, target in samples]
-    module, _ = make_module(recipe)
+    module = make_module(recipe)
     module.double()
     (batch,) = evaluation_batches(images.select([0, 1]), 2)
     gradients = []
@@ -164,7 +157,7 @@ def test_gradients_do_not_depend_on_gradient_accumulation(tmp_path):
         module.zero_grad()
         for indices in division:
             micro_batch = batch._replace(images=[crop.double() for crop in crops[indices]], targets=targets[indices])
-            module.sums(micro_batch)["loss"].backward()
+            module.task.losses(micro_batch, recipe)["loss"].backward()
         gradients.append([parameter.grad.clone() for parameter in module.parameters()])
     for whole, divided in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, divided, rtol=1e-4, atol=1e-6)  # the losses are float32
@@ -193,7 +186,7 @@ def test_crowds_are_not_scored(tmp_path):
     images = open_datasets(recipe)[1]
     assert any(instance.crowd for image in images.annotations.images for instance in image.objects)
     segmenter = Segmenter(Oracle(images), make_model_card(recipe, CLASSES[1:], (4, 7)))
-    scores = evaluate_segmenter(segmenter, images).scores
+    scores = SegmentationEvaluator(segmenter, images).evaluate().scores
     assert [dice for dice in scores.dice if dice is not None] == [1, 1]
 
 

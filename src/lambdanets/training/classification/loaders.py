@@ -19,22 +19,21 @@ def make_batches(
     recipe: ClassificationRecipe,
     images: LabeledImages,
     *,
-    training: bool,
     batch_slice: BatchSlice | None = None,
     pseudo_images: LabeledImages | None = None,
 ) -> ImageBatches:
-    """Return the recipe's batches: shuffled and augmented for training, otherwise in order and not augmented.
+    """Return the recipe's training batches, shuffled and augmented.
 
     batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
     pseudo_images: pseudo-labeled images that are added to each batch.
     """
     return ImageBatches(
         images,
-        make_transform(recipe) if training else recipe.preprocessing.transform(),
+        make_transform(recipe),
         channels=recipe.channels,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
-        training=training,
+        training=True,
         workers=recipe.workers,
         batch_slice=batch_slice,
         pseudo_images=pseudo_images,

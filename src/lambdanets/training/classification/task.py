@@ -4,16 +4,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from lightning.pytorch import seed_everything
-from torch import nn
+from torch import Tensor, nn
 
 from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
-from lambdanets.data.loader import ImageBatches
+from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.pseudo_labels.student_images import PseudoLabeledImages, open_student_images
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
-from lambdanets.inference.classification import predict_set
+from lambdanets.errors import InputError
+from lambdanets.inference.classification import ClassificationEvaluator
 from lambdanets.inference.classification_figures import draw_predictions
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.model_card import ClassifierCard
@@ -25,7 +28,6 @@ from lambdanets.training.classification.model import (
     make_model_card,
     resolve_model_from_weights,
 )
-from lambdanets.training.classification.module import Classification
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.curves import Panels
 from lambdanets.training.distributed import World
@@ -42,7 +44,8 @@ class ClassificationResult(Result):
 class ClassificationTask(Task):
     """Image classification."""
 
-    METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
+    LOSSES: ClassVar[tuple[str, ...]] = ("loss", "top1")
+    SCORES: ClassVar[tuple[str, ...]] = ("loss", "top1")
     PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
     BEST_METRIC: ClassVar[str] = "top1"
     RESULT: ClassVar[type[Result]] = ClassificationResult
@@ -82,32 +85,52 @@ class ClassificationTask(Task):
     def probe(self) -> ClassificationProbe:
         return ClassificationProbe(self.recipe, len(self.classes))
 
-    def batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> tuple[ImageBatches, ImageBatches]:
-        training = make_batches(
-            recipe, self.splits.train, training=True, batch_slice=batch_slice, pseudo_images=self.pseudo_images
-        )
-        return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
+    def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
+        return make_batches(recipe, self.splits.train, batch_slice=batch_slice, pseudo_images=self.pseudo_images)
+
+    def validation_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
+        return self.evaluator(recipe).batches(recipe.batch_size, recipe.workers, batch_slice)
+
+    def inputs(self, batch: Batch) -> tuple[Tensor]:
+        return (batch.images,)
+
+    def num_images(self, batch: Batch) -> int:
+        return len(batch.labels)
+
+    def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
+        logits = self.model(batch.images).float()
+        loss = cross_entropy(logits, batch, recipe.label_smoothing)
+        return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
 
     def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
         card = make_model_card(recipe, self.classes)
         return replace(card, source=replace(card.source, held_out=self.splits.held_out))
 
-    def module(self, recipe: ClassificationRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Classification:
-        return Classification(
-            self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), batch_slice=batch_slice
-        )
+    def evaluator(self, recipe: ClassificationRecipe) -> ClassificationEvaluator:
+        return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), self.splits.validation)
 
     def finish(self, recipe: ClassificationRecipe, folder: Path, log: RunLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         classifier = Classifier(self.model.to(best_device()).eval(), self.card(recipe))
-        evaluated = self.splits.evaluated
-        predictions = predict_set(classifier, evaluated, recipe.micro_batch or recipe.batch_size, recipe.workers)
-        draw_predictions(predictions, evaluated, folder / "predictions.png")
-        result: dict[str, Any] = {"top1": round(predictions.top1, 6), "validation_images": len(predictions.labels)}
+        evaluator = ClassificationEvaluator(classifier, self.splits.evaluated)
+        evaluation = evaluator.evaluate(recipe.micro_batch or recipe.batch_size, recipe.workers)
+        draw_predictions(evaluation, self.splits.evaluated, folder / "predictions.png")
+        result: dict[str, Any] = {"top1": round(evaluation.top1, 6), "validation_images": len(evaluation.labels)}
         if self.splits.test is not None:
             held_out = log.values("val", "top1")
             result["held_out_top1"] = max(held_out) if recipe.patience else held_out[-1]
-        return result | {"unreadable": predictions.unreadable}
+        return result | {"unreadable": evaluation.unreadable}
+
+
+def cross_entropy(logits: Tensor, batch: Batch, smoothing: float) -> Tensor:
+    """Return the cross entropy, summed over images. Label smoothing applies to hard labels only."""
+    if batch.targets is None or batch.soft is None:
+        return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
+    num_classes = logits.shape[1]
+    if batch.targets.shape[1] != num_classes:
+        raise InputError(f"pseudo-labels must have {num_classes} classes, got {batch.targets.shape[1]}")
+    smoothed = batch.targets * (1 - smoothing) + smoothing / num_classes
+    return F.cross_entropy(logits, torch.where(batch.soft[:, None], batch.targets, smoothed), reduction="sum")
 
 
 def open_for_training(recipe: ClassificationRecipe) -> Splits:

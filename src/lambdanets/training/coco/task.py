@@ -9,7 +9,9 @@ from typing import Any
 
 from lightning.pytorch import seed_everything
 
+from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.sets import report_problems
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
@@ -19,7 +21,6 @@ from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.coco.data import open_datasets, write_problems
 from lambdanets.training.coco.recipe import CocoRecipe
 from lambdanets.training.distributed import World
-from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
 
 
@@ -32,7 +33,7 @@ class CocoTask(Task):
     validation: AnnotatedImages
     source: str
     model: Any
-    initial_weights: dict[str, str] | None = None  # name and hash; None in a resumed run
+    initial_weights: dict[str, str] | None = None  # of a resumed run, they are in the checkpoint
 
     def __post_init__(self) -> None:
         categories = self.training.annotations.categories
@@ -62,14 +63,12 @@ class CocoTask(Task):
     def build(cls, recipe: Any, classes: Sequence[str]) -> Any:
         """Build the model for the names of the categories, and load the recipe's initial weights, if any."""
 
-    def module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
-        self._module = self.make_module(recipe, steps_per_epoch, batch_slice)
-        self._module.initial_weights = self.initial_weights
-        return self._module
+    def num_images(self, batch: AnnotatedBatch) -> int:
+        return len(batch.images)
 
-    @abstractmethod
-    def make_module(self, recipe: Any, steps_per_epoch: int, batch_slice: BatchSlice) -> TrainingModule:
-        """Return the LightningModule."""
+    def validation_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
+        # one image at a time, so that rounding does not depend on the world size
+        return self.evaluator(recipe).batches(1, recipe.workers, batch_slice)
 
     def on_start(self, folder: Path) -> None:
         write_problems(folder, training=self.training, validation=self.validation)
@@ -91,7 +90,7 @@ class CocoTask(Task):
                 "name": recipe.validation_data or recipe.data,
                 "sha256": self.validation.fingerprint,
             },
-            "initial_weights": self._module.initial_weights,
+            "initial_weights": self.initial_weights,
         }
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
-from lambdanets.data.coco.semantic_masks import load_with_semantic_mask
+from lambdanets.data.coco.loader import AnnotatedBatch
+from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device
 from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.segmentation import evaluate_segmenter
+from lambdanets.inference.segmentation import SegmentationEvaluator
 from lambdanets.inference.segmentation_figures import draw_segmentations
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
@@ -24,8 +24,8 @@ from lambdanets.training.curves import Panels
 from lambdanets.training.report import Result
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.segmentation.augmentation import augment
+from lambdanets.training.segmentation.loss import cross_entropy_and_dice
 from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
-from lambdanets.training.segmentation.module import Segmentation
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 
@@ -39,7 +39,8 @@ class SegmentationResult(Result):
 class SegmentationTask(CocoTask):
     """Semantic segmentation."""
 
-    METRICS: ClassVar[tuple[str, ...]] = (*Segmentation.SUMS, *SCORES)
+    LOSSES: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
+    SCORES: ClassVar[tuple[str, ...]] = SCORES
     PANELS: ClassVar[Panels] = (
         ("loss", ("loss",)),
         ("loss terms", ("cross_entropy", "dice_loss")),
@@ -57,29 +58,31 @@ class SegmentationTask(CocoTask):
     def probe(self) -> SegmentationProbe:
         return SegmentationProbe(self.recipe, self.classes)
 
-    def batches(
-        self, recipe: SegmentationRecipe, batch_slice: BatchSlice
-    ) -> tuple[Batches[AnnotatedBatch], Batches[AnnotatedBatch]]:
-        training = augmented_batches(recipe, self.training, batch_slice, augment)
-        validation = evaluation_batches(
-            self.validation, recipe.batch_size, recipe.workers, batch_slice, load_with_semantic_mask
-        )
-        return training, validation
+    def training_batches(self, recipe: SegmentationRecipe, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
+        return augmented_batches(recipe, self.training, batch_slice, augment)
+
+    def inputs(self, batch: AnnotatedBatch) -> tuple[Any, ...]:
+        return (torch.stack(batch.images).contiguous(memory_format=torch.channels_last),)
+
+    def losses(self, batch: AnnotatedBatch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
+        logits = self.model(*self.inputs(batch))
+        targets = torch.stack([target[SEMANTIC_MASK] for target in batch.targets])
+        cross_entropy, dice_loss = (losses.sum() for losses in cross_entropy_and_dice(logits, targets))
+        loss = cross_entropy + recipe.dice_weight * dice_loss
+        return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
 
     def card(self, recipe: SegmentationRecipe) -> SegmenterCard:
         return make_model_card(recipe, self.classes, self.category_ids)
 
-    def make_module(self, recipe: SegmentationRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Segmentation:
-        return Segmentation(
-            self.model, recipe, self.card(recipe), steps_per_epoch, self.description(recipe), batch_slice
-        )
+    def evaluator(self, recipe: SegmentationRecipe) -> SegmentationEvaluator:
+        return SegmentationEvaluator(Segmenter(self.model, self.card(recipe)), self.validation)
 
     @torch.compiler.set_stance("force_eager")  # as in validation
     def finish(self, recipe: SegmentationRecipe, folder: Path, log: RunLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
         model = self.model.to(best_device()).eval()
         segmenter = Segmenter(model, self.card(recipe))
-        evaluation = evaluate_segmenter(segmenter, self.validation, workers=recipe.workers)
+        evaluation = SegmentationEvaluator(segmenter, self.validation).evaluate(workers=recipe.workers)
         draw_segmentations(segmenter, self.validation, evaluation.readable, folder)
         return {
             **evaluation.scores.to_dict(),

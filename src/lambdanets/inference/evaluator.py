@@ -1,0 +1,65 @@
+"""Evaluation of trained models on labeled sets: what the tasks have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from lambdanets.data.batches import Batches
+from lambdanets.data.order import BatchSlice
+from lambdanets.errors import InputError
+from lambdanets.progress import track
+
+
+class Evaluation(ABC):
+    """The scores of a model on the readable images of a labeled set."""
+
+    unreadable: list[str]  # one message per unreadable image
+
+    @abstractmethod
+    def metrics(self) -> Mapping[str, float | None]:
+        """Metrics by name, as in metrics.csv; None for those that the set does not define."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """The most important metrics, for the line of an epoch."""
+
+
+class Evaluator(ABC):
+    """Compares a model's predictions with the labels of a set, and scores them.
+
+    Images are measured one after the other, in one process or in several; a score takes the
+    measures of all. Training validates with it, and `evaluate` and the commands call it.
+    """
+
+    def __init__(self, predictor: Any, images: Any) -> None:
+        self.predictor, self.images = predictor, images
+
+    @abstractmethod
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches[Any]:
+        """Return the batches of the set, or of this rank's images, in order."""
+
+    @abstractmethod
+    def measure(self, batch: Any) -> list[Any]:
+        """Return a tuple for each readable image, its index first, that can be pickled."""
+
+    @abstractmethod
+    def score(self, measures: list[Any], unreadable: list[str]) -> Any:
+        """Return the `Evaluation` of measures, in any order."""
+
+    def evaluate(self, batch_size: int = 1, workers: int = 0) -> Any:
+        """Return the `Evaluation` of the set. Raises InputError if all images are unreadable."""
+        measures: list[Any] = []
+        unreadable: list[str] = []
+        with self.batches(batch_size, workers) as batches:
+            for batch in track(batches, "evaluating", len(batches), "batches"):
+                unreadable += batch.unreadable
+                measures += self.measure(batch)
+        if not measures:
+            first = unreadable[0]
+            raise InputError(f"none of the {len(self.images)} images could be read; the first: {first}")
+        return self.score(measures, unreadable)
+
+
+def format_score(value: float | None) -> str:
+    """Format a score with four digits, or as a dash if there is none."""
+    return "-" if value is None else f"{value:.4f}"
