@@ -78,12 +78,11 @@ def weights_hash(folder: Path) -> str:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """The scores of a finished run."""
+    """The scores and the hash of the weights of a finished run."""
     fields = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return {name: value for name, value in fields.items() if isinstance(value, float)} | {
-        "seconds": None,
-        "weights": weights_hash(folder),
-    }
+    names = ("top1", "bbox", "segm", "dice", "iou", "boundary_f1")
+    scores = {name: fields[name] for name in names if name in fields}
+    return scores | {"weights": weights_hash(folder)}
 
 
 def train_golden(tree: Path, work: Path) -> None:
