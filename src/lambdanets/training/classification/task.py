@@ -34,6 +34,7 @@ from lambdanets.training.report import Result
 from lambdanets.training.task import Task
 
 
+@dataclass(frozen=True)
 class ClassificationResult(Result):
     top1: float
 

@@ -25,6 +25,7 @@ from lambdanets.training.metrics_log import MetricsLog
 from lambdanets.training.report import Result
 
 
+@dataclass(frozen=True)
 class DetectionResult(Result):
     bbox: dict[str, Any]
     segm: dict[str, Any]

@@ -29,6 +29,7 @@ from lambdanets.training.segmentation.module import Segmentation
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 
+@dataclass(frozen=True)
 class SegmentationResult(Result):
     dice: float | None
     iou: float | None
