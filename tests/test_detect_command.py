@@ -341,7 +341,7 @@ def test_predict_interrupted_in_its_first_drawing_resumes(trained_detector, phot
 def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector, photos, tmp_path, capsys):
     run = trained_detector / "run"
     assert "IMAGES must be at least one file" in run_failing(capsys, "predict", run)
-    assert "score must be between 0 and 1, got 2" in run_failing(capsys, "predict", run, photos, "--score", "2")
+    assert "--score must be less than or equal to 1" in run_failing(capsys, "predict", run, photos, "--score", "2")
     assert "nowhere.png" in run_failing(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
 
 
@@ -359,23 +359,19 @@ def test_report_compares_finished_runs(trained_detector, capsys):
     assert "result.json" in run_failing(capsys, "report", trained_detector / "digits")
 
 
-def test_detect_typo_errors_suggest_the_nearest(tmp_path, capsys):
-    assert "action must be one of train, evaluate, predict, report, got 'trian'; the nearest is train" in run_failing(
-        capsys, "trian"
-    )
-    assert "no option --proposal; the nearest is --proposals" in run_failing(capsys, "train", "--proposal", "7")
-    error = run_failing(capsys, "train", "digit")
-    assert "recipe must be one of coco, digits" in error
-    assert error.endswith("; the nearest is digits")
-    error = run_failing(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
-    assert "no model named 'lamda_resnet50'" in error
-    assert "max_detections must be an integer, at least 1, got 0" in run_failing(
-        capsys, "train", "--max-detections", "0"
-    )
-
-
-def test_detection_recipe_without_data_requires_data(tmp_path, capsys):
-    assert "data must be given" in run_failing(capsys, "train", "coco", "--run", tmp_path / "run")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("trian", "got 'trian'; the nearest is train"),
+        ("train digit", "got 'digit'; the nearest is digits"),
+        ("train coco", "data must be given"),
+        ("train --proposal 7", "no option --proposal; the nearest is --proposals"),
+        ("train --max-detections 0", "--max-detections must be greater than 0, got '0'"),
+        ("predict nuclei a.png --tile-size 3", "--tile-size must be greater than or equal to 16, got '3'"),
+    ],
+)
+def test_detect_reports_user_errors_in_one_line(arguments, message, capsys):
+    assert message in run_failing(capsys, *arguments.split())
 
 
 def test_rejects_a_network_whose_padding_cannot_be_hidden(tmp_path, capsys):

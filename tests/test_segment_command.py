@@ -126,7 +126,7 @@ def test_segment_predict_divides_large_images_into_tiles(trained_segmenter, tmp_
     torch.testing.assert_close(tiled.probabilities.sum(0), torch.ones(50, 130))
     succeeds("predict", trained_segmenter / "run", path, "--out", tmp_path / "out", "--tile-size", "48")
     np.testing.assert_array_equal(Image.open(tmp_path / "out/classes/00001-large.png"), tiled.labels)
-    with pytest.raises(ValueError, match="tile_size must be an integer or None, at least 16, got 8"):
+    with pytest.raises(ValueError, match="tile_size must be greater than or equal to 16, got 8"):
         segmenter.predict(path, tile_size=8)
 
 
@@ -158,14 +158,14 @@ ERRORS = [
     (["train", "nucleus"], "recipe must be one of digits, nuclei, regions, got 'nucleus'; the nearest is nuclei"),
     (["train", "nuclei"], "data must be given; set it with --data PATH"),
     (["train", "--jiter", "1"], "has no option --jiter; the nearest is --jitter"),
-    (["train", "--image-size", "8"], "image_size must be an integer, at least 32 and at most 10,000, got 8"),
+    (["train", "--image-size", "8"], "--image-size must be greater than or equal to 32, got '8'"),
     (["train", "--model", "unet"], "there is no model named 'unet'"),
     (["train", "--model", "resnet18"], "choose a U-Net such as lambda_unet_small"),
     (["train", "--data", "a.json"], "images must be set with data 'a.json', got none"),
     (["evaluate", "nowhere"], "nowhere must be a run folder"),
     (["evaluate", "RUN", "--data", "a.json"], "data and images must be given together"),
     (["evaluate", "RUN", "--data", "a.json", "--images", "a"], "cannot read the COCO instances 'a.json'"),
-    (["evaluate", "RUN", "--batch-size", "0"], "batch_size must be an integer, at least 1, got 0"),
+    (["evaluate", "RUN", "--batch-size", "0"], "--batch-size must be greater than 0"),
     (["evaluate", "RUN", "--out", "PHOTOS"], "is not empty"),
     (["evaluate", "nuclei"], "must be a segmentation model, got a detection model"),
     (["predict", "RUN"], "IMAGES must be at least one file, folder or glob, got none"),
@@ -173,7 +173,7 @@ ERRORS = [
     (["predict", "RUN", "PHOTOS/text.png", "--out", "NEW"], "none of the 1 images could be read"),
     (["predict", "RUN", "PHOTOS", "--out", "PHOTOS"], "is not empty"),
     (["predict", "RUN", "PHOTOS", "--device", "tpu"], "device must be"),
-    (["predict", "RUN", "PHOTOS", "--tile-size", "8"], "tile_size must be an integer, at least 16, got 8"),
+    (["predict", "RUN", "PHOTOS", "--tile-size", "8"], "--tile-size must be greater than or equal to 16"),
 ]
 
 

@@ -133,7 +133,7 @@ def _read(folder: Path) -> dict[str, Any]:
     with reraise_as_input_error(f"{path} is damaged"):
         for kind, name in product(_KINDS, _NAMES):
             if name not in result[kind]:
-                raise InputError(f"{kind}.{name} must be a finite number or None, got nothing")
+                raise InputError(f"{kind}.{name} must be a number or None, got nothing")
     return result
 
 

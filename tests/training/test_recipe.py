@@ -1,20 +1,46 @@
 """Recipes as JSON and as Python files, and the checks of their fields."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
+from lambdanets.recipes.detection.digits import recipe as DETECTOR
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.recipes.segmentation.digits import recipe as SEGMENTER
 from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.run import resolve_recipe
+from lambdanets.training.tasks import read_recipe
 
 IMPORT = "from lambdanets.training.classification.recipe import ClassificationRecipe\nrecipe = "
 
 
-def test_recipe_json_round_trip():
-    recipe = replace(DIGITS, model_options={"scope": 7}, mean=[0.4], clip_gradient=1)
-    assert ClassificationRecipe.from_json(recipe.to_json().encode(), "here") == recipe
-    assert recipe.mean == (0.4,)
+@pytest.mark.parametrize("recipe", [DIGITS, DETECTOR, SEGMENTER], ids=lambda recipe: recipe.task)
+def test_recipe_json_round_trip(recipe, tmp_path):
+    recipe = replace(recipe, model_options={"scope": 7}, mean=[*recipe.mean], clip_gradient=1)
+    (tmp_path / "recipe.json").write_text(recipe.to_json())
+    assert read_recipe(tmp_path / "recipe.json") == recipe
+    other_class = DetectionRecipe if recipe.task == "classification" else ClassificationRecipe
+    with pytest.raises(InputError, match=f"here must be a {other_class.task} recipe, got a {recipe.task} recipe"):
+        other_class.from_json(recipe.to_json().encode(), "here")
+
+
+def test_recipe_without_a_task_is_for_classification(tmp_path):
+    # recipe.json was written without a task when classification was the only one
+    fields = json.loads(DIGITS.to_json())
+    del fields["task"]
+    (tmp_path / "recipe.json").write_text(json.dumps(fields))
+    assert read_recipe(tmp_path / "recipe.json") == DIGITS
+
+
+@pytest.mark.parametrize("task", ["depth", ["detection"], None])
+def test_rejects_a_recipe_of_an_unknown_task(task, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps({"task": task}))
+    with pytest.raises(InputError, match=r"task in .* must be one of classification, detection, segmentation, got"):
+        read_recipe(tmp_path / "recipe.json")
 
 
 def test_find_recipe_accepts_a_python_file(tmp_path):
@@ -62,9 +88,33 @@ INVALID = [
     *(("std", (0.0,)), ("mean", (0.5, 0.5)), ("scale", (0.9, 0.1)), ("ratio", (0.0, 1.0)), ("channels", 2)),
     *(("optimizer", "lion"), ("flip", None), ("model_options", None), ("data", 7), ("seed", True), ("micro_batch", 1)),
 ]
+INVALID_DETECTION = [
+    *(("max_objects", 0), ("mask_layers", -1), ("anchor_scale", 0.0), ("flip", 1.5), ("compile", True)),
+    *(("jitter", (2.0, 1.0)), ("std", (0.2, 0.0, 0.2)), ("levels", ()), ("levels", (1.5,)), ("aspect_ratios", ())),
+    *(("aspect_ratios", (1.0, -1.0)), ("box_layers", (-1, 8)), ("box_layers", (0, 0)), ("mean", (0.5,))),
+]
 
 
-@pytest.mark.parametrize(("field", "value"), INVALID)
-def test_rejects_a_recipe_field_out_of_range(field, value):
-    with pytest.raises(ValueError, match=rf"^{field}(\[0\])? must be"):
-        replace(DIGITS, **{field: value})
+@pytest.mark.parametrize(
+    ("recipe", "field", "value"),
+    [*((DIGITS, *row) for row in INVALID), *((DETECTOR, *row) for row in INVALID_DETECTION)],
+)
+def test_rejects_a_recipe_field_out_of_range(recipe, field, value):
+    with pytest.raises(InputError, match=rf"^{field}(\[\d\])? must be"):
+        replace(recipe, **{field: value})
+
+
+@pytest.mark.parametrize("field", ["images", "validation_data", "validation_images"])
+def test_rejects_other_images_for_scattered_digits(field):
+    with pytest.raises(InputError, match=f"^{field} must not be set with data 'digits', .* got 'there'"):
+        replace(DETECTOR, **{field: "there"})
+
+
+def test_annotation_files_require_images_and_validation_data():
+    fields = {"data": "train.json", "images": "", "validation_data": "val.json"}
+    recipe = DetectionRecipe(**fields)
+    for missing in ("images", "validation_data"):
+        with pytest.raises(InputError, match=rf"^{missing} must be set with data 'train.json'"):
+            replace(recipe, **{missing: None})
+    with pytest.raises(InputError, match=r"^images must be given"):
+        resolve_recipe(recipe)

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import shlex
 import shutil
@@ -52,16 +53,16 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    types: dict[str, Any] = {}
-    positionals = [name for each in defaults for name in _add_options(parser, each, types)]
+    options: dict[str, tuple[str, Any]] = {}
+    positionals = [name for each in defaults for name in _add_options(parser, each, options)]
     parser.usage = " ".join([prog, *positionals, "[--OPTION VALUE ...]"]).replace("%", "%%")
     given, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown and unknown[0].startswith("-"):
         flag = unknown[0].partition("=")[0]
-        raise InputError(f"{command} has no option {flag}{nearest_hint(flag, map(_flag, types))}")
+        raise InputError(f"{command} has no option {flag}{nearest_hint(flag, (name for name, _ in options.values()))}")
     if unknown:
         raise InputError(f"{command} has no argument {unknown[0]!r}; {command} --help lists its arguments")
-    values = {name: _convert(_flag(name), words, types[name]) for name, words in vars(given).items()}
+    values = {name: _convert(words, *options[name]) for name, words in vars(given).items()}
     records = []
     for each in defaults:
         own = {field.name: values[field.name] for field in dataclasses.fields(each) if field.name in values}
@@ -69,14 +70,11 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
     return records
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:
+    """Add the fields of a record to the parser. Return the names of positional arguments for the help.
 
-
-def _add_options(parser: argparse.ArgumentParser, default: Any, types: dict[str, Any]) -> list[str]:
-    """Add the fields of a record to the parser and their types to `types`. Return the names of positional arguments.
-
-    An option is in the group of the first class that declares it.
+    options: gets the name in messages, and the type, of each field. An option is in the group of the first class that
+    declares it.
     """
     kind: Any = default if isinstance(default, type) else type(default)
     hints = get_type_hints(kind, include_extras=True)
@@ -89,17 +87,19 @@ def _add_options(parser: argparse.ArgumentParser, default: Any, types: dict[str,
             texts[name] = base.__pydantic_fields__[name].description or texts.get(name, "")
     parser_groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(groups.values())}
     for field in dataclasses.fields(kind):
-        types[field.name] = hints[field.name]
         inner, is_optional, metadata = _unwrap(hints[field.name])
         value = field.default if isinstance(default, type) else getattr(default, field.name)
         settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(texts[field.name], value)}
         is_variadic = get_origin(inner) is dict or (get_origin(inner) is tuple and get_args(inner)[-1] is Ellipsis)
         if POSITIONAL in metadata:
             name = field.name.upper()
+            options[field.name] = name, hints[field.name]
             positionals.append(f"{name}..." if is_variadic else f"[{name}]" if is_optional else name)
             nargs = "*" if is_variadic else "?" if is_optional else None
             parser.add_argument(field.name, metavar=name, nargs=nargs, **settings)
             continue
+        name = f"--{field.name.replace('_', '-')}"
+        options[field.name] = name, hints[field.name]
         settings["required"] = value is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if inner is bool:
             settings["action"] = argparse.BooleanOptionalAction
@@ -109,7 +109,7 @@ def _add_options(parser: argparse.ArgumentParser, default: Any, types: dict[str,
             settings["nargs"] = "*"
         elif get_origin(inner) is tuple:
             settings["nargs"] = len(get_args(inner))
-        parser_groups[groups[field.name]].add_argument(_flag(field.name), dest=field.name, **settings)
+        parser_groups[groups[field.name]].add_argument(name, dest=field.name, **settings)
     return positionals
 
 
@@ -132,8 +132,8 @@ def _help(text: str, default: Any) -> str:
     return " ".join(text.split()).replace("%", "%%")
 
 
-def _convert(name: str, words: Any, kind: Any) -> Any:
-    """Convert the words of an option to its type. Numbers of literals and model options are written as in Python."""
+def _convert(words: Any, name: str, kind: Any) -> Any:
+    """Convert the words of an option to its type. Model options and choices of numbers are read as in Python."""
     inner, is_optional, _ = _unwrap(kind)
     several = words if isinstance(words, list) else [words]
     if "" in several:
@@ -144,11 +144,12 @@ def _convert(name: str, words: Any, kind: Any) -> Any:
         if len(words) % 2:
             raise InputError(f"{name} must be pairs of a name and a value, got {' '.join(words)!r}")
         words = dict(zip(words[::2], map(_literal, words[1::2]), strict=True))
-    elif get_origin(inner) is Literal and _literal(words) in get_args(inner):
-        words = _literal(words)
+    validator: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     try:
-        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(words)
+        return validator.validate_python(words)
     except ValidationError as error:
+        with contextlib.suppress(ValidationError):
+            return validator.validate_python(_literal(words), strict=True)  # such as the numbers of Literal[1, 3]
         raise InputError(first_error(error, name)) from None
 
 

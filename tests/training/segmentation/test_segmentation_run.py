@@ -222,11 +222,11 @@ def test_rejects_recipes_that_cannot_be_trained(changes, message, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image_size": 16}, "image_size must be an integer, at least 32 and at most 10,000, got 16"),
-        ({"dice_weight": -1.0}, "dice_weight must be a finite number, at least 0"),
+        ({"image_size": 16}, "image_size must be greater than or equal to 32, got 16"),
+        ({"dice_weight": -1.0}, "dice_weight must be greater than or equal to 0"),
         ({"jitter": (2.0, 1.0)}, "jitter must be two positive numbers, the smaller first"),
         ({"flip": 1.5}, "flip must be"),
-        ({"std": (0.0, 1.0, 1.0)}, "std must be"),
+        ({"std": (0.0, 1.0, 1.0)}, r"std\[0\] must be"),
         ({"data": "a.json"}, "images must be set with data 'a.json', got none"),
         ({"data": "a.json", "images": "a"}, "validation_data must be set with data 'a.json', got none"),
         ({"data": "digits", "images": "a"}, "images must not be set with data 'digits'"),
