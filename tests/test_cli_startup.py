@@ -74,6 +74,8 @@ def test_help_shows_recipes_arguments_groups_and_defaults(results):
     output = results["train --help"][1]
     for text in ("usage: lambdanets train [RECIPE] ", "  cifar10: ", "that all tasks have:\n", "--epochs EPOCHS"):
         assert text in output
+    for command, actions in (("detect", ("train", "predict", "report")), ("benchmark", ("layer", "scaling"))):
+        assert all(f"\n  {action} " in results[f"{command} --help"][1] for action in actions)
     assert "usage: lambdanets predict CHECKPOINT IMAGES... " in results["predict --help"][1]
     assert "Number of epochs. (default: 60)" in " ".join(results["train cifar10 --help"][1].split())
     assert "The networks of Mask R-CNN: arguments of `mask_rcnn`:\n" in results["detect train --help"][1]

@@ -52,13 +52,6 @@ def photos(trained_segmenter, tmp_path):
     return folder
 
 
-def test_segment_lists_its_actions(capsys):
-    succeeds("--help")
-    output = capsys.readouterr().out
-    assert "usage: lambdanets segment ACTION" in output
-    assert all(f"  {action} " in output for action in ("train", "evaluate", "predict"))
-
-
 def test_segment_train_prints_the_result_and_resumes(tmp_path, capsys):
     succeeds("train", "digits", "--quicktest", "--run", tmp_path / "run")
     first = capsys.readouterr().out.splitlines()
@@ -188,16 +181,3 @@ def test_segment_reports_user_errors_in_one_line(
         arguments = [argument.replace(name, str(path)) for argument in arguments]
     assert message in run_failing(capsys, *arguments)
     assert contents(tmp_path) == before
-
-
-def test_other_commands_reject_a_segmentation_run(trained_segmenter, photos, tmp_path, capsys):
-    run = str(trained_segmenter / "run")
-    for command in (["evaluate", run], ["detect", "evaluate", run], ["export", run, "--out", "a.onnx"]):
-        assert main(command) == 2
-        assert "got a segmentation model" in capsys.readouterr().err
-
-
-def test_segment_reports_out_of_memory_in_one_line(trained_segmenter, photos, monkeypatch, capsys):
-    monkeypatch.setattr("lambdanets.inference.loading.load_one_of", lambda *_: torch.empty(1 << 50))
-    error = run_failing(capsys, "evaluate", trained_segmenter / "run")
-    assert error == "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"

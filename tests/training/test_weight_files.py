@@ -124,6 +124,8 @@ def test_rejects_classes_that_are_not_a_list_of_names(classes, tmp_path, capsys)
     path = copy_changed(source, tmp_path / "wrong.safetensors", lambda tensors: None, metadata)
     expected = "classes must have at least 1 item" if classes == [] else "has no valid model card: "
     assert expected in run_rejected_command(capsys, "evaluate", path)
+    bare = copy_changed(source, tmp_path / "bare.safetensors", lambda tensors: None, {"other": ""})
+    assert "has no valid model card: " in run_rejected_command(capsys, "evaluate", bare)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "train --weights", "detect evaluate", "detect train --weights"])

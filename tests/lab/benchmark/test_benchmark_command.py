@@ -172,12 +172,6 @@ def test_rejects_cuda_without_a_gpu(capsys, monkeypatch, tmp_path):
     )
 
 
-def test_help_lists_the_kinds(capsys):
-    assert main(["benchmark"]) == 0
-    printed = capsys.readouterr().out
-    assert all(kind in printed for kind in (*COMMANDS, "tables"))
-
-
 def test_benchmark_that_measures_nothing_fails(tmp_path, capsys, monkeypatch):
     def broken(package, layer):
         raise RuntimeError("no kernel")
