@@ -111,7 +111,7 @@ class EchoTask(Task):
         )
 
     def card(self, recipe):
-        return EchoCard("resnet18", ("none",), {}, False)
+        return EchoCard(model="resnet18", classes=("none",), stretch=False)
 
     def module(self, recipe, steps_per_epoch, batch_slice):
         return Module(self.model, recipe, steps_per_epoch, self.description(recipe), batch_slice)

@@ -68,7 +68,7 @@ def first_error(error: ValidationError, name: str = "") -> str:
             path += f".{part}" if path else part
     if first["type"] == "missing":
         return f"{path} must be given, got none"
-    message = re.sub(r"^\w+ should ", "must ", first["msg"])
+    message = re.sub(r"^\w+ should ", "must ", first["msg"]).replace(" after validation", "")
     if not message.startswith("must "):  # such as invalid JSON
         return f"{path}: {message}" if path else message
     value = repr(first["input"])

@@ -97,10 +97,14 @@ INVALID_DETECTION = [
 
 @pytest.mark.parametrize(
     ("recipe", "field", "value"),
-    [*((DIGITS, *row) for row in INVALID), *((DETECTOR, *row) for row in INVALID_DETECTION)],
+    [
+        *((DIGITS, *row) for row in INVALID),
+        *((DETECTOR, *row) for row in INVALID_DETECTION),
+        *((SEGMENTER, *row) for row in (("image_size", 16), ("dice_weight", -1.0), ("jitter", (1.0,)))),
+    ],
 )
 def test_rejects_a_recipe_field_out_of_range(recipe, field, value):
-    with pytest.raises(InputError, match=rf"^{field}(\[\d\])? must be"):
+    with pytest.raises(InputError, match=rf"^{field}(\[\d\])? must "):
         replace(recipe, **{field: value})
 
 

@@ -13,7 +13,7 @@ from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]
 Schedule = Literal["cosine", "staircase", "late_steps"]
-NotHuge = Annotated[float, Field(ge=0, le=1e30)]  # larger ones overflow in float32
+NonNegative = Annotated[float, Field(ge=0, le=1e30)]  # larger ones overflow in float32
 
 
 @record
@@ -47,9 +47,9 @@ class TrainingRecipe(Architecture):
     """Global batch size: images per step over all ranks."""
     micro_batch: Count | None = None
     """Images per forward pass on a rank, with gradient accumulation. If none, as many as fit into memory."""
-    learning_rate: NotHuge = 0.1
+    learning_rate: NonNegative = 0.1
     """Peak learning rate, reached after the warm-up. It is not scaled with the batch size."""
-    warmup_epochs: NotHuge = 5.0
+    warmup_epochs: NonNegative = 5.0
     """Epochs of linear learning rate warm-up from 0."""
     schedule: Schedule = "cosine"
     """cosine: to 0; staircase: times --decay every --decay-epochs; late_steps: times 0.1 at 90, 95, 97.5% of steps."""
@@ -61,7 +61,7 @@ class TrainingRecipe(Architecture):
     """sgd: with momentum, without Nesterov; rmsprop: as in TensorFlow, with decay 0.9; adamw."""
     momentum: Decay = 0.9
     """Momentum of sgd and rmsprop, or beta1 of adamw."""
-    weight_decay: NotHuge = 1e-4
+    weight_decay: NonNegative = 1e-4
     """Weight decay, except for norm layers, biases and embedding tables."""
     clip_gradient: PositiveFloat | None = None
     """Maximum norm of the gradient. If none, gradients are not clipped."""

@@ -8,7 +8,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.records import Count, Fraction, record
 from lambdanets.training.coco.recipe import CocoRecipe
-from lambdanets.training.recipe import NotHuge
+from lambdanets.training.recipe import NonNegative
 
 
 @record
@@ -19,9 +19,9 @@ class DetectionRecipe(CocoRecipe, DetectorArchitecture):
 
     epochs: Count = 12
     batch_size: Count = 8
-    learning_rate: NotHuge = 0.02
-    warmup_epochs: NotHuge = 1.0
-    weight_decay: NotHuge = 4e-5
+    learning_rate: NonNegative = 0.02
+    warmup_epochs: NonNegative = 1.0
+    weight_decay: NonNegative = 4e-5
 
     max_objects: PositiveInt = 300
     """Maximum number of objects per training image. If an image has more, each epoch uses a random subset."""

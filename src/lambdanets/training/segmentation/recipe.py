@@ -6,7 +6,7 @@ from pydantic import Field
 
 from lambdanets.records import Count, record
 from lambdanets.training.coco.recipe import CocoRecipe
-from lambdanets.training.recipe import NotHuge, Optimizer
+from lambdanets.training.recipe import NonNegative, Optimizer
 
 
 @record
@@ -20,9 +20,9 @@ class SegmentationRecipe(CocoRecipe):
     epochs: Count = 30
     batch_size: Count = 8
     optimizer: Optimizer = "adamw"
-    learning_rate: NotHuge = 0.002
-    warmup_epochs: NotHuge = 1.0
-    weight_decay: NotHuge = 0.01
+    learning_rate: NonNegative = 0.002
+    warmup_epochs: NonNegative = 1.0
+    weight_decay: NonNegative = 0.01
 
     image_size: Annotated[int, Field(ge=32, le=10_000)] = 256
     """Side of the random crops in training, in pixels. Smaller images are padded; padding is ignored in the loss."""
