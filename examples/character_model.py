@@ -19,13 +19,14 @@ learned the syntax of code, but not its meaning. Code repeats itself: 2% of the 
 occur in the training text.
 """
 
+import argparse
+import inspect
 import math
 import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import tyro
 from torch import Tensor, nn
 
 import lambdanets as ln
@@ -193,4 +194,7 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    for name, parameter in inspect.signature(main).parameters.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(parameter.default), default=parameter.default)
+    main(**vars(parser.parse_args()))

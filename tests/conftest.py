@@ -37,7 +37,7 @@ EXPENSIVE_FIXTURES = (
 SLOW_FILES = (
     *("test_export.py", "test_exported_layers.py", "test_int8.py"),
     *("test_compiled_operations.py", "test_compiled_layers.py", "test_adopted_networks.py"),
-    *("test_recipes.py", "test_detection_recipes.py"),
+    "test_recipes.py",
 )
 
 

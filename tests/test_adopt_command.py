@@ -82,7 +82,7 @@ def test_adopts_a_folder_that_timm_saved(network, tmp_path):
         (["weights.pth"], "model must be the name of the timm model"),
         (["weights.pth", "--model", "lambda_resnet50ts"], "another architecture"),
         (["folder"], "config.json"),
-        (["lambda_resnet26t", "--batch-size", "0"], "batch_size must be"),
+        (["lambda_resnet26t", "--batch-size", "0"], "--batch-size must be"),
     ],
 )
 def test_refuses_in_one_line(arguments, message, network, tmp_path, monkeypatch, capsys):

@@ -128,7 +128,7 @@ class EchoTask(Task):
         return {"loss": squared_error(self.model, batch).sum()}
 
     def card(self, recipe):
-        return EchoCard("resnet18", ("none",), {}, False)
+        return EchoCard(model="resnet18", classes=("none",), stretch=False)
 
     def evaluator(self, recipe):
         return EchoEvaluator(self.model, self.splits.validation)

@@ -49,23 +49,6 @@ def metric_lines(result):
     return lines
 
 
-def test_help_lists_the_actions_and_their_options(capsys):
-    assert main(["detect", "--help"]) == 0
-    output = capsys.readouterr().out
-    assert all(f"  {action} " in output for action in ("train", "evaluate", "predict", "report"))
-    options = {"train": "--pyramid-channels", "evaluate": "--data", "predict": "--score", "report": "--format"}
-    for action, option in options.items():
-        with pytest.raises(SystemExit) as raised:
-            main(["detect", action, "--help"])
-        assert raised.value.code == 0
-        assert option in capsys.readouterr().out
-
-
-def test_detect_without_an_action_prints_usage(capsys):
-    assert main(["detect"]) == 0
-    assert "usage: lambdanets detect ACTION" in capsys.readouterr().out
-
-
 def test_repeated_quicktest_prints_the_same_scores(tmp_path, capsys):
     command = ["train", "digits", "--quicktest", "--run", tmp_path / "run"]
     succeeds(*command)
@@ -165,11 +148,6 @@ def test_evaluate_rejects_other_categories_and_nonempty_folders(trained_detector
     assert "is not empty" in run_failing(capsys, "evaluate", run, "--out", tmp_path)
     assert "must be a run folder" in run_failing(capsys, "evaluate", digits)
     assert "nowhere" in run_failing(capsys, "evaluate", tmp_path / "nowhere")
-
-
-def test_classification_evaluate_rejects_a_detector(trained_detector, capsys):
-    assert main(["evaluate", str(trained_detector / "run")]) == 2
-    assert "must be a classification model, got a detection model" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -338,13 +316,6 @@ def test_predict_interrupted_in_its_first_drawing_resumes(trained_detector, phot
     assert "resuming: 1 of " in capsys.readouterr().err
 
 
-def test_predict_rejects_missing_images_and_scores_out_of_range(trained_detector, photos, tmp_path, capsys):
-    run = trained_detector / "run"
-    assert "IMAGES must be at least one file" in run_failing(capsys, "predict", run)
-    assert "score must be between 0 and 1, got 2" in run_failing(capsys, "predict", run, photos, "--score", "2")
-    assert "nowhere.png" in run_failing(capsys, "predict", run, "nowhere.png", "--out", tmp_path / "new")
-
-
 def test_out_of_memory_is_reported_in_one_line(trained_detector, photos, monkeypatch, capsys):
     monkeypatch.setattr("lambdanets.inference.loading.load_one_of", lambda *_: torch.empty(1 << 50))
     for command in (["evaluate", trained_detector / "run"], ["predict", trained_detector / "run", photos]):
@@ -359,37 +330,28 @@ def test_report_compares_finished_runs(trained_detector, capsys):
     assert "result.json" in run_failing(capsys, "report", trained_detector / "digits")
 
 
-def test_detect_typo_errors_suggest_the_nearest(tmp_path, capsys):
-    assert "action must be one of train, evaluate, predict, report, got 'trian'; the nearest is train" in run_failing(
-        capsys, "trian"
-    )
-    assert "no option --proposal; the nearest is --proposals" in run_failing(capsys, "train", "--proposal", "7")
-    error = run_failing(capsys, "train", "digit")
-    assert "recipe must be one of coco, digits" in error
-    assert error.endswith("; the nearest is digits")
-    error = run_failing(capsys, "train", "--model", "lamda_resnet50", "--run", tmp_path / "run")
-    assert "no model named 'lamda_resnet50'" in error
-    assert "max_detections must be an integer, at least 1, got 0" in run_failing(
-        capsys, "train", "--max-detections", "0"
-    )
-
-
-def test_detection_recipe_without_data_requires_data(tmp_path, capsys):
-    assert "data must be given" in run_failing(capsys, "train", "coco", "--run", tmp_path / "run")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("trian", "got 'trian'; the nearest is train"),
+        ("train digit", "got 'digit'; the nearest is digits"),
+        ("train coco", "data must be given"),
+        ("train --proposal 7", "no option --proposal; the nearest is --proposals"),
+        ("train --max-detections 0", "--max-detections must be greater than 0, got '0'"),
+        ("predict nuclei", "IMAGES must be at least one file"),
+        ("predict nuclei nowhere.png", "nowhere.png"),
+        ("predict nuclei a.png --score 2", "--score must be less than or equal to 1"),
+        ("predict nuclei a.png --tile-size 3", "--tile-size must be greater than or equal to 16, got '3'"),
+    ],
+)
+def test_detect_reports_user_errors_in_one_line(arguments, message, capsys):
+    assert message in run_failing(capsys, *arguments.split())
 
 
 def test_rejects_a_network_whose_padding_cannot_be_hidden(tmp_path, capsys):
     command = ["train", "--model", "vit_tiny_patch16_224", "--levels", "1", "2", "--run", tmp_path / "run"]
     assert "padding cannot be hidden in network.model.blocks" in run_failing(capsys, *command)
     assert not (tmp_path / "run").exists()
-
-
-def test_detect_train_rejects_a_classification_recipe(tmp_path, capsys):
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "from lambdanets.training.classification.recipe import ClassificationRecipe\nrecipe = ClassificationRecipe()\n"
-    )
-    assert "must be a detection recipe, got a classification recipe" in run_failing(capsys, "train", path)
 
 
 def test_resume_prints_the_result_of_a_run_trained_by_options(tmp_path, capsys):

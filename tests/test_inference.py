@@ -237,7 +237,7 @@ def test_rejects_a_truncated_image_opened_by_pillow(classifier, tmp_path):
 @pytest.mark.parametrize("task", ["classifier", "detector"])
 @pytest.mark.parametrize("batch_size", [0, -1, 1.5, "2", True])
 def test_rejects_a_batch_size_that_is_not_a_positive_integer(task, batch_size, request):
-    with pytest.raises(ValueError, match=r"^batch_size must be an integer, at least 1, got "):
+    with pytest.raises(ValueError, match=r"^batch_size must be .*, got "):
         request.getfixturevalue(task).predict([], batch_size=batch_size)
 
 
@@ -345,9 +345,9 @@ def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_
         ln.evaluate(detector, "test.json")
     with pytest.raises(ValueError, match=r"^model must be a Classifier, a Detector, a Segmenter or a path, got 5"):
         ln.evaluate(5)
-    with pytest.raises(ValueError, match=r"^batch_size must be an integer or None, at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^batch_size must be greater than 0, got 0"):
         ln.evaluate(classifier, batch_size=0)
-    with pytest.raises(ValueError, match=r"^workers must be an integer"):
+    with pytest.raises(ValueError, match=r"^workers must be"):
         ln.evaluate(classifier, workers=-1)
 
 
@@ -389,7 +389,7 @@ def test_commands_reject_an_unknown_device_and_batch_size_zero(
     assert output.startswith("lambdanets: device must be cpu")
     assert output.count("\n") == 1
     assert main([*arguments, "--batch-size", "0"]) == 2
-    assert "batch_size must be an integer" in capsys.readouterr().err
+    assert "--batch-size must be greater than 0" in capsys.readouterr().err
     assert not (tmp_path / "out/results.json").exists()
 
 

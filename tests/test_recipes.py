@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 from dataclasses import replace
 from itertools import pairwise
@@ -12,20 +13,31 @@ from timm.data.auto_augment import rand_augment_transform
 from torch import nn
 
 from lambdanets.cli import main
+from lambdanets.cli.training import TrainOptions, parse_with_recipe
+from lambdanets.errors import InputError
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, run
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.model import build_model
-from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.training.detection.model import DetectionProbe
+from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.module import TrainingModule, make_schedule
+from lambdanets.training.tasks import TASKS, read_recipe
 from training.runs import classification_task
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
 # and one of cifar10 without lambda layers.
 QUICKTEST_VARIANTS = {"imagenet_350": "imagenet_350_350_288", "cifar10": "cifar10_convolution"}
 VARIANTS = [variant for name in list_recipes() for variant in list_variants(name)]
+RECIPES = [(task, name) for task, entry in TASKS.items() for name in list_recipes(entry.recipe_class)]
+DETECTION = [*list_recipes(DetectionRecipe), *list_variants("coco", DetectionRecipe), "nuclei_convolution"]
+KEPT_BY_QUICKTEST = {
+    "classification": ("optimizer", "rand_augment", "dropout", "hold_out", "patience"),
+    "detection": ("jitter", "clip_gradient", "levels", "aspect_ratios", "mean"),
+    "segmentation": ("jitter", "clip_gradient", "rotate", "model", "model_options"),
+}
 
 # Depth, image size, RandAugment magnitude, dropout and stochastic depth of Table 20.
 TABLE_20 = """
@@ -50,10 +62,8 @@ def fields(recipe, *names):
     return tuple(getattr(recipe, name) for name in names)
 
 
-def commands(name):
-    """The commands in the docstring of a recipe, without "lambdanets"."""
-    lines = importlib.import_module(f"lambdanets.recipes.{name}").__doc__.splitlines()
-    return [line.partition("lambdanets ")[2] for line in lines if line.startswith("Run: ")]
+def find(task, name):
+    return find_recipe(name, TASKS[task].recipe_class)
 
 
 # those with pseudo-labels have the models of imagenet_350, as the test below shows
@@ -71,30 +81,51 @@ def test_recipe_name_without_a_variant_is_its_default_variant():
     assert find_recipe("imagenet_pseudo") == find_recipe("imagenet_pseudo_152_288")
 
 
-@pytest.mark.parametrize("name", list_recipes())
-def test_docstrings_of_recipes_begin_with_a_summary(name):
-    summary = list_recipes()[name]
+@pytest.mark.parametrize("name", DETECTION)
+def test_every_detection_recipe_builds_a_detector(name):
+    recipe = find("detection", name)
+    with torch.device("meta"):
+        model = DetectionProbe(recipe, 80).build()
+    assert sum(parameter.numel() for parameter in model.parameters()) > 1e5
+    assert len(model.backbone.strides) == len(recipe.levels) + 1
+
+
+@pytest.mark.parametrize(("task", "name"), RECIPES)
+def test_docstring_of_a_recipe_has_a_summary_and_a_command(task, name, tmp_path, monkeypatch):
+    docstring = importlib.import_module(f"{TASKS[task].recipe_package}.{name}").__doc__
+    summary = docstring.splitlines()[0]
     assert 20 < len(summary) <= 120
     assert summary.endswith(".")
-    assert any(word in summary.lower() for word in ("%", "accuracy", "not measured"))
-
-
-@pytest.mark.parametrize("name", list_recipes())
-def test_the_command_in_a_recipe_docstring_parses(name, tmp_path, monkeypatch):
+    assert re.search(r"%|accuracy|AP|Dice|[Nn]ot measured|Not run", docstring)
     started = []
-    monkeypatch.setattr(run, "start", lambda recipe, folder: started.append((recipe, folder)) or {})
+    monkeypatch.setattr(run, "start", lambda recipe, folder: started.append(recipe) or {})
     monkeypatch.setattr(launching, "launch", lambda count, command: main(command))
     monkeypatch.chdir(tmp_path)
-    (command,) = commands(name)
+    (line,) = [line for line in docstring.splitlines() if line.startswith("Run: ")]
+    command = line.partition("lambdanets ")[2]
+    assert command.startswith(f"{TASKS[task].command} {name}")
     arguments = shlex.split(command)
-    assert arguments[0] == "train"
-    assert arguments[1].startswith(name)
     assert main(arguments) == 0
-    ((recipe, _),) = started
     options = {option.removeprefix("--").replace("-", "_"): value for option, value in pairwise(arguments)}
-    for field in ("data", "weights", "pseudo_labels", "pseudo_images"):
-        assert getattr(recipe, field) != ""
-        assert getattr(recipe, field) == options.get(field, getattr(find_recipe(arguments[1]), field))
+    default = find(task, arguments[len(TASKS[task].command.split())])
+    for field in started[0].REQUIRED:
+        assert getattr(started[0], field) != ""
+        assert getattr(started[0], field) == options.get(field, getattr(default, field))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_recipe_without_data_is_rejected(task, tmp_path):
+    for name in list_recipes(TASKS[task].recipe_class):
+        if find(task, name).data == "":
+            with pytest.raises(InputError, match="data must be given; set it with --data PATH"):
+                run.start(find(task, name), tmp_path / "run")
+
+
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_the_baseline_of_nuclei_differs_only_in_the_network(task):
+    recipe, baseline = find(task, "nuclei"), find(task, "nuclei_convolution")
+    assert replace(baseline, model=recipe.model, model_options=recipe.model_options) == recipe
+    assert (baseline.model, baseline.model_options) != (recipe.model, recipe.model_options)
 
 
 @pytest.mark.parametrize("name", ["imagenet_90", *(f"imagenet_90_{name}" for name in ("cccc", "ccll", "u4"))])
@@ -202,23 +233,60 @@ def test_batch_norm_momentum_changes_the_running_mean():
         torch.testing.assert_close(statistics[0.25][name], mean / 4, msg=name)
 
 
+def quicktests():
+    """Every recipe but detection's and segmentation's digits, which the tests of their commands train."""
+    for task, entry in TASKS.items():
+        for name in list_recipes(entry.recipe_class):
+            if name != "imagenet_90" and (task, name) not in (("detection", "digits"), ("segmentation", "digits")):
+                yield task, QUICKTEST_VARIANTS.get(name, name)
+    yield from (("detection", "nuclei_convolution"), ("segmentation", "nuclei_convolution"))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(("task", "name"), quicktests())
+def test_quicktest_keeps_recipe_options_at_small_size(task, name, tmp_path):
+    assert main([*TASKS[task].command.split(), name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run/result.json").read_text())["parameters"] < 60e6
+    recipe, small = find(task, name), read_recipe(tmp_path / "run/recipe.json")
+    assert small.image_size <= 64
+    assert small.batch_size * small.epochs <= 16
+    kept = ("schedule", "ema_decay", "flip", *KEPT_BY_QUICKTEST[task])
+    assert {name: getattr(small, name) for name in kept} == {name: getattr(recipe, name) for name in kept}
+
+
+def test_coco_recipe_has_the_papers_hyperparameters():
+    recipe = find("detection", "coco")
+    assert fields(recipe, "batch_size", "learning_rate", "weight_decay", "momentum") == (256, 0.32, 4e-5, 0.9)
+    assert fields(recipe, "image_size", "jitter", "sync_batch_norm") == (1024, (0.1, 2.0), True)
+    steps = recipe.epochs * (118_287 // 256)
+    assert steps == pytest.approx(130_000, rel=0.005)
+    factor = make_schedule(recipe, 118_287 // 256)
+    assert factor(999) == pytest.approx(1, abs=2e-3)
+    assert factor(500) == pytest.approx(0.5, abs=2e-3)
+    fractions = (0.899, 0.901, 0.951, 0.976)
+    assert [factor(round(fraction * steps)) for fraction in fractions] == pytest.approx([1, 0.1, 0.01, 0.001])
+
+
+def test_the_rows_of_table_14_differ_only_in_the_backbone():
+    names = list_variants("coco", TASKS["detection"].recipe_class)
+    assert {name.removeprefix("coco_"): find("detection", name).model for name in names} == {
+        f"{name}{depth}": model.format(depth)
+        for name, model in (("lambda", "lambda_resnet{}"), ("plain", "resnetrs{}_plain"), ("se", "resnetrs{}"))
+        for depth in (101, 152)
+    }
+    coco = find("detection", "coco")
+    assert all(replace(find("detection", name), model=coco.model) == coco for name in names)
+    assert coco == find("detection", "coco_lambda152")
+
+
 @pytest.mark.parametrize(
-    "name", [QUICKTEST_VARIANTS.get(name, name) for name in list_recipes() if name != "imagenet_90"]
+    ("model", "expected"),
+    [("resnet50", {}), ("resnetrs101_plain", {}), ("lambda_resnet50", {"small_images": False})],
 )
-def test_quicktest_keeps_recipe_options_at_small_size(name, tmp_path, capsys):
-    assert main(["train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
-    result = json.loads((tmp_path / "run/result.json").read_text())
-    assert capsys.readouterr().out.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
-    recipe, small = (
-        find_recipe(name),
-        ClassificationRecipe.from_json((tmp_path / "run/recipe.json").read_bytes(), "here"),
-    )
-    assert result["parameters"] < 40e6
-    assert small.image_size <= 32
-    assert small.batch_size * small.epochs <= 8
-    for field in ("optimizer", "schedule", "ema_decay", "rand_augment", "dropout", "hold_out", "patience", "flip"):
-        assert getattr(small, field) == getattr(recipe, field)
+def test_another_model_drops_the_options_that_it_does_not_have(model, expected):
+    recipe = find("detection", "objects")
+    _, changed = parse_with_recipe(TrainOptions, recipe, ["--model", model], prog="", description="")
+    assert changed.model_options == expected
 
 
 def test_rand_augment_magnitudes_above_10_are_not_clamped():

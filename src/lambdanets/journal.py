@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lambdanets.bounds import convert
 from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8
 from lambdanets.folders import describe_differences
@@ -63,7 +62,7 @@ def _encode_line(entry: Any) -> bytes:
 def _parse_entries(path: Path, content: bytes, identity: dict[str, Any]) -> list[Any]:
     with reraise_as_input_error(f"{path} is damaged", "remove it to restart"):
         header, *entries = [json.loads(line) for line in content.splitlines()] or [identity]
-        differing = describe_differences(convert(header, dict[str, Any]), identity)
+        differing = describe_differences(dict(header), identity)
     if differing:
         raise InputError(f"{path} was started with {differing}; remove it to restart, or choose another output path")
     return entries

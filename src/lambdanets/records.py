@@ -1,16 +1,92 @@
-"""Writes JSON files, and reads them into annotated types."""
+"""Records: dataclasses that check their fields, and JSON files that are read into annotated types."""
 
+import dataclasses
+import functools
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
-from lambdanets.bounds import convert
-from lambdanets.errors import InputError, one_line
+from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.files import atomic_write, encode_utf8
 
 T = TypeVar("T")
+CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # of NumPy
+Workers = Annotated[int, Field(ge=0, le=1024)]
+TileSize = Annotated[int, Field(ge=16)]
+# With a smaller fraction most datasets would have no validation image; with a larger one too few training images.
+ValidationShare = Annotated[float, Field(ge=0.001, le=0.9)]
+Several = Annotated[tuple[T, ...], Strict(False)]  # Python code may also give a list
+Pair = Annotated[tuple[float, float], Strict(False)]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
+def record(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass of a class, with keyword arguments, each of which is checked against its annotation.
+
+    An int is accepted as a float, but no bool as a number and no text as another type. Floats must be finite. Raises
+    InputError if an argument is unknown, missing or invalid, also in `dataclasses.replace`.
+    """
+    made: Any = dataclass(cls, frozen=True, kw_only=True, config=CONFIG)
+    validate = made.__init__
+
+    @functools.wraps(validate)
+    def init(self: Any, **fields: Any) -> None:
+        for name in fields.keys() - made.__dataclass_fields__.keys():
+            raise InputError(f"{cls.__name__} has no field {name!r}{nearest_hint(name, made.__dataclass_fields__)}")
+        try:
+            validate(self, **fields)
+        except ValidationError as error:
+            raise InputError(first_error(error)) from None
+
+    made.__init__ = init
+    result: type[T] = made
+    return result
+
+
+def first_error(error: ValidationError, name: str = "") -> str:
+    """Describe the first of pydantic's errors in one line. name: of the value, if it is not a record."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, Exception):  # of a check of this package
+        return one_line(cause)
+    path = name
+    for part in first["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier():  # and not an alternative of a union, such as constrained-int
+            path += f".{part}" if path else part
+    if first["type"] == "missing":
+        return f"{path} must be given, got none"
+    message = re.sub(r"^\w+ should ", "must ", first["msg"]).replace(" after validation", "")
+    if not message.startswith("must "):  # such as invalid JSON
+        return f"{path}: {message}" if path else message
+    value = repr(first["input"])
+    return f"{path or 'it'} {message}, got {value if len(value) < 200 else f'{value[:150]} ...'}"
+
+
+@functools.cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's validator of a type that is not a record."""
+    return TypeAdapter(kind)
+
+
+def check(name: str, value: Any, kind: Any) -> None:
+    """Raise InputError unless a value has the annotated type and range. name: of the value, for the message."""
+    try:
+        adapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise InputError(first_error(error, name)) from None
 
 
 def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
@@ -18,15 +94,25 @@ def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
     atomic_write(path, encode_utf8(json.dumps(content, indent=indent, ensure_ascii=False) + "\n"))
 
 
-def read_json(path: Path, expected_type: type[T], advice: str = "") -> T:
+def read_json(path: Path, kind: type[T], advice: str = "") -> T:
     """Read a file that this package wrote. Raises InputError, "path is damaged: reason; advice", if it is invalid."""
-    return parse_json(path.read_bytes(), expected_type, f"{path} is damaged", advice)
+    return parse_json(path.read_bytes(), kind, f"{path} is damaged", advice)
 
 
-def parse_json(content: bytes | str, expected_type: type[T], problem: str, advice: str = "") -> T:
-    """Parse JSON into a type, as `bounds.convert` does. Raises InputError, "problem: reason; advice", if it fails."""
+def parse_json(content: bytes | str, kind: type[T], problem: str, advice: str = "") -> T:
+    """Parse JSON into a record, another dataclass or another type. Fields that it does not have are ignored.
+
+    Raises InputError, "problem: reason; advice", if it fails.
+    """
     with reraise_as_input_error(problem, advice):
-        return convert(json.loads(content), expected_type)
+        validator: TypeAdapter[T] = adapter(kind)  # type: ignore[arg-type]
+        return validator.validate_json(content, strict=True, extra="ignore")
+
+
+def shared_fields(source: Any, kind: type[Any]) -> dict[str, Any]:
+    """Return the fields of a record that another type of record has too, as arguments for it."""
+    names = (field.name for field in dataclasses.fields(kind))
+    return {name: getattr(source, name) for name in names if hasattr(source, name)}
 
 
 @contextmanager
@@ -35,4 +121,5 @@ def reraise_as_input_error(problem: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{problem}: {one_line(error)}{advice and f'; {advice}'}") from error
+        reason = first_error(error) if isinstance(error, ValidationError) else one_line(error)
+        raise InputError(f"{problem}: {reason}{advice and f'; {advice}'}") from error

@@ -64,9 +64,7 @@ def test_held_out_images_are_not_in_the_training_set() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1e-4, 0.99, 1.0, -1.0, float("nan")])
 def test_rejects_a_validation_share_out_of_range(fraction: float) -> None:
-    with pytest.raises(
-        InputError, match=r"validation_share must be a finite number, at least 0\.001 and at most 0\.9, got"
-    ):
+    with pytest.raises(InputError, match=r"^validation_share must be .*, got"):
         open_splits("digits", validation_share=fraction)
 
 

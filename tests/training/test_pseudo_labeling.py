@@ -244,11 +244,10 @@ def test_missing_shard_is_labeled_once_available(teacher, shards, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top": 0}, "top must be at least 1, got 0"),
-        ({"max_unreadable": -1}, "max_unreadable must be at least 0, got -1"),
-        ({"batch_size": -2}, "batch_size must be at least 2, got -2"),
-        ({"batch_size": 0}, "batch_size must be at least 2, got 0"),
-        ({"workers": -1}, "workers must be an integer, at least 0 and at most 1,024, got -1"),
+        ({"top": 0}, "top must be greater than 0, got 0"),
+        ({"max_unreadable": -1}, "max_unreadable must be greater than or equal to 0, got -1"),
+        ({"batch_size": 1}, "batch_size must be greater than or equal to 2, got 1"),
+        ({"workers": -1}, "workers must be greater than or equal to 0, got -1"),
     ],
 )
 def test_invalid_options_are_rejected_without_creating_a_folder(teacher, shards, options, message, tmp_path):

@@ -1,41 +1,36 @@
 """Options of `lambdanets benchmark`: one dataclass per kind of benchmark."""
 
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from lambdanets.errors import InputError, nearest_hint
+from lambdanets.records import record
+
+T = TypeVar("T")
+NotEmpty = Annotated[tuple[T, ...], Field(min_length=1)]
 
 Pass = Literal["inference", "training"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CommonOptions:
     """Options of all benchmarks. Raises InputError for invalid values and combinations."""
 
-    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # groups of options in the help
-        "workload": (
-            *("tables", "candidates", "passes", "shapes", "patterns", "sides", "lengths", "scopes", "scope"),
-            *("image_size", "batch_size", "query_depth", "value_depth", "heads", "algorithm", "seed"),
-        ),
-        "device": ("device", "dtype", "threads"),
-        "measurement": ("repeats", "seconds", "memory"),
-    }
-
-    candidates: tuple[str, ...] | None = None
+    candidates: NotEmpty[str] | None = None
     """Names of the layers, models or algorithms to measure, baselines included; all by default."""
     device: Literal["cpu", "cuda"] | None = None
     """Device to measure on; cuda by default if PyTorch finds a GPU, else cpu."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of inputs and weights. TF32 is switched off."""
-    threads: int | None = None
+    threads: PositiveInt | None = None
     """Number of CPU threads; by default that of PyTorch."""
-    passes: tuple[Pass, ...] = ("inference", "training")
+    passes: NotEmpty[Pass] = ("inference", "training")
     """inference: the forward pass in eval mode; training: forward and backward in training mode."""
-    batch_size: int = 8
+    batch_size: PositiveInt = 8
     """Feature maps or images per batch."""
     seed: int = 0
     """Random seed of weights, inputs and the order of the candidates."""
@@ -46,33 +41,33 @@ class CommonOptions:
         _check(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Timed(CommonOptions):
     """Options of the benchmarks that measure time."""
 
-    repeats: int = 20
+    repeats: PositiveInt = 20
     """Maximum number of timed runs per candidate and case."""
-    seconds: float = 10.0
+    seconds: PositiveFloat = 10.0
     """Time budget per candidate and case; slow candidates get fewer runs, at least three."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LayerOptions(CommonOptions):
     """Options of the benchmarks of single layers."""
 
-    shapes: tuple[str, ...] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
+    shapes: NotEmpty[str] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
     """Feature maps as HEIGHTxWIDTHxCHANNELS."""
-    scopes: tuple[int, ...] = (23, 7)
+    scopes: NotEmpty[PositiveInt] = (23, 7)
     """Scopes of the lambda layers: m x m positions around each position."""
-    query_depth: int = 16
+    query_depth: PositiveInt = 16
     """Depth of queries and keys, k."""
-    heads: int = 4
+    heads: PositiveInt = 4
     """Number of heads h, of lambda layers and of the attention baselines."""
     algorithm: str = "auto"
     """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Layer(LayerOptions, Timed):
     """Time of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution.
 
@@ -80,56 +75,56 @@ class Layer(LayerOptions, Timed):
     """
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Memory(LayerOptions):
     """Peak memory of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution.
 
     Outputs and gradients are verified against float64 first.
     """
 
-    passes: tuple[Pass, ...] = ("training",)
+    passes: NotEmpty[Pass] = ("training",)
     """inference: the forward pass in eval mode; training: forward and backward in training mode."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Model(Timed):
     """Throughput of ResNet-50 with lambda layers in some stages, relative to ResNet-50 without them.
 
     Outputs and gradients are verified against float64 first.
     """
 
-    patterns: tuple[str, ...] = ("CCCL", "CCLL", "CLLL", "LLLL")
+    patterns: NotEmpty[str] = ("CCCL", "CCLL", "CLLL", "LLLL")
     """Convolutions (C) or lambda layers (L) in each of stages c2 to c5. ResNet-50 itself, CCCC, is always measured."""
-    image_size: int = 224
+    image_size: PositiveInt = 224
     """Side of the images in pixels."""
-    scope: int = 23
+    scope: PositiveInt = 23
     """Scope of the lambda layers: m x m positions around each position."""
     algorithm: str = "auto"
     """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Scaling(Timed):
     """Time and peak memory of each algorithm of the position term, as the number of positions n grows.
 
     Outputs and gradients are verified against float64 first.
     """
 
-    sides: tuple[int, ...] = (14, 20, 28, 40, 56, 80, 112, 160, 224, 256)
+    sides: tuple[PositiveInt, ...] = (14, 20, 28, 40, 56, 80, 112, 160, 224, 256)
     """Sides of square feature maps with global scope; n = side x side."""
-    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    lengths: tuple[PositiveInt, ...] = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
     """Lengths of causal sequences with global scope; n = length."""
-    batch_size: int = 1
+    batch_size: PositiveInt = 1
     """Maps or sequences per batch."""
-    query_depth: int = 16
+    query_depth: PositiveInt = 16
     """Depth of queries, k."""
-    heads: int = 4
+    heads: PositiveInt = 4
     """Number of heads h, of the position term and of attention."""
-    value_depth: int = 16
+    value_depth: PositiveInt = 16
     """Depth of values, v."""
-    repeats: int = 7
+    repeats: PositiveInt = 7
     """Maximum number of timed runs per candidate and case."""
-    memory: float | None = None
+    memory: PositiveFloat | None = None
     """Memory limit per candidate in GiB; half of the free memory by default."""
 
 
@@ -144,19 +139,19 @@ TABLE_PASSES: dict[str, tuple[Pass, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Tables(Timed):
     """Speed and peak memory of the models in the paper's tables, for `lambdanets tables --measured`."""
 
-    tables: tuple[str, ...] = tuple(TABLE_PASSES)
+    tables: NotEmpty[str] = tuple(TABLE_PASSES)
     """Numbers of the tables; all of them take hours on a CPU."""
-    batch_size: int = 4
+    batch_size: PositiveInt = 4
     """Images per batch."""
-    image_size: int | None = None
+    image_size: PositiveInt | None = None
     """Side of the images in pixels; by default that of each row in the paper."""
-    repeats: int = 3
+    repeats: PositiveInt = 3
     """Maximum number of timed runs per candidate and case."""
-    seconds: float = 60.0
+    seconds: PositiveFloat = 60.0
     """Time budget per candidate and case; slow candidates get fewer runs, at least three."""
 
 
@@ -170,14 +165,7 @@ OPTIONS: dict[str, type[CommonOptions]] = {
 
 
 def _check(options: CommonOptions) -> None:
-    """Raise InputError for non-positive numbers, empty lists, even scopes and malformed shapes."""
-    for name, value in vars(options).items():
-        values = value if isinstance(value, tuple) else (value,)
-        if not values and name not in ("sides", "lengths"):
-            raise InputError(f"{_flag(name)} must have at least one value, got none")
-        for number in values:
-            if name != "seed" and isinstance(number, int | float) and not 0 < number < math.inf:
-                raise InputError(f"{_flag(name)} must be positive and finite, got {number}")
+    """Raise InputError for even scopes, malformed shapes and unknown tables."""
     if isinstance(options, LayerOptions):
         for shape in options.shapes:
             if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
@@ -218,7 +206,3 @@ def parse_shape(shape: str) -> tuple[int, int, int]:
     """Parse a shape like 28x28x128 to height, width and channels."""
     height, width, channels = map(int, shape.split("x"))
     return height, width, channels
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
@@ -23,10 +23,6 @@ from lambdanets_lab.benchmark.peers import installed_version
 
 RESULTS = "results.json"
 BASELINE_PACKAGES = ("lambda-networks", "pylocron", "natten")
-
-
-class _Results(TypedDict):
-    finished: bool
 
 
 @dataclass
@@ -81,12 +77,15 @@ def _read_unfinished(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
     Raises InputError if the measurements are finished, a value differs, or the file has other content.
     """
     advice = "choose another path with --out"
-    content = parse_json(path.read_bytes(), _Results, f"{path} has no measurements to resume", advice)
+    problem = f"{path} has no measurements to resume"
+    content: dict[str, Any] = parse_json(path.read_bytes(), dict[str, Any], problem, advice)
+    if not isinstance(content.get("finished"), bool):
+        raise InputError(f"{problem}: finished must be True or False, got {content.get('finished')!r}; {advice}")
     if content["finished"]:
         raise InputError(f"{path} exists and is finished; {advice}, or remove it")
     if differing := describe_differences(content, json.loads(json.dumps(expected, default=str))):
         raise InputError(f"{path} was started with {differing}; remove it, or {advice}")
-    return {**content}
+    return content
 
 
 def read_rows(content: Mapping[str, Any]) -> list[Row]:

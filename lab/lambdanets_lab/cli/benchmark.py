@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 from lambdanets.cli.actions import run_action
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.options import parse
 
 
 def main(arguments: list[str]) -> int:

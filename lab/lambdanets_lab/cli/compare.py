@@ -6,18 +6,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lambdanets.cli.arguments import parse, program
+from lambdanets.cli.options import parse, program
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
+from lambdanets.records import record
 from lambdanets.terminal import echo
-from lambdanets.training.classification.recipe import ClassificationRecipe
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Compare:
     """Options of compare."""
 
-    recipe: ClassificationRecipe
     variants: tuple[str, ...] = ()
     """Names of the variants to train, each quoted, such as "local attention"; all variants above by default."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -26,7 +25,7 @@ class Compare:
     """New or empty folder for the runs and results. By default comparisons/STUDIES-DATE-TIME."""
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class ResumeOrReport:
     """Options of compare without studies."""
 
@@ -63,22 +62,22 @@ def main(arguments: list[str]) -> int:
     recipe = dataclasses.replace(find_recipe(remaining[0] if has_recipe else "digits"), model=MODEL, model_options={})
     studies = tuple(STUDIES) if names == "all" else tuple(names.split(","))
     variants = "\n".join(f"  {name}" for name in variant_labels(studies))
-    options = parse_with_recipe(
+    options, requested = parse_with_recipe(
         Compare,
         recipe,
         remaining[1:] if has_recipe else remaining,
         prog=f"lambdanets compare {names}{'' if has_recipe else ' [RECIPE]'}",
         description=f"Train variants of a network with the same recipe and seeds.\n\nvariants:\n{variants}",
     )
-    if options.recipe.seed != recipe.seed:
+    if requested.seed != recipe.seed:
         raise InputError(
-            f"--seed must not be given, got {options.recipe.seed}; use --seeds, such as --seeds {options.recipe.seed}"
+            f"--seed must not be given, got {requested.seed}; use --seeds, such as --seeds {requested.seed}"
         )
     _reject_torchrun()
     from lambdanets_lab.studies import execution
 
-    defaults = MODEL_OPTIONS if options.recipe.model == MODEL else {}
-    recipe = dataclasses.replace(options.recipe, model_options=defaults | options.recipe.model_options)
+    defaults = MODEL_OPTIONS if requested.model == MODEL else {}
+    recipe = dataclasses.replace(requested, model_options=defaults | requested.model_options)
     plan = execution.make_plan(studies, options.variants, options.seeds, recipe)
     folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     with report_errors(_resume_command(folder), folder / execution.PLAN):

@@ -1,33 +1,29 @@
 """`lambdanets demo`."""
 
-import dataclasses
 from typing import Annotated
 
-import tyro
+from pydantic import Field
 
-from lambdanets.bounds import Range, check
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import explain_missing_extras
+from lambdanets.records import record
 from lambdanets.terminal import echo
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Demo:
     """Options of demo."""
 
-    models: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[MODELS...]")] = ()
+    models: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Run folders, weight files, or names of models that come with the package; by default all of these names."""
     host: str = "127.0.0.1"
     """Address to listen on, or its name; with the default, only this machine can open the page."""
-    port: int = 7860
+    port: Annotated[int, Field(ge=0, le=65535)] = 7860
     """Port; 0 for any free one."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
     open: bool = False
     """Open the page in the browser."""
-
-    def __post_init__(self) -> None:
-        check("port", self.port, int, Range(0, 65535))
 
 
 def main(arguments: list[str]) -> int:

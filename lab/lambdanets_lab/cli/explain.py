@@ -1,22 +1,21 @@
 """`lambdanets explain`."""
 
-import dataclasses
 from pathlib import Path
+from typing import Annotated
 
-import tyro
-
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.folders import WorkFolder
+from lambdanets.records import record
 from lambdanets.terminal import echo
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Explain:
     """Options of explain."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
-    image: tyro.conf.Positional[Path]
+    image: Annotated[Path, POSITIONAL]
     """Image file."""
     out: Path
     """New folder for figures (PNG) and numbers (explanation.npz)."""

@@ -1,16 +1,15 @@
 """`lambdanets export`."""
 
-import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
+from pydantic import NonNegativeFloat, PositiveInt
 
-from lambdanets.bounds import Range, check
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
 from lambdanets.folders import check_new_file
+from lambdanets.records import record
 from lambdanets.terminal import echo
 
 if TYPE_CHECKING:
@@ -25,13 +24,11 @@ WEIGHTS = (".safetensors", ".ckpt")
 DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2", "aoti": "model.aoti.pt2"}
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Export:
     """Options of export."""
 
-    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {"shape": ("image_size", "batch_size", "dynamic")}
-
-    source: tyro.conf.Positional[str]
+    source: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or trained model of the package, such as digits; or the
     name of an architecture, which gets random weights."""
     to: Literal["onnx", "openvino", "pt2", "aoti"] = "onnx"
@@ -40,18 +37,16 @@ class Export:
     """New file; by default model.onnx, model.xml, model.pt2 or model.aoti.pt2."""
     image_size: tuple[int, ...] = ()
     """Side, or height and width, of the images; those of the model by default."""
-    batch_size: int = 1
+    batch_size: PositiveInt = 1
     """Images per batch; with --dynamic any number is possible."""
     dynamic: bool = False
     """Export a graph for any batch size and image size. It is slower than one for a fixed size."""
     int8: str | None = None
     """Quantize to int8 (onnx, openvino) with labeled data as for train --data; for a detector, a folder of images."""
-    seconds: float = 5.0
+    seconds: NonNegativeFloat = 5.0
     """Time limit of the timing, for each of the runtime and PyTorch; 0 skips it."""
 
     def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
-        check("seconds", self.seconds, float, Range(0))
         if len(self.image_size) > 2:
             raise InputError(f"image_size must be one or two sides, got {len(self.image_size)}")
         suffix = Path(DEFAULT_FILES[self.to]).suffix
@@ -130,7 +125,7 @@ def _report_int8(result: "Quantization") -> None:
         echo(f"left in float32, to keep accuracy: {name}")
 
 
-def _time(exported: "Exported", title: str, seconds: float) -> None:
+def _time(exported: "Exported", title: str, seconds: NonNegativeFloat) -> None:
     """Print the times of the runtime and of PyTorch, measured alternately."""
     import torch
 

@@ -2,24 +2,22 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.progress import track
+from lambdanets.records import record
 from lambdanets.terminal import echo
 
 
-@dataclass(frozen=True)
+@record
 class Tables:
     """Options of tables."""
 
-    tables: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[TABLES...]")] = ()
+    tables: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Table numbers from 2 to 20, E.2 for the memory in Sec. E.2, and fn2 for that in footnote 2; all by default."""
     check: bool = False
     """Print how many numbers match the paper, and those that do not; if there are any, exit with code 1."""

@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import CapacityLimiter, to_thread
+from pydantic import Field
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders, QueryParams
 from starlette.exceptions import HTTPException
@@ -28,8 +29,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lambdanets.bounds import Range, check
 from lambdanets.errors import InputError, is_out_of_memory
+from lambdanets.records import check
 from lambdanets_lab.demo.examples import example_images
 from lambdanets_lab.demo.uploads import MAX_BYTES, MAX_PIXELS, MAX_SIDE, read_upload
 from lambdanets_lab.demo.views import ImagePrediction, Model, attention_maps, predict_image
@@ -160,7 +161,7 @@ def _maps(prediction: ImagePrediction, query: QueryParams) -> dict[str, Any]:
 def _integer(query: QueryParams, name: str, minimum: int, maximum: int) -> int:
     text = query.get(name, "")
     value = int(text) if re.fullmatch("[0-9]{1,9}", text) else text
-    check(name, value, int, Range(minimum, maximum))
+    check(name, value, Annotated[int, Field(ge=minimum, le=maximum)])
     return int(value)
 
 

@@ -4,12 +4,12 @@ import base64
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
+from pydantic import Field
 
-from lambdanets.bounds import Range, check
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
@@ -23,6 +23,7 @@ from lambdanets.inference.segmenter import Segmenter
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.layers.base import LambdaBase
+from lambdanets.records import check
 from lambdanets.text_tables import csv_table
 from lambdanets_lab.explain import figures
 from lambdanets_lab.explain.explanation import Explanation, explain
@@ -142,7 +143,7 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
     heads = {row["name"]: row["heads"] for row in prediction.summary["layers"]}
     if explanation is None or layer not in heads:
         raise InputError(f"layer must be one of {', '.join(heads) or 'none'}, got {layer!r}")
-    check("head", head, int, Range(0, heads[layer] - 1))
+    check("head", head, Annotated[int, Field(ge=0, lt=heads[layer])])
     call, view = explanation.calls[layer], explanation.view
     assert view is not None
     weights = [maps[head] for maps in figures.attention_weights(explanation.attention_map(layer, at))]

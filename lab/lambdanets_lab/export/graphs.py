@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from lambdanets.bounds import Range, check
 from lambdanets.errors import InputError, one_line
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
+from lambdanets.records import check
 from lambdanets_lab.export.detector import OUTPUTS, DetectionGraph
 
 Shape = tuple[int, ...]
@@ -66,7 +67,7 @@ def make_graph(
     Raises InputError for a model of another type, an invalid shape of the images, and a network that fails on images of
     this shape, or whose outputs cannot be compared.
     """
-    check("batch_size", batch_size, int, Range(1))
+    check("batch_size", batch_size, PositiveInt)
     if isinstance(model, Detector):
         return _detector_graph(model, image_size, batch_size)
     network = model.model if isinstance(model, Classifier) else model
@@ -170,7 +171,7 @@ def _sides(model: Any, image_size: int | tuple[int, int] | None) -> tuple[int, i
         raise InputError(f"image_size must be a side or (height, width), got {image_size}")
     height, width = map(int, sides)
     for side in (height, width):
-        check("image_size", side, int, Range(1))
+        check("image_size", side, PositiveInt)
     return height, width
 
 

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.bounds import check
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.folders import WorkFolder
 from lambdanets.locks import InUseError
-from lambdanets.records import read_json, write_json
+from lambdanets.records import Seed, check, read_json, write_json
 from lambdanets.training import run
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.recipe import ClassificationRecipe
@@ -104,7 +103,7 @@ def make_plan(
         if not values:
             raise InputError(f"{name} must have at least one value, got none")
     for seed in seeds:
-        check("seeds", seed, int, ClassificationRecipe.RANGES["seed"])
+        check("seeds", seed, Seed)
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
     for study in studies:
         if not plan.study_variants(study):

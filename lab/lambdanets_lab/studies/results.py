@@ -1,10 +1,11 @@
 """results.json of a comparison: its runs, and statistics over seeds that are computed from them."""
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
@@ -22,33 +23,39 @@ _COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", 
 _NOT_COMPARED = ("seed", "workers", "max_unreadable", "checkpoint_every", "data", "data_root")
 
 
-class _Hardware(TypedDict):
+@dataclass
+class _Hardware:
     processor: str
     gpu: str | None
 
 
-class _Machine(TypedDict):
+@dataclass
+class _Machine:
     hardware: _Hardware
 
 
-class _Run(TypedDict):
+@dataclass
+class _Run:
     variant: str
     seed: int
     top1: float
-    top1_by_epoch: NotRequired[list[float]]
     parameters: int
     machine: int
+    top1_by_epoch: list[float] | None = None
 
 
-class _Row(TypedDict):
+@dataclass
+class _Row:
     label: str
 
 
-class _Study(TypedDict):
+@dataclass
+class _Study:
     variants: list[_Row]
 
 
-class _Results(TypedDict):
+@dataclass
+class _Results:
     finished: bool
     model_name: str
     data: str
@@ -124,14 +131,16 @@ def read_comparison(*paths: Path) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> _Results:
+def _read(path: Path) -> dict[str, Any]:
     """Read and check one file."""
     problem = f"{path} must be the results.json of a comparison"
     try:
         with open_regular(path) as file:
-            content = parse_json(file.read(), _Results, problem)
+            text = file.read()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
+    parse_json(text, _Results, problem)
+    content: dict[str, Any] = json.loads(text)  # with all fields
     known = {variant.name for study in STUDIES.values() for variant in study.variants.values()}
     for run in content["runs"]:
         if run["variant"] not in known:

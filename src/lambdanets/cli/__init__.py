@@ -1,6 +1,6 @@
 """The command line: one module per command, which parses options, calls the library and prints.
 
-tyro turns dataclasses into options. A user error is one line on stderr, and exit code 2. A command's module is
+Options are made from records. A user error is one line on stderr, and exit code 2. A command's module is
 imported when the command is run, and PyTorch only when it is needed, so that --help and option errors are fast.
 """
 

@@ -1,16 +1,15 @@
 """`lambdanets adopt`."""
 
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
-import tyro
+from pydantic import NonNegativeFloat, PositiveInt
 
-from lambdanets.bounds import Range, check
-from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import report_unreadable
+from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
 from lambdanets.folders import WorkFolder
+from lambdanets.records import record
 from lambdanets.terminal import echo
 
 if TYPE_CHECKING:
@@ -19,16 +18,11 @@ if TYPE_CHECKING:
 MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float32 to a few 1e-5
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Adopt:
     """Options of adopt."""
 
-    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "comparison": ("images", "device"),
-        "timing": ("batch_size", "seconds"),
-    }
-
-    source: tyro.conf.Positional[str]
+    source: Annotated[str, POSITIONAL]
     """timm model, such as lambda_resnet26t, hf-hub:USER/NAME, a folder in timm's hub format, or a weight file."""
     out: Path
     """Folder for config.json, model.safetensors and README.md, in timm's hub format."""
@@ -36,18 +30,14 @@ class Adopt:
     """For a weight file: name of its timm model."""
     pretrained: bool = True
     """For the name of a model: download its published weights. Otherwise it is initialized randomly."""
-    images: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE")] = ()
+    images: tuple[str, ...] = ()
     """Image files, folders and globs, on which the outputs are compared too."""
-    batch_size: int = 8
+    batch_size: PositiveInt = 8
     """Images per forward pass in the timing."""
-    seconds: float = 5.0
+    seconds: NonNegativeFloat = 5.0
     """Time limit of the timing, for each of the two networks; 0 skips it."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
-
-    def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
-        check("seconds", self.seconds, float, Range(0))
 
 
 def main(arguments: list[str]) -> int:
@@ -102,7 +92,7 @@ def _compare(networks: "Adopted", paths: list[Path]) -> None:
         raise InputError(f"{message}; nothing was saved; report this")
 
 
-def _time(networks: "Adopted", batch_size: int, seconds: float) -> None:
+def _time(networks: "Adopted", batch_size: PositiveInt, seconds: float) -> None:
     """Print the time of a forward pass before and after, measured alternately."""
     import torch
 

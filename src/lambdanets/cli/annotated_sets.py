@@ -1,17 +1,17 @@
 """Shared by the commands for models that are trained on COCO-format annotations: `detect` and `segment`."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from pydantic import PositiveInt
 
-from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.cli.image_results import report_unreadable
+from lambdanets.cli.options import POSITIONAL
 from lambdanets.errors import InputError
 from lambdanets.folders import WorkFolder
+from lambdanets.records import Workers, record
 from lambdanets.signals import deferred
 from lambdanets.terminal import echo
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from lambdanets.inference.model_card import ModelCard
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class EvaluateOptions:
     """Options of detect evaluate and segment evaluate."""
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[Path, POSITIONAL]
     """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
     data: Path | None = None
     """COCO-format JSON file of instances with the same categories; by default the validation data of the run."""
@@ -31,16 +31,14 @@ class EvaluateOptions:
     """Images of --data: a folder or an uncompressed tar."""
     out: Path | None = None
     """New folder for scores, results and figures; no files by default."""
-    batch_size: int = 1
+    batch_size: PositiveInt = 1
     """Images per forward pass."""
-    workers: int = 0
+    workers: Workers = 0
     """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
     def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
-        check("workers", self.workers, int, WORKERS_RANGE)
         if self.out is not None:
             WorkFolder(self.out).is_started()  # before PyTorch is imported, which takes seconds
 

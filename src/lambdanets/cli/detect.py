@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
-from lambdanets.bounds import TILE_SIZE_RANGE, check
 from lambdanets.cli.actions import run_action
 from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
-from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import (
     ImageOutput,
     PredictOptions,
@@ -19,8 +15,10 @@ from lambdanets.cli.image_results import (
     open_image_folder,
     process_images,
 )
-from lambdanets.cli.training import TrainOptions, parse_train_command, train_and_report
+from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.cli.training import parse_train_command, train_and_report
 from lambdanets.errors import InputError
+from lambdanets.records import Fraction, TileSize, record
 from lambdanets.terminal import echo
 from lambdanets.training.detection.recipe import DetectionRecipe
 
@@ -33,14 +31,7 @@ if TYPE_CHECKING:
     from lambdanets.inference.objects import Objects
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Train(TrainOptions):
-    """Options of detect train."""
-
-    recipe: DetectionRecipe
-
-
-@dataclasses.dataclass(frozen=True)
+@record
 class Predict(PredictOptions):
     """Options of detect predict."""
 
@@ -49,29 +40,20 @@ class Predict(PredictOptions):
     command resumes."""
     figures: bool = True
     """Draw the detections of each image."""
-    score: float = 0.5
+    score: Fraction = 0.5
     """Minimum score of the objects that are counted, drawn, and in label images and objects.csv; results.json has all
     detections."""
     labels: bool = True
     """Write label images and objects.csv."""
-    tile_size: int | None = None
+    tile_size: TileSize | Literal[0] | None = None
     """Side in pixels of overlapping tiles for images of more than two tiles; 0 for no tiles; by default the model's."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tile_size:
-            check("tile_size", self.tile_size, int, TILE_SIZE_RANGE)
-        if not 0 <= self.score <= 1:
-            raise InputError(f"score must be between 0 and 1, got {self.score}")
 
-
-@dataclasses.dataclass(frozen=True)
+@record
 class Report:
     """Options of detect report."""
 
-    runs: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS...", help_behavior_hint="(required)")
-    ] = ()
+    runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
     """Folders of finished runs; runs that differ only in the seed are averaged. Gains are relative to the first row."""
     format: Literal["text", "markdown"] = "text"
     """Output format."""
@@ -84,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
-    command = parse_train_command(Train, DetectionRecipe, arguments, "Train Mask R-CNN")
+    command = parse_train_command(DetectionRecipe, arguments, "Train Mask R-CNN")
     figures = {"predictions": "predictions.png", "precision-recall": "precision_recall.png"}
     return train_and_report(command, "lambdanets.training.detection.quicktest", figures, _print_scores)
 

@@ -1,24 +1,24 @@
 """`lambdanets evaluate`."""
 
 import contextlib
-import dataclasses
 from pathlib import Path
+from typing import Annotated
 
-import tyro
+from pydantic import PositiveInt
 
-from lambdanets.bounds import WORKERS_RANGE, Range, check
-from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import report_unreadable
+from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.folders import WorkFolder
+from lambdanets.records import Workers, record
 from lambdanets.signals import deferred
 from lambdanets.terminal import echo
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Evaluate:
     """Options of evaluate."""
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[Path, POSITIONAL]
     """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
     data: str | None = None
     """Dataset with the same classes: its validation split, or all images if it has none; by default that of the run."""
@@ -26,16 +26,12 @@ class Evaluate:
     """Root folder of a timm dataset, such as torch/cifar10."""
     out: Path | None = None
     """New folder for per_class_accuracy.csv, confusion_matrix.csv and .png; no files by default."""
-    batch_size: int | None = None
+    batch_size: PositiveInt | None = None
     """Images per forward pass; the most that fit into memory, up to 128, by default."""
-    workers: int = 0
+    workers: Workers = 0
     """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
-
-    def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int | None, Range(1))
-        check("workers", self.workers, int, WORKERS_RANGE)
 
 
 def main(arguments: list[str]) -> int:

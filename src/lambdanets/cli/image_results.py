@@ -1,20 +1,20 @@
 """Shared by commands that process image files: a journal to resume from, and a report of unreadable images."""
 
 import contextlib
-import dataclasses
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import tyro
+from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.bounds import Range, check
+from lambdanets.cli.options import POSITIONAL
 from lambdanets.errors import InputError
 from lambdanets.folders import WorkFolder
 from lambdanets.journal import SUFFIX, Journal, open_journal
 from lambdanets.progress import track
+from lambdanets.records import record
 from lambdanets.signals import deferred, interruptible
 from lambdanets.terminal import echo
 
@@ -45,29 +45,23 @@ def images_journal(out: Path, identity: dict[str, Any], paths: Sequence[Path]) -
         raise
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class PredictOptions:
     """Options of all commands that predict on image files."""
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[Path, POSITIONAL]
     """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
-    images: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGES...", help_behavior_hint="(required)")
-    ] = ()
+    images: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Image files, folders and globs."""
-    batch_size: int = 1
+    batch_size: PositiveInt = 1
     """Images per forward pass."""
-    channel: int | None = None
+    channel: NonNegativeInt | None = None
     """Channel or plane of the images, from 0; needed for files with several, except color images."""
     stretch: Literal["on", "off"] | None = None
     """Map the intensities of background and objects to those of the model's training images, for images of other
     instruments and of more than 8 bits; by default as the model."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
-
-    def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, int, Range(1))
-        check("channel", self.channel, int | None, Range(0))
 
     def reading(self, card: "ModelCard") -> dict[str, Any]:
         """Return how the images are read, as arguments of `predict_files` and others, and part of the identity."""

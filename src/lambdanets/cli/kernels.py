@@ -1,14 +1,13 @@
 """`lambdanets kernels`."""
 
-import dataclasses
-
-from lambdanets.cli.arguments import parse
+from lambdanets.cli.options import parse
 from lambdanets.errors import InputError
+from lambdanets.records import record
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Kernels:
     """Options of kernels."""
 

@@ -1,35 +1,32 @@
 """`lambdanets predict`."""
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lambdanets.bounds import Range, check
-from lambdanets.cli.arguments import parse
+from pydantic import PositiveInt
+
 from lambdanets.cli.image_results import PredictOptions, images_journal, report_unreadable
+from lambdanets.cli.options import parse
 from lambdanets.errors import InputError
 from lambdanets.folders import check_new_file
 from lambdanets.progress import track
+from lambdanets.records import record
 from lambdanets.terminal import echo
 
 if TYPE_CHECKING:
     from lambdanets.inference.classifier import Classifier
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Predict(PredictOptions):
     """Options of predict."""
 
-    top: int = 3
+    top: PositiveInt = 3
     """Number of most probable classes to report per image."""
     out: Path = Path("predictions.jsonl")
     """New file in JSON Lines format, one line per image. The same command resumes an interrupted one."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check("top", self.top, int, Range(1))
 
 
 def main(arguments: list[str]) -> int:

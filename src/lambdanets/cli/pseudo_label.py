@@ -1,29 +1,28 @@
 """`lambdanets pseudo-label`."""
 
-import dataclasses
 import resource
 import shlex
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
-import tyro
-
-from lambdanets.cli.arguments import parse, program
 from lambdanets.cli.image_results import report_unreadable
+from lambdanets.cli.options import POSITIONAL, parse, program
+from lambdanets.records import record
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Label:
     """Options of pseudo-label."""
 
-    teacher: tyro.conf.Positional[Path]
+    teacher: Annotated[Path, POSITIONAL]
     """Trained classifier: run folder, weights.safetensors or .ckpt file."""
-    shards: tyro.conf.Positional[str]
+    shards: Annotated[str, POSITIONAL]
     """Folder or URL of shards; their training images are labeled, and existing labels ignored."""
-    out: tyro.conf.Positional[Path]
+    out: Annotated[Path, POSITIONAL]
     """Folder for the labels. The same command resumes; several processes may work on one folder."""
     top: int = 5
     """Number of most probable classes to keep per image."""
@@ -40,13 +39,13 @@ class Label:
 MAX_NAMES = 10  # maximum number of classes in a message
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Select:
     """Options of pseudo-label select."""
 
-    labels: tyro.conf.Positional[Path]
+    labels: Annotated[Path, POSITIONAL]
     """Folder of pseudo-labels, written by lambdanets pseudo-label."""
-    out: tyro.conf.Positional[Path]
+    out: Annotated[Path, POSITIONAL]
     """New folder for the selection; the same command resumes an interrupted one."""
     confidence: float = 0.3
     """Minimum probability of an image's most probable class."""

@@ -1,14 +1,11 @@
 """`lambdanets segment`."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from lambdanets.bounds import TILE_SIZE_RANGE, check
 from lambdanets.cli.actions import run_action
 from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
-from lambdanets.cli.arguments import parse
 from lambdanets.cli.image_results import (
     ImageOutput,
     PredictOptions,
@@ -16,7 +13,9 @@ from lambdanets.cli.image_results import (
     open_image_folder,
     process_images,
 )
-from lambdanets.cli.training import TrainOptions, parse_train_command, train_and_report
+from lambdanets.cli.options import parse
+from lambdanets.cli.training import parse_train_command, train_and_report
+from lambdanets.records import TileSize, record
 from lambdanets.terminal import echo
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
@@ -28,14 +27,7 @@ if TYPE_CHECKING:
     from lambdanets.inference.segmenter import Segmentation, Segmenter
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Train(TrainOptions):
-    """Options of segment train."""
-
-    recipe: SegmentationRecipe
-
-
-@dataclasses.dataclass(frozen=True)
+@record
 class Predict(PredictOptions):
     """Options of segment predict."""
 
@@ -43,14 +35,9 @@ class Predict(PredictOptions):
     """New folder for classes.csv, and a semantic mask and a figure per image. The same command resumes."""
     figures: bool = True
     """Draw the classes over each image."""
-    tile_size: int = 0
+    tile_size: TileSize | Literal[0] = 0
     """Side in pixels of overlapping tiles for images of more than two tiles; 0, the default, for no tiles, which needs
     about 0.5 GB of memory per megapixel."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tile_size:
-            check("tile_size", self.tile_size, int, TILE_SIZE_RANGE)
 
 
 def main(arguments: list[str]) -> int:
@@ -60,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     """Train a U-Net: lambdanets segment train [RECIPE] [--OPTION VALUE ...], or segment train --resume DIR."""
-    command = parse_train_command(Train, SegmentationRecipe, arguments, "Train a network for semantic segmentation")
+    command = parse_train_command(SegmentationRecipe, arguments, "Train a network for semantic segmentation")
     figures = {"predictions": "predictions.png"}
     return train_and_report(command, "lambdanets.training.segmentation.quicktest", figures, _print_scores)
 

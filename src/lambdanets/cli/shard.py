@@ -3,30 +3,24 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-import tyro
+from pydantic import PositiveInt
 
-from lambdanets.cli.arguments import parse
-from lambdanets.cli.option_groups import Groups
+from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
+from lambdanets.records import record
 from lambdanets.signals import interruptible, resumable
 from lambdanets.terminal import echo
 
 
-@dataclasses.dataclass(frozen=True)
+@record
 class Shard:
     """Options of shard."""
 
-    GROUPS: ClassVar[Groups] = {
-        "data": ("unlabeled", "data_root", "validation_share", "seed"),
-        "writing": ("images_per_shard", "processes", "check_images", "max_unreadable"),
-        "verification and index": ("verify", "index", "classes"),
-    }
-
-    data: tyro.conf.Positional[str]
+    data: Annotated[str, POSITIONAL]
     """Dataset, as in lambdanets train --data; without OUT, existing shards: a folder or, with --verify, a URL."""
-    out: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(help_behavior_hint="(optional)")] = None
+    out: Annotated[Path | None, POSITIONAL] = None
     """New folder for the shards; the same command resumes. Omit it with --index, or to verify the shards in DATA."""
     verify: bool = False
     """Verify the shards against shards.json: those written to OUT or, without OUT, those in DATA."""
@@ -42,7 +36,7 @@ class Shard:
     """Fraction of each class used for validation if the data has no validation split."""
     images_per_shard: int = 10_000
     """Maximum number of images per shard."""
-    processes: int | None = None
+    processes: PositiveInt | None = None
     """Number of worker processes; one per CPU core by default."""
     seed: int = 0
     """Random seed of the shuffling and the validation split."""
@@ -60,10 +54,6 @@ def main(arguments: list[str]) -> int:
     description = "Write a dataset as WebDataset shards, or verify or index existing shards."
     options = parse(Shard, arguments, prog="lambdanets shard", description=description)
     processes = _num_cores() if options.processes is None else options.processes
-    if processes < 1:
-        raise InputError(f"processes must be at least 1, got {processes}")
-    if not options.data:  # Path("") is the current folder
-        raise InputError("DATA must be a dataset, a folder or a URL, got ''")
     if options.out is None:
         if options.verify == options.index:
             raise InputError("OUT, or one of --verify and --index, must be given")

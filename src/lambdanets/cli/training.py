@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambdanets.cli.arguments import parse, program
+from pydantic import PositiveInt
+
 from lambdanets.cli.image_results import report_unreadable
+from lambdanets.cli.options import parse_all, program
 from lambdanets.errors import KILLED_WORKER, InputError, is_killed_worker, is_out_of_memory, is_user_fixable
 from lambdanets.folders import describe_differences
+from lambdanets.records import record
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
@@ -25,48 +28,43 @@ from lambdanets.training.tasks import RECIPE, TASKS, read_recipe
 LAUNCHED = "LAMBDANETS_LAUNCHED"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@record
 class TrainOptions:
-    """Options of commands that train. Subclasses declare the type of the recipe."""
+    """Options of commands that train."""
 
     run: Path | None = None
     """Run folder; an unfinished run of the same recipe in it is resumed. By default runs/RECIPE-DATE-TIME."""
     resume: Path | None = None
     """Run folder of an unfinished run to resume, with its own recipe; with --data if its data was moved."""
-    devices: int | None = None
+    devices: PositiveInt | None = None
     """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     quicktest: bool = False
     """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
-    recipe: TrainingRecipe
-
-    def __post_init__(self) -> None:
-        if self.devices is not None and self.devices < 1:
-            raise InputError(f"devices must be at least 1, got {self.devices}")
 
 
 class TrainCommand(NamedTuple):
     """A parsed command that trains.
 
-    words: the command, such as ["detect", "train"]. arguments: the arguments after it. options: an instance of a
-    subclass of `TrainOptions`. name: name of the recipe.
+    words: the command, such as ["detect", "train"]. arguments: the arguments after it. options: an instance of
+    `TrainOptions` or a subclass. name: name of the recipe.
     """
 
     words: list[str]
     arguments: list[str]
     options: Any
+    recipe: Any
     name: str
 
 
-def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **parse_options: str) -> Any:
-    """Parse options with a recipe as the default; model options are merged into those of the recipe.
+def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **texts: str) -> list[Any]:
+    """Parse options of a command and of its recipe; model options are merged into those of the recipe.
 
     If another model is given, options of the recipe that it does not have are dropped.
     """
-    # with a non-empty dictionary as default, tyro would accept its keys only
-    default = options(recipe=dataclasses.replace(recipe, model_options={}))
-    parsed = parse(options, arguments, default=default, **parse_options)
-    merged = _options_for(parsed.recipe.model, recipe) | parsed.recipe.model_options
-    return dataclasses.replace(parsed, recipe=dataclasses.replace(parsed.recipe, model_options=merged))
+    defaults = (options, dataclasses.replace(recipe, model_options={}))
+    parsed, changed = parse_all(defaults, arguments, **texts)
+    merged = _options_for(changed.model, recipe) | changed.model_options
+    return [parsed, dataclasses.replace(changed, model_options=merged)]
 
 
 def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
@@ -86,11 +84,14 @@ def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
 
 
 def parse_train_command(
-    options_type: type[Any], recipe_class: type[TrainingRecipe], arguments: list[str], summary: str
+    recipe_class: type[TrainingRecipe],
+    arguments: list[str],
+    summary: str,
+    options_type: type[TrainOptions] = TrainOptions,
 ) -> TrainCommand:
     """Parse [RECIPE] [--OPTION VALUE ...]. The default recipe is digits.
 
-    options_type: a subclass of `TrainOptions`. summary: first sentence of the help, without the period.
+    summary: first sentence of the help, without the period.
 
     With --resume the run's own recipe is the default. Raises InputError for options that differ from
     it, except for fields in `CHANGEABLE`, such as the path of moved data.
@@ -104,7 +105,7 @@ def parse_train_command(
     recipe = stored if isinstance(stored, recipe_class) else find_recipe(name, recipe_class)
     recipes = "\n".join(f"  {known}: {text}" for known, text in list_recipes(recipe_class).items())
     listed = f" RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}"
-    options = parse_with_recipe(
+    options, requested = parse_with_recipe(
         options_type,
         recipe,
         arguments[1:] if has_recipe else arguments,
@@ -114,18 +115,18 @@ def parse_train_command(
     if options.resume is not None:
         if has_recipe or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-        own, requested = (each.without_changeable_fields() for each in (recipe, options.recipe))
-        differing = describe_differences(own.fields(), requested.fields())
+        fixed = [each.without_changeable_fields().fields() for each in (recipe, requested)]
+        differing = describe_differences(*fixed)
         if differing and recipe is stored:  # otherwise the folder is rejected later
             raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove these options")
-    return TrainCommand(command.split(), arguments, options, name)
+    return TrainCommand(command.split(), arguments, options, requested, name)
 
 
 def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
     """Return the recipe of the run of --resume; None without this option, or if there is no such run."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--resume", type=Path)
-    with contextlib.suppress(argparse.ArgumentError):  # tyro reports it
+    with contextlib.suppress(argparse.ArgumentError):  # `parse_all` reports it
         folder = parser.parse_known_args(arguments)[0].resume
         if folder is not None and (folder / RECIPE).is_file():
             return read_recipe(folder / RECIPE)
@@ -205,7 +206,7 @@ def _train(
 
     if options.resume is not None:
         folder = options.resume
-        _check_task(folder, options.recipe.task)
+        _check_task(folder, command.recipe.task)
     else:
         folder = options.run or Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if get_world().world_size > 1 and options.resume is None and options.run is None:
@@ -215,7 +216,7 @@ def _train(
         return _launch(
             options.devices, [*command.words, *command.arguments, *([] if has_folder else ["--run", str(folder)])]
         )
-    recipe = options.recipe
+    recipe = command.recipe
     if options.quicktest:
         data = folder.absolute().with_name(f"{folder.absolute().name}-data")
         if get_world().world_size > 1 or options.resume is not None:

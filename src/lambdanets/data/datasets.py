@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.bounds import VALIDATION_SHARE_RANGE, check
 from lambdanets.data.image_folders import Layout, Split, find_layout, first_few
 from lambdanets.data.image_search import list_images
 from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
@@ -21,6 +20,7 @@ from lambdanets.data.tar_files import TarImages, find_validation_tar, read_tar_l
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
+from lambdanets.records import Seed, ValidationShare, check
 
 __all__ = ["LabeledImages", "Splits", "hold_out", "open_evaluation_images", "open_splits", "subset"]
 
@@ -100,9 +100,8 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     empty or has only one class, and for a validation class that training does not have. If images are held out, raises
     InputError for a class with 1 image or a set with 1 shard.
     """
-    check("validation_share", validation_share, float, VALIDATION_SHARE_RANGE)
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed must be from 0 to 2**32 - 1, got {seed}")
+    check("validation_share", validation_share, ValidationShare)
+    check("seed", seed, Seed)
     if is_sharded(data) and root is None:
         return _open_shards(data, validation_share, seed)
     train, validation = _open_files(data, root)

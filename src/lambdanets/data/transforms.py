@@ -1,40 +1,34 @@
 """The evaluation transform of a classifier, based on timm's."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from PIL.Image import Image
-from timm.data import create_transform
-from torch import Tensor
-from torchvision.transforms import Compose
+from pydantic import Field, PositiveFloat
 
-from lambdanets.bounds import Range
 from lambdanets.errors import InputError
+from lambdanets.records import Several, record
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
 
 
-@dataclass(frozen=True)
+@record
 class Preprocessing:
-    """The preprocessing of images in evaluation: the largest centered square is resized, cropped and normalized.
+    """Preprocessing of images in evaluation: the largest centered square is resized, cropped and normalized."""
 
-    image_size: side of the result in pixels.
-    channels: 1 for gray, 3 for RGB.
-    mean, std: of pixels in [0, 1], one number or one per channel.
-    crop_pct: fraction of the square's side that the center crop keeps, as in timm.
-    """
-
-    RANGES: ClassVar[dict[str, Range]] = {
-        "image_size": Range(8, 10_000),
-        "std": Range(above=0),
-        "crop_pct": Range(above=0, maximum=1),
-    }
-
-    image_size: int
-    channels: Literal[1, 3]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    crop_pct: float
-    interpolation: Literal["bilinear", "bicubic"]
+    image_size: Annotated[int, Field(ge=8, le=10_000)] = 224
+    """Height and width of the input images, in pixels."""
+    channels: Literal[1, 3] = 3
+    """Input channels: 1 for grayscale, 3 for RGB."""
+    mean: Several[float] = (0.485, 0.456, 0.406)
+    """Mean for normalizing pixels in [0, 1]: one number, or one per channel."""
+    std: Several[PositiveFloat] = (0.229, 0.224, 0.225)
+    """Standard deviation for normalizing pixels in [0, 1]: one number, or one per channel."""
+    crop_pct: Annotated[float, Field(gt=0, le=1)] = 0.875
+    """Center crop in evaluation, as a fraction of the shorter side of the resized image."""
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    """Interpolation for resizing images."""
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -48,8 +42,11 @@ class Preprocessing:
         """The Pillow mode for the number of channels: "L" or "RGB"."""
         return "L" if self.channels == 1 else "RGB"
 
-    def transform(self) -> Callable[[Image], Tensor]:
+    def transform(self) -> "Callable[[Image], Tensor]":
         """Return a function from a Pillow image in `mode` to a tensor (channels, image_size, image_size), float32."""
+        from timm.data import create_transform  # here, so that recipes, which have these fields, do not import PyTorch
+        from torchvision.transforms import Compose
+
         crop_and_normalize = create_transform(
             (self.channels, self.image_size, self.image_size),
             is_training=False,
@@ -61,7 +58,7 @@ class Preprocessing:
         return Compose([center_square, crop_and_normalize])
 
 
-def center_square(image: Image) -> Image:
+def center_square(image: "Image") -> "Image":
     """Crop the largest centered square. Without it, timm would resize 1 x 60,000 pixels to a huge image."""
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lambdanets.adoption import adopt
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub_folder import card_from_config, load_network
-from lambdanets.inference.model_card import ClassifierCard, make_card
+from lambdanets.inference.model_card import ClassifierCard, parse_card
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX
 from lambdanets.models.packaged import find_weights, is_hub_folder, weights_in
@@ -79,7 +80,7 @@ def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = 
     fields = {**card, "model": f"{ADOPTED_PREFIX}{card['model']}"}
     adopted = copy.deepcopy(network)
     families = adopt(adopted)
-    classifier_card = make_card(ClassifierCard, fields, source)
+    classifier_card = parse_card(json.dumps(fields), ClassifierCard, source)
     original = Classifier(network.eval(), classifier_card)
     return Adopted(original, Classifier(adopted.eval(), classifier_card), families)
 

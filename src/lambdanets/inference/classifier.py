@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 from PIL.Image import Image
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from lambdanets.bounds import Range, check
 from lambdanets.errors import InputError
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
 from lambdanets.models.weights import build_with_weights
+from lambdanets.records import check
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,7 +41,7 @@ class Prediction:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """Return names and probabilities of the `count` most probable classes, in descending order."""
-        check("count", count, int, Range(1))
+        check("count", count, PositiveInt)
         best = self.probabilities.topk(min(count, len(self.classes)))
         return [(self.classes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 

@@ -3,23 +3,25 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Strict
 from torchvision.ops import box_convert
 
-from lambdanets.bounds import convert
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write
 from lambdanets.inference.objects import Objects
+from lambdanets.records import check, record, reraise_as_input_error
 
 Result = dict[str, Any]
 
 
-class _Entry(TypedDict):
+@record
+class _Entry:
     image_id: int
     category_id: int
-    bbox: tuple[float, float, float, float]  # x, y, width and height
+    bbox: Annotated[tuple[float, float, float, float], Strict(False)]  # x, y, width and height
     score: float
     segmentation: dict[str, Any]  # RLE
 
@@ -77,7 +79,9 @@ def _compress(counts: np.ndarray) -> str:
 
 def check_result(result: Any, name: str) -> None:
     """Raise InputError if `result` is not a COCO result with a box and a mask. name: its name in the message."""
-    convert(result, _Entry, name)
+    check(name, result, dict[str, Any])
+    with reraise_as_input_error(name):
+        _Entry(**result)
 
 
 def write_results(results: Sequence[Result], path: Path) -> None:

@@ -4,14 +4,15 @@ import os
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import PositiveInt
 
-from lambdanets.bounds import WORKERS_RANGE, Range, check
 from lambdanets.data.coco.sets import report_problems
 from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
 from lambdanets.inference.segmenter import Segmenter
+from lambdanets.records import Workers, check
 
 if TYPE_CHECKING:
     from lambdanets.inference.classification import ClassificationEvaluation
@@ -45,8 +46,8 @@ def evaluate(
 
     Images are preprocessed as in the model card.
     """
-    check("batch_size", batch_size, int | None, Range(1))
-    check("workers", workers, int, WORKERS_RANGE)
+    check("batch_size", batch_size, PositiveInt | None)
+    check("workers", workers, Workers)
     if isinstance(model, str | os.PathLike):
         model = load(model, device=device)
     elif not isinstance(model, Classifier | Detector | Segmenter):

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from lambdanets.bounds import Range, check
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.pixels import convert_image
 from lambdanets.errors import InputError, one_line
+from lambdanets.records import check
 
 ImageInput = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor
 ImageInputs = ImageInput | Iterable[ImageInput]
@@ -37,8 +38,8 @@ def image_batches(
     Files are decoded when their batch is requested. Raises InputError immediately for an invalid argument, and
     UnreadableImage during iteration.
     """
-    check("batch_size", batch_size, int, Range(1))
-    check("channel", channel, int | None, Range(0))
+    check("batch_size", batch_size, PositiveInt)
+    check("channel", channel, NonNegativeInt | None)
     named_images = _named_images(images)
     return (
         [_decode(image, name, channel, stretch) for image, name in named_images[start : start + batch_size]]

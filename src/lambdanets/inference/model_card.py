@@ -4,22 +4,24 @@ A card is stored as JSON under "lambdanets" in the metadata of a .safetensors fi
 the recipe of the training run.
 """
 
+import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from lambdanets.bounds import TILE_SIZE_RANGE, Range, convert
+from pydantic import Field
+
 from lambdanets.data.coco.semantic_masks import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError, WrongTaskError
+from lambdanets.inference.architecture import AnnotatedData, Architecture, DetectorArchitecture
 from lambdanets.models.factory import check_architecture
 from lambdanets.models.packaged import packaged_models
-from lambdanets.records import parse_json, reraise_as_input_error
+from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
 
-ModelOptions = dict[str, bool | int | float | str | list[Any]]  # lists, as in folders of timm
 # Fields of recipes with paths, URLs or names of data of the user, which stay on the machine.
 PATHS = frozenset(
     ("data", "data_root", "images", "validation_data", "validation_images", "weights", "pseudo_labels", "pseudo_images")
@@ -36,7 +38,7 @@ def without_paths(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in recipe.items() if name not in PATHS or is_public(value or "")}
 
 
-@dataclass(frozen=True)
+@record
 class DataSource:
     """The dataset on which a classifier was trained, as arguments of `open_splits`. Its validation split is used.
 
@@ -52,25 +54,19 @@ class DataSource:
     held_out: str = ""
 
 
-@dataclass(frozen=True)
-class ModelCard(ABC):
+@record
+class ModelCard(Architecture, ABC):
     """The name of a model of this package or timm, its options, and the class names.
-
-    No field has a default, since that of a later version could be another network.
 
     stretch: whether intensities are stretched (see `to_8_bits`), for a model that was trained on 8-bit images.
     """
 
     task: ClassVar[str]
 
-    model: str
-    classes: tuple[str, ...]
-    model_options: ModelOptions
+    classes: Annotated[Several[str], Field(min_length=1)]
     stretch: bool
 
     def __post_init__(self) -> None:
-        if not self.classes:
-            raise InputError("classes must have at least one name, got none")
         if invalid := {"num_classes", "in_chans"} & self.model_options.keys():
             raise InputError(
                 f"model_options must not have {', '.join(sorted(invalid))}, which the data and the recipe determine"
@@ -94,7 +90,7 @@ class ModelCard(ABC):
         return self.without_data().to_json(without_paths(recipe))
 
 
-@dataclass(frozen=True)
+@record
 class ClassifierCard(ModelCard):
     """The model card of a classifier, with its preprocessing and training data."""
 
@@ -104,27 +100,22 @@ class ClassifierCard(ModelCard):
     source: DataSource
 
     def with_data(self, recipe: Mapping[str, Any]) -> Self:
-        return replace(self, source=convert({**recipe, "held_out": self.source.held_out}, DataSource))
+        names = {field.name for field in dataclasses.fields(DataSource)} & recipe.keys()
+        return replace(self, source=replace(self.source, **{name: recipe[name] for name in names}))
 
     def without_data(self) -> Self:
         data = self.source.data if is_public(self.source.data) else ""
         return replace(self, source=replace(self.source, data=data, data_root=None))
 
 
-@dataclass(frozen=True)
-class CocoCard(ModelCard):
+@record
+class CocoCard(ModelCard, AnnotatedData):
     """The model card of a model that was trained on COCO-format annotations, with its category ids and normalization.
 
     data: the annotation file of the training data, "digits" for the synthetic scattered digits, or "" if unknown.
     """
 
-    category_ids: tuple[int, ...]
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    data: str
-    images: str | None
-    validation_data: str | None
-    validation_images: str | None
+    category_ids: Several[int]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,16 +126,16 @@ class CocoCard(ModelCard):
             )
 
     def with_data(self, recipe: Mapping[str, Any]) -> Self:
-        names = ("images", "validation_data", "validation_images")
-        return replace(self, data=recipe["data"], **{name: recipe[name] for name in names})
+        names = ("data", "images", "validation_data", "validation_images")
+        return replace(self, **{name: recipe[name] for name in names})
 
     def without_data(self) -> Self:
         data = self.data if is_public(self.data) else ""
         return replace(self, data=data, images=None, validation_data=None, validation_images=None)
 
 
-@dataclass(frozen=True)
-class DetectorCard(CocoCard):
+@record
+class DetectorCard(CocoCard, DetectorArchitecture):
     """The model card of a Mask R-CNN: arguments of `mask_rcnn`.
 
     tile_size: side in pixels of the tiles into which `detect predict` divides images of more than twice this side; None
@@ -153,61 +144,29 @@ class DetectorCard(CocoCard):
 
     task: ClassVar[str] = "detection"
 
-    RANGES: ClassVar[dict[str, Range]] = {
-        "image_size": Range(4, 10_000),
-        "mask_layers": Range(0),
-        **dict.fromkeys(("pyramid_channels", "proposals", "max_detections"), Range(1)),
-        "tile_size": TILE_SIZE_RANGE,
-        **dict.fromkeys(("anchor_scale", "aspect_ratios", "std"), Range(above=0)),
-    }
-
-    image_size: int
-    levels: tuple[int, ...]
-    pyramid_channels: int
-    box_layers: tuple[int, int]
-    mask_layers: int
-    anchor_scale: float
-    aspect_ratios: tuple[float, ...]
-    proposals: int
-    max_detections: int
-    hide_padding: bool
-    tile_size: int | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("levels", "aspect_ratios"):
-            if not getattr(self, name):
-                raise InputError(f"{name} must have at least one number, got none")
+    tile_size: TileSize | None
 
 
-@dataclass(frozen=True)
+@record
 class SegmenterCard(CocoCard):
     """The model card of a segmenter. classes: names of the categories, without the background."""
 
     task: ClassVar[str] = "segmentation"
 
-    RANGES: ClassVar[dict[str, Range]] = {"std": Range(above=0)}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.classes) > MAX_CATEGORIES:
-            raise InputError(f"classes must be at most {MAX_CATEGORIES}, got {len(self.classes)}")
+    classes: Annotated[Several[str], Field(min_length=1, max_length=MAX_CATEGORIES)]
 
 
 Card = TypeVar("Card", bound=ModelCard)
 
 
-def make_card(card_type: type[Card], fields: Mapping[str, Any], source: str) -> Card:
-    """Make a card from its JSON, or from the fields of a recipe and the classes.
-
-    source: the file, for error messages. Raises InputError if the fields do not match the card.
-    """
-    nested = dict.fromkeys(("preprocessing", "source"), fields)  # a recipe has these fields at the top level
-    with reraise_as_input_error(source):
-        return convert({**nested, **fields}, card_type)
+def make_card(card_type: type[Card], recipe: Architecture, **others: Any) -> Card:
+    """Make the card of a recipe's network. others: the fields that the recipe does not have."""
+    with reraise_as_input_error("the recipe"):
+        return card_type(**shared_fields(recipe, card_type), **others)
 
 
-class Description(TypedDict):
+@dataclasses.dataclass(frozen=True)
+class Description:
     """The metadata that all weight files have."""
 
     task: str
@@ -218,14 +177,23 @@ class Description(TypedDict):
 
 def read_card(path: Path, metadata: Mapping[str, Any], *card_types: type[Card]) -> Card:
     """Parse the card in the metadata of a weight file. Raises InputError if it has none of these types."""
-    description = read_description(path, metadata)
-    task = description["task"]
+    task = read_description(path, metadata).task
     for card_type in card_types:
         if card_type.task == task:
-            return make_card(card_type, description, str(path))
+            return parse_card(metadata["lambdanets"], card_type, str(path))
     *others, last = (card_type.task for card_type in card_types)
     expected = f"{', '.join(others)} or {last}" if others else last
     raise WrongTaskError(f"{path} must be a {expected} model, got a {task} model", task)
+
+
+def parse_card(content: str, card_type: type[Card], source: str) -> Card:
+    """Parse the JSON of a card. source: the file, for messages. Raises InputError also for a field that is missing."""
+    fields = json.loads(content)
+    for kind, given in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
+        for field in dataclasses.fields(kind):
+            if isinstance(given, dict) and field.name not in given:
+                raise InputError(f"{source}: {field.name} must be given, got none")
+    return parse_json(content, card_type, source)
 
 
 def read_description(path: Path, metadata: Mapping[str, Any]) -> Description:

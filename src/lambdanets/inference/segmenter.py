@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.bounds import TILE_SIZE_RANGE, check
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.inference.inputs import ImageInputs, image_batches
@@ -16,6 +15,7 @@ from lambdanets.inference.predictor import Predictor
 from lambdanets.inference.tiles import blend_tiles, is_tiled
 from lambdanets.models import create_model
 from lambdanets.models.weights import build_with_weights
+from lambdanets.records import TileSize, check
 
 BACKGROUND_NAME = "background"
 
@@ -107,7 +107,7 @@ class Segmenter(Predictor):
 
         tile_size: as in `predict`. batch_size: tiles per forward pass.
         """
-        check("tile_size", tile_size, int | None, TILE_SIZE_RANGE)
+        check("tile_size", tile_size, TileSize | None)
         by_size: dict[torch.Size, list[int]] = {}
         for index, image in enumerate(images):
             by_size.setdefault(image.shape, []).append(index)

@@ -58,7 +58,7 @@ def has_different_classes(path: Path, metadata: Mapping[str, Any], classes: int 
     """Whether the class names of a weight file differ from `classes`; False if either has no names."""
     if isinstance(classes, int) or "lambdanets" not in metadata:
         return False
-    return [*map(nfc, read_description(path, metadata)["classes"])] != [*map(nfc, classes)]
+    return [*map(nfc, read_description(path, metadata).classes)] != [*map(nfc, classes)]
 
 
 def resize_tables(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:

@@ -1,9 +1,7 @@
 """Training recipes: one Python file per recipe, with data, model and result in its docstring."""
 
-import dataclasses
 import importlib
 import pkgutil
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, overload
@@ -41,11 +39,7 @@ def find_recipe(name: str, recipe_class: type[TrainingRecipe] = ClassificationRe
         try:
             recipe = runpy.run_path(name).get("recipe")
         except (Exception, SystemExit) as error:  # the user's file may raise any error
-            reason = one_line(error)
-            unknown_field = re.search(r"unexpected keyword argument '(\w+)'", reason)
-            known_fields = [field.name for field in dataclasses.fields(recipe_class)]
-            advice = nearest_hint(unknown_field[1], known_fields) if unknown_field else ""
-            raise InputError(f"{name} cannot be run: {type(error).__name__}: {reason}{advice}") from error
+            raise InputError(f"{name} cannot be run: {type(error).__name__}: {one_line(error)}") from error
     else:
         modules = _modules(recipe_class)
         variants = {variant: module for module in modules for variant in list_variants(module, recipe_class)}

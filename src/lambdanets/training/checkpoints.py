@@ -83,14 +83,14 @@ def check_resumable(
             raise KeyError
         saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
         content, step = read_description(path, state), int(state["global_step"])
-        saved = type(recipe).from_fields(content["recipe"], str(path))
+        saved = type(recipe).from_fields(content.recipe, str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} must be a checkpoint of a run, got a file of weights; {advice}") from error
     if saved.without_changeable_fields() != recipe.without_changeable_fields():
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
-    if content["classes"] != classes:
+    if content.classes != classes:
         raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
     if saved_fingerprint != fingerprint:
         raise InputError("the data has changed since the run started (images, file names or classes); start a new run")

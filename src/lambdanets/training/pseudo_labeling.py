@@ -5,11 +5,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from lambdanets.bounds import WORKERS_RANGE, check
 from lambdanets.data.pseudo_labels.tables import (
     DESCRIPTION,
     Origin,
@@ -19,7 +19,6 @@ from lambdanets.data.pseudo_labels.tables import (
 )
 from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards.images import ShardedImages, open_shards
-from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished
 from lambdanets.folders import WorkFolder
 from lambdanets.inference.classification import ClassificationEvaluator, batch_size_that_fits
@@ -30,6 +29,7 @@ from lambdanets.inference.weights import weights_sha256
 from lambdanets.locks import InUseError, locked
 from lambdanets.models.packaged import find_weights
 from lambdanets.progress import track
+from lambdanets.records import Workers, check
 from lambdanets.training.distributed import get_world, set_device
 
 
@@ -76,10 +76,10 @@ def label_shards(
     images are unreadable.
     """
     set_device(get_world())
-    check("workers", workers, int, WORKERS_RANGE)
-    for name, value, minimum in (("top", top, 1), ("batch_size", batch_size, 2), ("max_unreadable", max_unreadable, 0)):
-        if value is not None and value < minimum:
-            raise InputError(f"{name} must be at least {minimum}, got {value}")
+    check("workers", workers, Workers)
+    check("top", top, PositiveInt)
+    check("batch_size", batch_size, Annotated[int, Field(ge=2)] | None)
+    check("max_unreadable", max_unreadable, NonNegativeInt)
     teacher = find_weights(teacher)
     classifier: Classifier = load_one_of([ClassifierCard], teacher, device)
     splits, _ = open_shards(location)

@@ -1,18 +1,21 @@
 """Reads and writes result.json: the final metrics of a run and their provenance."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from torch import nn
 
 from lambdanets.models.counting import count_parameters
 from lambdanets.provenance import commit, hardware, versions
-from lambdanets.records import read_json, write_json
+from lambdanets.records import parse_json, write_json
 
 RESULT = "result.json"
 
 
-class Result(TypedDict):
+@dataclass(frozen=True)
+class Result:
     """Fields of result.json that all tasks have. Each task adds its own."""
 
     seconds: float
@@ -40,4 +43,8 @@ def write_result(folder: Path, *, seconds: float, images_seen: int, model: nn.Mo
 
 def read_result(folder: Path, result_type: type[Result]) -> dict[str, Any]:
     """Read result.json and check that it has the fields of a task's result. Raises InputError if it is damaged."""
-    return {**read_json(folder / RESULT, result_type, "remove it and run the command with --resume to write it again")}
+    content = (folder / RESULT).read_bytes()
+    advice = "remove it and run the command with --resume to write it again"
+    parse_json(content, result_type, f"{folder / RESULT} is damaged", advice)
+    fields: dict[str, Any] = json.loads(content)  # all of them, and not only those that tasks have in common
+    return fields

@@ -147,16 +147,16 @@ def test_rejects_a_folder_with_other_files(tmp_path, capsys):
         (["layer", "--shapes", "8x8x6"], "divisible by 4 heads, got 8x8x6"),
         (["layer", "--scopes", "8"], "scope must be odd, got 8"),
         (["layer", "--algorithm", "fastest"], "--algorithm must be one of auto"),
-        (["layer", "--dtype", "float8"], "--dtype must be one of float32, bfloat16, float16, got 'float8'"),
-        (["layer", "--candidates"], "--candidates must have at least one value"),
+        (["layer", "--dtype", "float8"], "--dtype must be 'float32', 'bfloat16' or 'float16', got 'float8'"),
+        (["layer", "--candidates"], "--candidates must have at least 1 item"),
         (["layer", "--shapes", "100000x100000x64"], "--shapes must fit into memory, got 100000x100000x64"),
         (["memory", "--repeats", "3"], "has no option --repeats"),
         (["model", "--patterns", "CCL"], "--patterns must be four letters"),
         (["tables", "--tables", "8"], "--tables must be among 4, 5, 10, 12, 13, 18, got 8"),
         (["tables", "--tables", "18", "--passes", "inference"], "--passes must include training for these tables"),
         (["scaling", "--heads", "17"], "--heads must be at most --query-depth"),
-        (["scaling", "--seconds", "0"], "--seconds must be positive and finite, got 0.0"),
-        (["layer", "--seconds", "inf"], "--seconds must be positive and finite, got inf"),
+        (["scaling", "--seconds", "0"], "--seconds must be greater than 0"),
+        (["layer", "--seconds", "inf"], "--seconds must be a finite number"),
     ],
 )
 def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tmp_path, capsys, monkeypatch):
@@ -170,12 +170,6 @@ def test_rejects_cuda_without_a_gpu(capsys, monkeypatch, tmp_path):
     assert "--device must be cpu without a GPU" in error_line(
         capsys, "layer", "--device", "cuda", "--out", str(tmp_path)
     )
-
-
-def test_help_lists_the_kinds(capsys):
-    assert main(["benchmark"]) == 0
-    printed = capsys.readouterr().out
-    assert all(kind in printed for kind in (*COMMANDS, "tables"))
 
 
 def test_benchmark_that_measures_nothing_fails(tmp_path, capsys, monkeypatch):

@@ -90,7 +90,7 @@ def test_unknown_layer_and_head_are_rejected(prediction):
     layer = prediction.summary["layers"][0]["name"]
     for choice, message in (
         (("nothing", 0, (0, 0)), "layer must be one of"),
-        ((layer, 99, (0, 0)), "head must be an integer, at least 0 and at most 3, got 99"),
+        ((layer, 99, (0, 0)), "head must be less than 4, got 99"),
         ((layer, 0, (8, 0)), "at must be a pixel of the image"),
     ):
         with pytest.raises(InputError, match=message):

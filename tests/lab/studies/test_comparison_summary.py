@@ -142,8 +142,8 @@ def test_recipe_fields_that_a_file_lacks_have_their_defaults(plan, results, tmp_
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("seed", "0", r"runs\[0\]\.seed must be an integer, got '0'"),
-        ("top1", None, r"runs\[0\]\.top1 must be a finite number, got None"),
+        ("seed", "0", r"runs\[0\]\.seed must be a valid integer, got '0'"),
+        ("top1", None, r"runs\[0\]\.top1 must be a valid number, got None"),
         ("variant", "lamda", "variants must be among .*, got 'lamda'"),
         ("machine", 7, "machine must be an index of machines, got 7"),
     ],

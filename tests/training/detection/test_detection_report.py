@@ -171,10 +171,10 @@ def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bbox": {"AP": 0.3}}, "bbox.AP50 must be a finite number or None, got nothing"),
-        ({"segm": {"AP": "high"}}, "segm.AP must be a finite number or None, got 'high'"),
-        ({"recipe": {"model": "resnet50", "model_options": {}}}, "recipe.seed must be an integer, got nothing"),
-        ({"initial_weights": {"name": "best.safetensors"}}, "initial_weights must be an object or None, got {'name'"),
+        ({"bbox": {"AP": 0.3}}, "bbox.AP50 must be a number or None, got nothing"),
+        ({"segm": {"AP": "high"}}, "segm.AP must be a valid number"),
+        ({"recipe": {"model": "resnet50", "model_options": {}}}, "recipe.seed must be given, got none"),
+        ({"initial_weights": {"name": "best.safetensors"}}, "initial_weights.sha256 must be given"),
         ({"recipe": None}, "recipe must be an object, got None"),
     ],
 )

@@ -189,7 +189,7 @@ def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_p
     del content["category_ids"]
     description = json.dumps(content | category_ids)
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
-    with pytest.raises(InputError, match="category_ids must"):
+    with pytest.raises(InputError, match=r"category_ids(\[1\])? must"):
         load(path)
 
 

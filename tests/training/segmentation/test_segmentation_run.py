@@ -23,7 +23,6 @@ from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.memory import training_memory
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
-from lambdanets.training.segmentation.recipe import SegmentationRecipe
 from lambdanets.training.segmentation.task import SegmentationTask
 from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import edit_annotations
@@ -210,25 +209,6 @@ def test_rejects_recipes_that_cannot_be_trained(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         run.start(tiny_segmentation(tmp_path / "digits", **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"image_size": 16}, "image_size must be an integer, at least 32 and at most 10,000, got 16"),
-        ({"dice_weight": -1.0}, "dice_weight must be a finite number, at least 0"),
-        ({"jitter": (2.0, 1.0)}, "jitter must be two positive numbers, the smaller first"),
-        ({"flip": 1.5}, "flip must be"),
-        ({"std": (0.0, 1.0, 1.0)}, "std must be"),
-        ({"data": "a.json"}, "images must be set with data 'a.json', got none"),
-        ({"data": "a.json", "images": "a"}, "validation_data must be set with data 'a.json', got none"),
-        ({"data": "digits", "images": "a"}, "images must not be set with data 'digits'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_rejects_invalid_fields_of_a_segmentation_recipe(fields, message):
-    with pytest.raises(InputError, match=message):
-        SegmentationRecipe(**fields)
 
 
 def test_weights_of_other_categories_reinitialize_only_the_last_layer(trained_segmenter):

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import TypedDict  # for pydantic, until Python 3.12
 
 from lambdanets.data.pseudo_labels.ranking import THREADS, Criteria, Ranking, open_ranking
 from lambdanets.data.pseudo_labels.tables import (

@@ -4,14 +4,15 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
-from lambdanets.bounds import Range
+from pydantic import Field
+
 from lambdanets.errors import InputError, UnreadableError
 from lambdanets.records import parse_json
 
 SHARD_LIST = "shards.json"
-_COUNT = Range(0, below=2**50)  # sums of such numbers fit into int64
+_Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
 
 
 class UnreadableShard(UnreadableError):  # noqa: N818 - like UnreadableImage
@@ -24,11 +25,9 @@ class UnreadableShard(UnreadableError):  # noqa: N818 - like UnreadableImage
 class Shard:
     """A tar file: name, number of images, size in bytes, and SHA-256 in hexadecimal digits."""
 
-    RANGES: ClassVar[dict[str, Range]] = {"images": _COUNT, "bytes": _COUNT}
-
     name: str
-    images: int
-    bytes: int
+    images: _Count
+    bytes: _Count
     sha256: str
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Builds the model of a classification recipe, its model card and its memory probe."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.inference.model_card import ClassifierCard, make_card
+from lambdanets.inference.model_card import ClassifierCard, DataSource, make_card
 from lambdanets.inference.weights import read_model_file
 from lambdanets.models import create_model
+from lambdanets.records import shared_fields
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.memory import MemoryProbe
@@ -19,7 +20,8 @@ from lambdanets.training.memory import MemoryProbe
 
 def make_model_card(recipe: ClassificationRecipe, classes: Sequence[str]) -> ClassifierCard:
     """Return the model card of the recipe's classifier."""
-    return make_card(ClassifierCard, {**asdict(recipe), "stretch": False, "classes": tuple(classes)}, "the recipe")
+    source = DataSource(**shared_fields(recipe, DataSource))
+    return make_card(ClassifierCard, recipe, classes=tuple(classes), stretch=False, source=source)
 
 
 def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> nn.Module:

@@ -36,6 +36,7 @@ from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 
 
+@dataclass(frozen=True)
 class ClassificationResult(Result):
     top1: float
 

@@ -24,8 +24,8 @@ _HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.
 
 def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
     """Return the model card of the recipe's detector."""
-    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids), "stretch": False, "tile_size": None}
-    return make_card(DetectorCard, recipe.fields() | categories, "the recipe")
+    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
+    return make_card(DetectorCard, recipe, **categories, stretch=False, tile_size=None)
 
 
 def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:

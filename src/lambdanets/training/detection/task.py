@@ -36,6 +36,7 @@ LOSS_NAMES = {
 }
 
 
+@dataclass(frozen=True)
 class DetectionResult(Result):
     bbox: dict[str, Any]
     segm: dict[str, Any]

@@ -18,8 +18,8 @@ from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 def make_model_card(recipe: SegmentationRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> SegmenterCard:
     """Return the model card of the recipe's segmenter. classes: names of the categories, without the background."""
-    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids), "stretch": False}
-    return make_card(SegmenterCard, recipe.fields() | categories, "the recipe")
+    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
+    return make_card(SegmenterCard, recipe, **categories, stretch=False)
 
 
 def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:

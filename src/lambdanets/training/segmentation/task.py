@@ -29,6 +29,7 @@ from lambdanets.training.segmentation.model import SegmentationProbe, build_mode
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 
+@dataclass(frozen=True)
 class SegmentationResult(Result):
     dice: float | None
     iou: float | None

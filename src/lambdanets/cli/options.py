@@ -1,0 +1,160 @@
+"""Options of commands, made from records: argparse collects the words, pydantic converts and checks them."""
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from lambdanets.errors import InputError, nearest_hint
+from lambdanets.records import first_error
+
+Options = TypeVar("Options")
+POSITIONAL = "positional"  # annotation of a field that is given without its name
+
+
+def program() -> str:
+    """Return this program as it can be typed in a shell, also if its folder is not on the PATH."""
+    script = Path(sys.executable).with_name("lambdanets")
+    if shutil.which("lambdanets") == str(script):
+        return "lambdanets"
+    return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m lambdanets"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message.removeprefix('argument ')}; {self.prog} --help lists the options")
+
+
+def parse(options: type[Options], arguments: Sequence[str], *, prog: str, description: str) -> Options:
+    """Parse the arguments of the command `prog` into a record. Raises InputError for invalid ones."""
+    parsed: Options = parse_all((options,), arguments, prog=prog, description=description)[0]
+    return parsed
+
+
+def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, description: str) -> list[Any]:
+    """Parse arguments into several records, each of which has its own options.
+
+    defaults: records with the default values, or types of records. prog: the command, to which a part in brackets may
+    be appended for the help.
+    """
+    command = prog.partition(" [")[0]
+    parser = _Parser(
+        command,
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options: dict[str, tuple[str, Any]] = {}
+    positionals = [name for each in defaults for name in _add_options(parser, each, options)]
+    parser.usage = " ".join([prog, *positionals, "[--OPTION VALUE ...]"]).replace("%", "%%")
+    given, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown and unknown[0].startswith("-"):
+        flag = unknown[0].partition("=")[0]
+        raise InputError(f"{command} has no option {flag}{nearest_hint(flag, (name for name, _ in options.values()))}")
+    if unknown:
+        raise InputError(f"{command} has no argument {unknown[0]!r}; {command} --help lists its arguments")
+    values = {name: _convert(words, *options[name]) for name, words in vars(given).items()}
+    records = []
+    for each in defaults:
+        own = {field.name: values[field.name] for field in dataclasses.fields(each) if field.name in values}
+        records.append(each(**own) if isinstance(each, type) else dataclasses.replace(each, **own))
+    return records
+
+
+def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:
+    """Add the fields of a record to the parser. Return the names of positional arguments for the help.
+
+    options: gets the name in messages, and the type, of each field. An option is in the group of the first class that
+    declares it.
+    """
+    kind: Any = default if isinstance(default, type) else type(default)
+    hints = get_type_hints(kind, include_extras=True)
+    positionals: list[str] = []
+    groups: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        for name in getattr(base, "__pydantic_fields__", {}).keys() & vars(base).get("__annotations__", {}).keys():
+            groups.setdefault(name, (base.__doc__ or "").partition("\n")[0].rstrip("."))
+            texts[name] = base.__pydantic_fields__[name].description or texts.get(name, "")
+    parser_groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(groups.values())}
+    for field in dataclasses.fields(kind):
+        inner, is_optional, metadata = _unwrap(hints[field.name])
+        value = field.default if isinstance(default, type) else getattr(default, field.name)
+        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(texts[field.name], value)}
+        is_variadic = get_origin(inner) is dict or (get_origin(inner) is tuple and get_args(inner)[-1] is Ellipsis)
+        if POSITIONAL in metadata:
+            name = field.name.upper()
+            options[field.name] = name, hints[field.name]
+            positionals.append(f"{name}..." if is_variadic else f"[{name}]" if is_optional else name)
+            nargs = "*" if is_variadic else "?" if is_optional else None
+            parser.add_argument(field.name, metavar=name, nargs=nargs, **settings)
+            continue
+        name = f"--{field.name.replace('_', '-')}"
+        options[field.name] = name, hints[field.name]
+        settings["required"] = value is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if inner is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        elif get_origin(inner) is Literal:
+            settings["metavar"] = f"{{{','.join(map(str, get_args(inner)))}}}"
+        elif is_variadic:
+            settings["nargs"] = "*"
+        elif get_origin(inner) is tuple:
+            settings["nargs"] = len(get_args(inner))
+        parser_groups[groups[field.name]].add_argument(name, dest=field.name, **settings)
+    return positionals
+
+
+def _unwrap(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+    """Return a type without None and annotations, whether it may be None, and the annotations."""
+    is_optional, metadata = False, ()
+    while get_origin(kind) is Annotated or NoneType in get_args(kind):
+        if get_origin(kind) is Annotated:
+            kind, *more = get_args(kind)
+            metadata += tuple(more)
+        else:
+            kind, is_optional = next(each for each in get_args(kind) if each is not NoneType), True
+    return kind, is_optional, metadata
+
+
+def _help(text: str, default: Any) -> str:
+    if default not in (None, False, "", (), dataclasses.MISSING) and not isinstance(default, dict):
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        text = f"{text} (default: {shown})"
+    return " ".join(text.split()).replace("%", "%%")
+
+
+def _convert(words: Any, name: str, kind: Any) -> Any:
+    """Convert the words of an option to its type. Model options and choices of numbers are read as in Python."""
+    inner, is_optional, _ = _unwrap(kind)
+    several = words if isinstance(words, list) else [words]
+    if "" in several:
+        raise InputError(f"{name} must have a value, got ''")
+    if is_optional and several in (["none"], ["None"]):
+        return None
+    if get_origin(inner) is dict:
+        if len(words) % 2:
+            raise InputError(f"{name} must be pairs of a name and a value, got {' '.join(words)!r}")
+        words = dict(zip(words[::2], map(_literal, words[1::2]), strict=True))
+    validator: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+    try:
+        return validator.validate_python(words)
+    except ValidationError as error:
+        with contextlib.suppress(ValidationError):
+            return validator.validate_python(_literal(words), strict=True)  # such as the numbers of Literal[1, 3]
+        raise InputError(first_error(error, name)) from None
+
+
+def _literal(word: str) -> Any:
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
