@@ -5,7 +5,6 @@ import timm
 import torch
 
 from lambdanets import LambdaLayer2d, create_model, list_models
-from lambdanets.models import unet
 from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
 from lambdanets_lab.models import plain_resnetrs
 
@@ -159,7 +158,7 @@ def test_weights_survive_saving_and_loading_through_timm(tmp_path):
 
 def test_every_model_is_listed_here_and_by_timm():
     names = list_models()
-    assert len(names) == 2 * len(LAMBDA_RESNET_BLOCKS) + 5 + len(plain_resnetrs.DEPTHS) + len(unet.MODELS)
+    assert len(names) == 2 * len(LAMBDA_RESNET_BLOCKS) + 5 + len(plain_resnetrs.DEPTHS) + 2
     assert set(names) <= set(timm.list_models())
 
 

@@ -1,6 +1,5 @@
 """Create models by name."""
 
-import importlib
 import inspect
 import os
 import re
@@ -10,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from timm.models import build_model_with_cfg, is_model_pretrained, model_entrypoint
 from timm.models._hub import load_model_config_from_path
-from timm.models.efficientnet import EfficientNet
-from timm.models.resnet import ResNet
 from torch import nn
 
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, did_you_mean, nearest_hint, one_line
-from lambdanets.models import lambda_resnet, mobilenetv2_lambda, unet
 from lambdanets.models.packaged import (
     CONFIG,
     FOLDER,
@@ -44,21 +41,13 @@ _LOADING_ARGUMENTS = {
 ADOPTED_PREFIX = "timm/"  # of the names of timm models whose lambda layers are adopted
 
 
-# Models of lambda layers, and U-Nets. Importing the others registers them with timm too.
-LAMBDA_MODELS = frozenset(
-    (
-        *lambda_resnet.LAMBDA_RESNET_ARGUMENTS,
-        lambda_resnet.resnet50_lambda.__name__,
-        mobilenetv2_lambda.mobilenetv2_lambda.__name__,
-        *(function.__name__ for function in unet.MODELS),
-    )
-)
-_OTHER_MODELS = tuple(function.__name__ for function in importlib.import_module("lambdanets_lab.models").MODELS)
-
-
 def list_models() -> list[str]:
     """Return the sorted names of the models of this package. timm.list_models() includes them too."""
-    return sorted((*LAMBDA_MODELS, *_OTHER_MODELS))
+    return sorted(filter(_is_own, timm.list_models()))
+
+
+def _is_own(name: str) -> bool:
+    return model_entrypoint(name).__module__.startswith("lambdanets")
 
 
 def create_model(
@@ -183,19 +172,13 @@ def read_hub_config(folder: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
 
 def constructor_arguments(name: str) -> list[str]:
     """Return the names of the constructor arguments of a model of this package; [] for other models."""
-    name = name.split(".")[0]  # without the tag of pretrained weights
-    if name not in list_models():
+    if not (timm.is_model(name) and _is_own(name)):
         return []
-    classes: tuple[type, ...] = (lambda_resnet.LambdaResNet, ResNet)
-    if name == "mobilenetv2_lambda":
-        classes = (mobilenetv2_lambda.LambdaMobileNetV2, EfficientNet)
-    elif name.endswith("_plain"):
-        classes = (ResNet,)
-    elif name.endswith("unet_small"):
-        classes = (unet.UNet,)
-    own = inspect.signature(model_entrypoint(name)).parameters.values()
-    arguments = [each.name for each in own if each.kind is not each.VAR_KEYWORD and each.name != "pretrained"]
-    return arguments + [argument for model in classes for argument in inspect.signature(model).parameters]
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    functions = (model_entrypoint(name), *type(network).__mro__)
+    parameters = [each for function in functions for each in inspect.signature(function).parameters.values()]
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "pretrained"]
 
 
 def _check_has_weights(name: str) -> None:

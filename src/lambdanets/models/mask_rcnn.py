@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.models import is_model_in_modules
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
@@ -24,7 +25,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.ops.poolers import initLevelMapper
 
 from lambdanets.errors import InputError
-from lambdanets.models.factory import LAMBDA_MODELS, create_model
+from lambdanets.models.factory import create_model
 from lambdanets.models.padding import (
     add_padding_hooks,
     check_padded_batches,
@@ -280,7 +281,7 @@ def mask_rcnn(
     network = _make_network(backbone, tuple(levels), backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
-    if backbone not in LAMBDA_MODELS and not is_meta:
+    if not is_meta and not is_model_in_modules(backbone, {"lambda_resnet"}):
         check_padded_batches(pyramid_backbone, pyramid_backbone.strides[-1], backbone, hide_padding)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:

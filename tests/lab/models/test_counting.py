@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d, create_model
-from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
+from lambdanets_lab.models.counting import count_flops, count_parameters, count_parameters_in_use
 from lambdanets_lab.paper_models import PAPER_MODELS, find_model
 from lambdanets_lab.tables.paper import paper_numbers
 
