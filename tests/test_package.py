@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lambdanets
-from lambdanets.inference.weights import save_weights
+from lambdanets.models.weights import save_weights
 from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import lambdanets as ln
 from lambdanets.errors import InputError
-from lambdanets.models.packaged import FOLDER, packaged_models, packaged_weights
+from lambdanets.models.weights import FOLDER, find_weights, packaged_models
 from lambdanets_lab.demo.examples import draw_nuclei
 from lambdanets_lab.demo.uploads import read_upload
 from lambdanets_lab.demo.views import predict_image
@@ -31,7 +31,7 @@ def test_all_models_together_are_smaller_than_20_mb():
 def test_model_is_loaded_by_name_and_its_card_has_no_paths(name):
     model = ln.load(name, device="cpu")
     assert model.classes
-    text = safe_open(packaged_weights(name), "pt").metadata()["lambdanets"]
+    text = safe_open(find_weights(name).file, "pt").metadata()["lambdanets"]
     card = json.loads(text)
     strings = [value for part in (card, card["recipe"], card.get("source", {})) for value in part.values()]
     assert not [value for value in strings if isinstance(value, str) and value.startswith("/")]

@@ -16,7 +16,7 @@ from lambdanets.data.coco.semantic_masks import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError, WrongTaskError
 from lambdanets.models.factory import check_architecture
-from lambdanets.models.packaged import packaged_models
+from lambdanets.models.weights import packaged_models
 from lambdanets.records import parse_json, reraise_as_input_error
 
 ModelOptions = dict[str, bool | int | float | str | list[Any]]  # lists, as in folders of timm

@@ -19,7 +19,7 @@ from torchvision.ops import box_iou
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.weights import save_weights
+from lambdanets.models.weights import save_weights
 from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection.model import build_model, make_model_card
 from lambdanets.training.detection.module import VALIDATION_METRICS
