@@ -47,18 +47,12 @@ BLOCKS = {
     "timm resnet18": (
         timm, "resnet18", ("layer1.0.conv1", "layer1.0.conv2"), r"layer1.0 \(BasicBlock\)", "layer2.0.conv2"
     ),
-    "timm resnet50": (
-        timm, "resnet50", ("layer3.1.conv2", "layer3.1.conv3"), r"layer3.1 \(Bottleneck\)", "layer4.0.conv2"
-    ),
     "timm resnet50, shortcut": (
         timm, "resnet50", ("layer3.0.conv2", "layer3.0.downsample.0"), r"layer3.0 \(Bottleneck\)", "layer3.1.conv2"
     ),
     "timm mobilenetv2": (
         timm, "mobilenetv2_100", ("blocks.1.0.conv_pw", "blocks.1.0.conv_dw"), r"blocks.1.0 \(InvertedResidual\)",
         "blocks.1.1.conv_dw",
-    ),
-    "torchvision resnet18": (
-        torchvision, "resnet18", ("layer4.1.conv1", "layer4.1.conv2"), r"layer4.1 \(BasicBlock\)", "layer4.0.conv2"
     ),
     "torchvision mobilenet_v2": (
         torchvision, "mobilenet_v2", ("features.2.conv.1.0", "features.2.conv.2"), r"features.2 \(InvertedResidual\)",

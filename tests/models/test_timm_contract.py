@@ -176,10 +176,6 @@ def test_saved_folder_restores_architecture_and_number_of_classes(name, tmp_path
     assert create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=3).num_classes == 3
 
 
-def test_default_number_of_classes_is_1000():
-    assert create_model("lambda_resnet20_small").num_classes == 1000
-
-
 @parametrize_families
 def test_pretrained_without_published_weights_raises(name):
     message = f"pretrained must be a path or one of cifar10, digits, nuclei, got True; {name} has no published weights"

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,33 +107,25 @@ def create_model(
         options = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{options}: {one_line(error)}") from error
     new_classifier = model.pretrained_cfg.get("classifier", "") if num_classes != num_trained_classes else ""
-    loading = (str(pretrained), new_classifier, bool(overrides.get("features_only")))
+    subset = bool(overrides.get("features_only"))
+    load = partial(load_tensors, model, source=str(pretrained), skip=new_classifier, subset=subset)
     if full_name != name or (":" in name and has_foreign_layers(model)):
         names = model.state_dict().keys()
         weights = match_names(weights, names, str(pretrained))
         if names <= weights.keys():  # weights of timm's network
-            _load(model, weights, *loading)
+            load(weights)
             weights = {}
         adopt(model)
     if weights:
-        _load(model, weights, *loading)
+        load(weights)
     return model
-
-
-def _load(model: nn.Module, weights: dict[str, Tensor], source: str, new_classifier: str, features_only: bool) -> None:
-    """Load the weights of a classifier, except for a new last layer, into its network or into only its stages."""
-    if features_only:
-        names = model.state_dict().keys()
-        weights = match_names(weights, names, source)
-        weights = {name: weights[name] for name in names & weights.keys()}
-    load_tensors(model, weights, source, new_classifier)
 
 
 def _card_arguments(card: dict[str, Any], model: str, name: str) -> dict[str, Any]:
     """Return the arguments of `create_model` in the card of a packaged model, which must be a classifier."""
     if card["task"] != "classification" or card["model"] != model:
-        kind = "a detector with it" if card["model"] == model else card["model"]
-        raise InputError(f"pretrained must have weights of a {model}, got {name!r}, which is {kind}")
+        kind = f"a {card['task']} model with {card['model']}"
+        raise InputError(f"pretrained must have weights of a {model} classifier, got {name!r}, {kind}")
     classes, channels = len(card["classes"]), card["preprocessing"]["channels"]
     return {"num_classes": classes, "in_chans": channels, **card["model_options"]}
 
