@@ -162,7 +162,7 @@ def test_model_converts_to_bfloat16_after_a_forward_pass(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["lambda_resnet20_small", "resnet20_mixer_small", "resnet50_lambda", "resnetrs50_plain"]
+    "name", ["lambda_resnet20_small", "mobilenetv2_lambda", "resnet20_mixer_small", "resnet50_lambda"]
 )
 def test_saved_folder_restores_architecture_and_number_of_classes(name, tmp_path):
     options = {"pattern": "CCCL"} if name in ("resnet50_lambda", "resnet20_mixer_small") else {}

@@ -150,24 +150,22 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if blocked:
             reason = f"it contains {blocked[1]}, which is code and never run; save a state_dict() instead"
         raise InputError(f"{path} is not a checkpoint: {reason}") from error
-    state, entry = content, None
-    while entries := [name for name in _ENTRIES if isinstance(state, dict) and _has_tensors(state.get(name))]:
-        if len(entries) > 1:
-            used, *others = entries
-            echo(f"{path}: the weights {used} are used, not {', '.join(others)}", file=sys.stderr)
-        state, entry = state[entries[0]], entry or entries[0]
-    if not _has_tensors(state):
+    if not (tensors := _state_dict(content, path)):
         raise InputError(f"{path} contains no state dict; expected a checkpoint with state_dict or a dict of tensors")
-    metadata = {str(name): value for name, value in content.items() if name != entry}
-    return _without_wrappers({str(name): value for name, value in state.items() if isinstance(value, Tensor)}), metadata
+    return _without_wrappers(tensors), {str(name): value for name, value in content.items()}
 
 
-def _has_tensors(content: Any) -> bool:
-    """Whether a value is a dict with tensors, or with a state dict."""
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a checkpoint, or those in the first of its entries that has some."""
     if not isinstance(content, dict):
-        return False
-    nested = any(_has_tensors(content.get(name)) for name in _ENTRIES)
-    return nested or any(isinstance(value, Tensor) for value in content.values())
+        return {}
+    states = {name: state for name in _ENTRIES if (state := _state_dict(content.get(name), path))}
+    if len(states) > 1:
+        used, *others = states
+        echo(f"{path}: the weights {used} are used, not {', '.join(others)}", file=sys.stderr)
+    if states:
+        return next(iter(states.values()))
+    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
