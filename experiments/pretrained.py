@@ -17,8 +17,7 @@ import torch
 from pages import markers, replace_section
 from safetensors.torch import save_file
 
-from lambdanets.models.packaged import FOLDER, find_weights
-from lambdanets.models.weights import read_weights
+from lambdanets.models.weights import FOLDER, find_weights, read_weights
 from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +47,7 @@ def pack(run: Path, name: str, data: str, card_fields: dict[str, str]) -> None:
 
     data: the dataset in the model card. card_fields: other fields of the model card to set, as JSON.
     """
-    tensors, metadata = read_weights(find_weights(run))
+    tensors, metadata = read_weights(find_weights(run).file)
     card = json.loads(metadata["lambdanets"])  # weight files have no paths
     card.get("source", card)["data"] = data
     card |= {field: json.loads(value) for field, value in card_fields.items()}

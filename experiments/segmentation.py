@@ -21,11 +21,11 @@ from pages import markers, replace_section
 from seeded_runs import SeededRunsParser, processors, store, train
 
 import lambdanets as ln
-from lambdanets.models.counting import count_flops
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import format_mean, markdown_table
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
+from lambdanets_lab.models.counting import count_flops
 from lambdanets_lab.paired import format_difference, paired_differences
 
 ROOT = Path(__file__).parents[1]

@@ -231,7 +231,7 @@ def test_rejects_models_that_the_hub_format_does_not_support(tmp_path):
     [
         (lambda folder: (folder / "config.json").write_text("{"), "is not a configuration of timm"),
         (lambda folder: (folder / "config.json").write_text('{"architecture": "none"}'), "is not a configuration"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "must have model.safetensors or pytorch_model.bin"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "with model.safetensors or pytorch_model.bin"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is not a readable safetensors file"),
     ],
     ids=["damaged JSON", "unknown architecture", "without weights", "damaged weights"],

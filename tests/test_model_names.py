@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import lambdanets as ln
 from lambdanets.cli import main
-from lambdanets.models.packaged import FOLDER
+from lambdanets.models.weights import FOLDER
 from lambdanets.training import run
 from lambdanets_lab.demo.examples import draw_nuclei
 from training.detection.tiny_detection import tiny_recipe

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lambdanets
-from lambdanets.inference.weights import save_weights
+from lambdanets.models.weights import save_weights
 from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
@@ -43,6 +43,7 @@ IMPORT_ORDERS = (
     "import timm, lambdanets",
     "from lambdanets import create_model; import timm",
     "import importlib.util, lambdanets; importlib.util.find_spec('timm'); import timm",
+    "import lambdanets_lab.models, timm",
 )
 REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
 MODULES = [

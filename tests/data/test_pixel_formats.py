@@ -23,7 +23,7 @@ from lambdanets.inference.classifier import Classifier, Prediction
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import image_batches
 from lambdanets.inference.segmenter import Segmentation, Segmenter
-from lambdanets.inference.weights import save_weights
+from lambdanets.models.weights import save_weights
 from lambdanets.training.detection import model as detection
 from lambdanets.training.segmentation import model as segmentation
 from lambdanets_lab.demo.uploads import read_upload

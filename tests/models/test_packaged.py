@@ -10,11 +10,10 @@ import timm
 import torch
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 import lambdanets as ln
 from lambdanets.errors import InputError
-from lambdanets.models.packaged import FOLDER, packaged_models, packaged_weights
+from lambdanets.models.weights import FOLDER, find_weights, packaged_models
 from lambdanets_lab.demo.examples import draw_nuclei
 from lambdanets_lab.demo.uploads import read_upload
 from lambdanets_lab.demo.views import predict_image
@@ -31,7 +30,7 @@ def test_all_models_together_are_smaller_than_20_mb():
 def test_model_is_loaded_by_name_and_its_card_has_no_paths(name):
     model = ln.load(name, device="cpu")
     assert model.classes
-    text = safe_open(packaged_weights(name), "pt").metadata()["lambdanets"]
+    text = safe_open(find_weights(name).file, "pt").metadata()["lambdanets"]
     card = json.loads(text)
     strings = [value for part in (card, card["recipe"], card.get("source", {})) for value in part.values()]
     assert not [value for value in strings if isinstance(value, str) and value.startswith("/")]
@@ -75,7 +74,7 @@ def test_other_number_of_classes_reinitializes_the_classifier():
 
 
 def test_rejects_other_architectures_and_unknown_names():
-    with pytest.raises(InputError, match="must have weights of a resnet50_lambda, got 'digits'"):
+    with pytest.raises(InputError, match="resnet50_lambda classifier, got 'digits', a classification model"):
         ln.create_model("resnet50_lambda", pretrained="digits")
     with pytest.raises(InputError, match="nearest is digits"):
         ln.load("digit")
@@ -107,16 +106,6 @@ def test_features_have_the_weights_of_the_trained_model(options):
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in features.state_dict().items())
 
 
-def test_features_of_mobilenet_have_the_weights_of_a_file(tmp_path):
-    trained = ln.create_model("mobilenetv2_lambda", num_classes=2)
-    save_file(trained.state_dict(), tmp_path / "weights.safetensors")
-    path = str(tmp_path / "weights.safetensors")
-    features = ln.create_model("mobilenetv2_lambda", pretrained=path, num_classes=2, features_only=True)
-    tensors = trained.state_dict()
-    for name, tensor in features.state_dict().items():
-        assert torch.equal(tensor, tensors[name.removeprefix("model.")])
-
-
 def test_nuclei_are_evaluated_on_12_bit_files_as_they_are_predicted(tmp_path):
     image, _ = draw_nuclei(8, seed=0)
     Image.fromarray(np.asarray(image).astype(np.uint16) * 8).save(tmp_path / "a.png")
@@ -133,15 +122,17 @@ def test_nuclei_are_evaluated_on_12_bit_files_as_they_are_predicted(tmp_path):
     assert scores == pytest.approx(expected.scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["convnext_atto", "densenet121"])
-def test_feature_maps_of_timm_have_the_weights_of_the_file(name, tmp_path):
-    """timm replaces points in the names of modules by underscores."""
-    torch.manual_seed(0)
+@pytest.mark.parametrize("name", ["convnext_atto", "densenet121", "mobilenetv2_lambda"])
+def test_feature_maps_have_the_weights_of_a_file_of_a_classifier(name, tmp_path):
+    """timm replaces points in the names of modules by underscores, or puts "model." before them."""
     model = ln.create_model(name, num_classes=2).eval()
     path = tmp_path / "weights.pth"
     torch.save(model.state_dict(), path)
-    features = ln.create_model(name, pretrained=path, num_classes=2, features_only=True, feature_cls="list").eval()
+    options = {} if name == "mobilenetv2_lambda" else {"feature_cls": "list"}
+    features = ln.create_model(name, pretrained=path, num_classes=2, features_only=True, **options).eval()
     reference = timm.create_model(name, features_only=True).eval()
     expected = {key.replace(".", "_"): tensor for key, tensor in model.state_dict().items()}
-    assert features.state_dict().keys() == reference.state_dict().keys()
-    assert all(torch.equal(tensor, expected[key.replace(".", "_")]) for key, tensor in features.state_dict().items())
+    actual = features.state_dict()
+    assert actual.keys() == reference.state_dict().keys()
+    for key, tensor in actual.items():
+        assert torch.equal(tensor, expected[key.removeprefix("model.").replace(".", "_")])

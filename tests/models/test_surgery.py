@@ -42,32 +42,10 @@ def test_replaces_a_convolution_in_a_nested_sequential_by_name():
     assert isinstance(model[0], nn.Conv2d)
 
 
-def test_new_layers_take_over_the_training_mode():
-    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)).eval()
-    replace_convolutions(model, lambda_layer, ["0"])
-    assert not model[0].training
-    assert not model[0].query_norm.training
-
-
-def test_rejects_names_that_are_not_convolutions():
-    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
-    with pytest.raises(ValueError, match="where must name Conv2d modules of Sequential, got '1'"):
-        replace_convolutions(model, lambda_layer, ["0", "1"])
-    assert isinstance(model[0], nn.Conv2d)
-
-
-def test_rejects_an_empty_selection():
-    with pytest.raises(ValueError, match="where must select at least one of 1 convolutions of Sequential, got none"):
-        replace_convolutions(nn.Sequential(nn.Conv2d(8, 8, 3)), lambda_layer, lambda name, conv: False)
-
-
 # library, network, two convolutions of one block, the block, a convolution of another block
 BLOCKS = {
     "timm resnet18": (
         timm, "resnet18", ("layer1.0.conv1", "layer1.0.conv2"), r"layer1.0 \(BasicBlock\)", "layer2.0.conv2"
-    ),
-    "timm resnet50": (
-        timm, "resnet50", ("layer3.1.conv2", "layer3.1.conv3"), r"layer3.1 \(Bottleneck\)", "layer4.0.conv2"
     ),
     "timm resnet50, shortcut": (
         timm, "resnet50", ("layer3.0.conv2", "layer3.0.downsample.0"), r"layer3.0 \(Bottleneck\)", "layer3.1.conv2"
@@ -75,9 +53,6 @@ BLOCKS = {
     "timm mobilenetv2": (
         timm, "mobilenetv2_100", ("blocks.1.0.conv_pw", "blocks.1.0.conv_dw"), r"blocks.1.0 \(InvertedResidual\)",
         "blocks.1.1.conv_dw",
-    ),
-    "torchvision resnet18": (
-        torchvision, "resnet18", ("layer4.1.conv1", "layer4.1.conv2"), r"layer4.1 \(BasicBlock\)", "layer4.0.conv2"
     ),
     "torchvision mobilenet_v2": (
         torchvision, "mobilenet_v2", ("features.2.conv.1.0", "features.2.conv.2"), r"features.2 \(InvertedResidual\)",
@@ -95,39 +70,21 @@ def create_on_meta(library, name):
 
 
 def lambda_layer_on_meta(conv):
-    return LambdaLayer2d(
-        conv.in_channels,
-        conv.out_channels,
-        heads=1,
-        stride=conv.stride[0],
-        scope=5,
-        device="meta",
-    )
+    return LambdaLayer2d(conv.in_channels, conv.out_channels, heads=1, stride=conv.stride[0], scope=5, device="meta")
 
 
 @parametrize_blocks
-def test_rejects_two_lambda_layers_in_one_block(library, network, pair, block, other_name):
+def test_a_block_gets_one_lambda_layer_unless_several_are_allowed(library, network, pair, block, other_name):
     model = create_on_meta(library, network)
     before = dict(model.named_modules())
     message = rf"where must select at most one lambda layer per block, got {pair[0]}, {pair[1]} in {block};.*Appendix B"
     with pytest.raises(InputError, match=message):
         replace_convolutions(model, lambda_layer_on_meta, [*pair, other_name])
     assert dict(model.named_modules()) == before
-
-
-@parametrize_blocks
-def test_rejects_adding_a_second_lambda_layer_to_a_block(library, network, pair, block, other_name):
-    model = create_on_meta(library, network)
     assert set(replace_convolutions(model, lambda_layer_on_meta, [pair[0], other_name])) == {pair[0], other_name}
-    with pytest.raises(InputError, match=f"where must select at most one lambda layer per block, got .* in {block}"):
+    with pytest.raises(InputError, match=message):
         replace_convolutions(model, lambda_layer_on_meta, [pair[1]])
-    assert isinstance(model.get_submodule(pair[1]), nn.Conv2d)
-
-
-@parametrize_blocks
-def test_allow_several_per_block_accepts_two_lambda_layers(library, network, pair, block, other_name):
-    model = create_on_meta(library, network)
-    replace_convolutions(model, lambda_layer_on_meta, pair, allow_several_per_block=True)
+    replace_convolutions(model, lambda_layer_on_meta, [pair[1]], allow_several_per_block=True)
     assert all(isinstance(model.get_submodule(name), LambdaLayer2d) for name in pair)
 
 
@@ -160,10 +117,6 @@ def test_rejects_two_nested_lambda_layers_in_one_block():
         )
 
 
-def layer_without_stride(conv):
-    return LambdaLayer2d(conv.in_channels, conv.out_channels, heads=1, device="meta")
-
-
 INVALID_LAYERS = {
     "output channels": (
         lambda conv: LambdaLayer2d(conv.in_channels, stride=conv.stride[0], device="meta"),
@@ -174,20 +127,15 @@ INVALID_LAYERS = {
         "with 256 channels in, 512 out, .* got LambdaLayer2d with 512 channels in",
     ),
     "stride": (
-        layer_without_stride,
+        lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, device="meta"),
         "stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 512 out, stride 1",
     ),
     "other convolution": (lambda conv: nn.Conv2d(256, 512, 3, stride=(2, 1)), r"got Conv2d .* stride \(2, 1\)"),
     "output without maps": (
         lambda conv: nn.Flatten(),
-        r"layer that outputs \(b, channels, height, width\), got shape \(2, ",
+        r"layer that outputs \(b, channels, height, width\), got \(2, ",
     ),
     "tokens": (lambda conv: LambdaLayer(256, 512), "a layer on maps .*, got LambdaLayer$"),
-    "module instead of a function": (
-        nn.Conv2d(256, 512, 3),
-        "make_layer must be a function .* got a Conv2d; write la",
-    ),
-    "class instead of a function": (LambdaLayer2d, "make_layer must be a function .* got <class 'lambdanets"),
 }
 
 
@@ -237,9 +185,7 @@ def test_where_accepts_shell_style_patterns():
     [
         (["layer4.0.conv9"], "got 'layer4.0.conv9'; the nearest are layer4.0.conv"),
         ("layer9.*.conv2", "got 'layer9.*.conv2'; the nearest are layer"),
-        ([3], "where must contain names, got 3"),
-        (3, "where must be a function of .* or names, got 3"),
-        (nn.ReLU(), "or names, got a ReLU"),
+        (lambda name, conv: False, "where must select at least one of 20 convolutions of ResNet, got none"),
     ],
     ids=str,
 )
@@ -248,21 +194,11 @@ def test_rejects_unmatched_names_with_suggestions(where, message):
         replace_convolutions(create_on_meta(torchvision, "resnet18"), lambda_layer_on_meta, where)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_replaced_layers_have_the_dtype_of_their_convolution(dtype):
-    model = timm.create_model("resnet18").to(dtype)
-    replace_convolutions(model, lambda conv: LambdaLayer2d(conv.in_channels, scope=3), where="layer4.1.conv2")
-    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-
-
-def test_layers_without_weights_leave_the_model_unchanged():
-    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
-    devices = iter(("cpu", "meta"))
-    with pytest.raises(ValueError, match="make_layer must return a layer with weights for 1, got one on the meta"):
-        replace_convolutions(
-            model, lambda conv: LambdaLayer2d(8, 8, device=next(devices)), ["0", "1"], allow_several_per_block=True
-        )
-    assert [type(module) for module in model] == [nn.Conv2d] * 2
+def test_new_layers_have_the_dtype_and_training_mode_of_their_convolution():
+    model = timm.create_model("resnet18").to(torch.bfloat16).eval()
+    replace_convolutions(model, lambda_layer, where="layer4.1.conv2")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not any(module.training for module in model.modules())
 
 
 def replaced(name, where):

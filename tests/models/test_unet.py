@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lambdanets import LambdaLayer2d, create_model
-from lambdanets.models.counting import count_flops, count_parameters
+from lambdanets_lab.models.counting import count_flops, count_parameters
 
 NAMES = ("lambda_unet_small", "unet_small")
 parametrize_names = pytest.mark.parametrize("name", NAMES)

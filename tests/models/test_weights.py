@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 
 from lambdanets import create_model, foreign_state_dict
-from lambdanets.models.weights import load_weights, read_weights
+from lambdanets.errors import InputError
+from lambdanets.models.weights import load_tensors, read_weights
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +22,8 @@ def test_rejects_weights_of_another_architecture(model, tmp_path):
     weights = model.state_dict()
     weights["extra.weight"] = weights.pop("layer4.0.conv2.embedding.table")
     weights["fc.bias"] = torch.zeros(4)
-    save_file(weights, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=r"another architecture: 1 \(extra.weight\) only in the file") as error:
-        load_weights(model, tmp_path / "other.safetensors")
+        load_tensors(model, weights, "other")
     assert "1 (layer4.0.conv2.embedding.table) only in the model" in str(error.value)
     assert "1 (fc.bias (4,) instead of (3,)) of another shape" in str(error.value)
 
@@ -37,8 +36,9 @@ def test_rejects_pickles_with_code_without_running_it(tmp_path):
             return (open, (str(marker), "w"))
 
     (tmp_path / "code.ckpt").write_bytes(pickle.dumps({"state_dict": RunsCode()}))
-    with pytest.raises(ValueError, match="is not a checkpoint"):
-        read_weights(tmp_path / "code.ckpt")
+    for option in ("pretrained", "checkpoint_path"):
+        with pytest.raises(ValueError, match="is not a checkpoint"):
+            create_model("lambda_resnet20_small", **{option: str(tmp_path / "code.ckpt")})
     assert not marker.exists()
 
 
@@ -114,60 +114,37 @@ def test_rejects_checkpoints_without_tensors(content, tmp_path):
         read_weights(tmp_path / "plain.ckpt")
 
 
-def test_rejects_missing_file(tmp_path):
-    with pytest.raises(ValueError, match=r"nothing\.ckpt is not a file"):
-        read_weights(tmp_path / "nothing.ckpt")
-
-
-@pytest.mark.parametrize(
-    ("value", "non_finite"), [(float("nan"), "NaN"), (float("inf"), "inf"), (float("-inf"), "inf")]
-)
-def test_rejects_non_finite_weights(value, non_finite, model, tmp_path):
+@pytest.mark.parametrize(("value", "non_finite"), [("nan", "NaN"), ("inf", "inf"), ("-inf", "inf")])
+def test_rejects_non_finite_weights_and_keeps_those_of_the_model(value, non_finite, model):
     before = model.state_dict()["conv1.weight"].clone()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name in ("fc.bias", "layer1.0.bn1.running_var"):
-        weights[name][0] = value
-    save_file(weights, tmp_path / "bad.safetensors")
-    with pytest.raises(
-        ValueError, match=rf"bad\.safetensors must contain only finite weights, got {non_finite} in layer1\.0\.bn1\.run"
-    ):
-        load_weights(model, tmp_path / "bad.safetensors")
+        weights[name][0] = float(value)
+    message = rf"bad must contain only finite weights, got {non_finite} in layer1\.0\.bn1\.run"
+    with pytest.raises(ValueError, match=message):
+        load_tensors(model, weights, "bad")
     assert torch.equal(model.state_dict()["conv1.weight"], before)
 
 
-def test_rejects_weights_beyond_the_range_of_the_dtype(tmp_path):
+def test_rejects_weights_beyond_the_range_of_the_dtype():
     linear = torch.nn.Linear(2, 2, dtype=torch.float16)
-    save_file({"weight": torch.full((2, 2), 1e6), "bias": torch.zeros(2)}, tmp_path / "large.safetensors")
     with pytest.raises(ValueError, match="got inf in weight"):
-        load_weights(linear, tmp_path / "large.safetensors")
+        load_tensors(linear, {"weight": torch.full((2, 2), 1e6), "bias": torch.zeros(2)}, "large")
 
 
-def test_accepts_infinite_buffers_if_the_model_has_them(tmp_path):
-    class Masked(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
-
-    save_file(Masked().state_dict(), tmp_path / "mask.safetensors")
-    load_weights(Masked(), tmp_path / "mask.safetensors")
+def test_accepts_infinite_buffers_if_the_model_has_them():
+    masked = torch.nn.Module()
+    masked.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+    load_tensors(masked, masked.state_dict(), "mask")
 
 
-def test_rejects_missing_checkpoint_path(tmp_path, caplog):
-    with pytest.raises(ValueError, match=r"checkpoint_path must be an existing file, got .*missing\.pth'"):
+def test_checkpoint_path_is_read_like_pretrained(model, tmp_path):
+    path = tmp_path / "checkpoint.pth"
+    torch.save({f"module.{name}": tensor for name, tensor in model.state_dict().items()}, path)
+    loaded = create_model("lambda_resnet20_small", checkpoint_path=str(path), num_classes=3)
+    assert torch.equal(loaded.fc.weight, model.fc.weight)
+    with pytest.raises(InputError, match="there is no such file"):
         create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "missing.pth"))
-    assert not caplog.records
-
-
-def test_rejects_checkpoint_path_with_code_without_suggesting_weights_only(tmp_path):
-    class RunsCode:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "ran"), "w"))
-
-    torch.save({"state_dict": RunsCode()}, tmp_path / "code.pth")
-    with pytest.raises(ValueError, match="checkpoint_path must contain only tensors;") as error:
-        create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "code.pth"))
-    assert "weights_only" not in str(error.value)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_adopted_network_takes_weights_from_before_and_after_adoption(tmp_path):

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from lambdanets.data.pseudo_labels.selection import select
-from lambdanets.inference.weights import save_weights
-from lambdanets.models.packaged import WEIGHTS
+from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets.training.classification.recipe import ClassificationRecipe

@@ -16,8 +16,7 @@ from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import predict_files
 from lambdanets.inference.loading import load
-from lambdanets.inference.weights import save_weights
-from lambdanets.models.packaged import FOLDER, packaged_models
+from lambdanets.models.weights import FOLDER, packaged_models, save_weights
 from lambdanets.training.detection.model import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         from lambdanets_lab.demo.app import LOOPBACK
         from lambdanets_lab.demo.server import serve
     from lambdanets.inference.loading import load
-    from lambdanets.models.packaged import packaged_models
+    from lambdanets.models.weights import packaged_models
 
     names = options.models or packaged_models()
     models = {name: load(name, device=options.device) for name in names}

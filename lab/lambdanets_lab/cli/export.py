@@ -91,10 +91,10 @@ def main(arguments: list[str]) -> int:
 
 def _is_path(source: str) -> bool:
     """Whether the source is a file, a folder or on the hub, and not the name of an architecture."""
-    from lambdanets.models.packaged import packaged_models, weights_in
+    from lambdanets.models.weights import packaged_models, weights_in
 
     path = Path(source)
-    if path.is_file() or path.suffix.lower() in WEIGHTS or ":" in source or weights_in(path):
+    if weights_in(path) or path.suffix.lower() in WEIGHTS or ":" in source:
         return True
     return source in packaged_models() or (os.sep in source and not source.startswith("timm/"))
 

@@ -1,5 +1,5 @@
-"""Models of the paper's other experiments, which register with timm: mixers in place of 3x3 convolutions, ResNet-RS."""
+"""Models of the paper's other experiments. Importing this package registers them with timm."""
 
-from lambdanets_lab.models import mixer_resnet, plain_resnetrs
+from lambdanets_lab.models import mixer_resnet, mobilenetv2_lambda, plain_resnetrs
 
-MODELS = (*mixer_resnet.MODELS, *plain_resnetrs.MODELS)
+__all__ = ["mixer_resnet", "mobilenetv2_lambda", "plain_resnetrs"]

@@ -117,9 +117,6 @@ def resnet20_mixer_small(pretrained: bool = False, **overrides: Any) -> nn.Modul
     return _build("resnet20_mixer_small", pretrained, blocks, arguments, overrides)
 
 
-MODELS = (resnet50_mixer, resnet20_mixer_small)
-
-
 def _build(
     name: str, pretrained: bool, blocks: Blocks, arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> nn.Module:

@@ -38,4 +38,5 @@ def _register(depth: int) -> Callable[..., nn.Module]:
     return register_model(create)
 
 
-MODELS = tuple(_register(depth) for depth in DEPTHS)
+for _depth in DEPTHS:
+    _register(_depth)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from lambdanets.models.counting import count_flops, count_parameters, count_parameters_in_use
+from lambdanets_lab.models.counting import count_flops, count_parameters, count_parameters_in_use
 from lambdanets_lab.paper_models import OTHER_NETWORKS, ModelSpec, find_model, structure
 from lambdanets_lab.tables import complexity
 from lambdanets_lab.tables.memory import paper_memory

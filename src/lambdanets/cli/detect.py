@@ -125,8 +125,7 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     )
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import DetectorCard
-    from lambdanets.inference.weights import weights_sha256
-    from lambdanets.models.packaged import find_weights
+    from lambdanets.models.weights import find_weights
     from lambdanets.records import write_json
     from lambdanets.text_tables import csv_table
 
@@ -139,7 +138,7 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     tile_size = card.tile_size if options.tile_size is None else options.tile_size or None
     reading = options.reading(card)
     identity = {
-        "weights": weights_sha256(weights),
+        "weights": weights.sha256(),
         "options": [options.score, options.figures, options.labels, tile_size],
     } | reading
 

@@ -41,15 +41,14 @@ def main(arguments: list[str]) -> int:
     paths = options.find_images()
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import ClassifierCard
-    from lambdanets.inference.weights import weights_sha256
     from lambdanets.locks import locked
-    from lambdanets.models.packaged import find_weights
+    from lambdanets.models.weights import find_weights
 
     weights = find_weights(options.checkpoint)
     classifier = load_one_of([ClassifierCard], weights, options.device)
     with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
         check_new_file(options.out)  # another process may have written it in the meantime
-        count = _predict(classifier, weights_sha256(weights), options, paths)
+        count = _predict(classifier, weights.sha256(), options, paths)
     echo(f"{count} images, written to {options.out}")
     return 0
 

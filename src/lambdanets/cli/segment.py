@@ -101,14 +101,13 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     from lambdanets.inference.model_card import SegmenterCard
     from lambdanets.inference.segmentation import segment_files
     from lambdanets.inference.segmentation_figures import overlay_classes
-    from lambdanets.inference.weights import weights_sha256
-    from lambdanets.models.packaged import find_weights
+    from lambdanets.models.weights import find_weights
     from lambdanets.text_tables import csv_table
 
     weights = find_weights(options.checkpoint)
     segmenter = load_one_of([SegmenterCard], weights, options.device)
     tile_size, reading = options.tile_size or None, options.reading(segmenter.card)
-    identity = {"weights": weights_sha256(weights), "options": [options.figures, tile_size]} | reading
+    identity = {"weights": weights.sha256(), "options": [options.figures, tile_size]} | reading
     unreadable: list[str] = []
 
     def predict(remaining: Sequence[Path]) -> Iterator[tuple[Path, "Image.Image", "Segmentation"]]:

@@ -18,8 +18,7 @@ from lambdanets.inference.hub_folder import card_from_config, load_network
 from lambdanets.inference.model_card import ClassifierCard, parse_card
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX
-from lambdanets.models.packaged import find_weights, is_hub_folder, weights_in
-from lambdanets.models.weights import build_with_weights, read_weights
+from lambdanets.models.weights import build_with_weights, find_weights, read_weights, weights_in
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,14 @@ def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = 
     Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
     """
     name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
-    is_hidden = path.is_file() or weights_in(path) or (path.exists() and not timm.is_model(name.split(".")[0]))
+    is_hidden = weights_in(path) or (path.exists() and not timm.is_model(name))
     if ":" not in source and not is_hidden:  # an empty folder, such as --out, does not hide an architecture
         network = create_model(name, pretrained)
         card = _card(network)
-    elif is_hub_folder((file := find_weights(source)).parent):
-        network, card = load_network(file.parent)
+    elif (found := find_weights(source)).is_hub_format:
+        network, card = load_network(found.file.parent)
     else:
-        network, card = _load_file(file, model)
+        network, card = _load_file(found.file, model)
     fields = {**card, "model": f"{ADOPTED_PREFIX}{card['model']}"}
     adopted = copy.deepcopy(network)
     families = adopt(adopted)

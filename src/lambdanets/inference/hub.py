@@ -23,8 +23,7 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub_readme import write_readme
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.models.packaged import CONFIG, HUB_WEIGHTS, find_weights, is_hub_folder, weights_in
-from lambdanets.models.weights import copied
+from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights
 
 FIGURES = ("curves.png", "predictions.png")
 
@@ -51,8 +50,11 @@ def save_pretrained(
     changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and
     its outputs compared.
     """
-    file = find_weights(model) if isinstance(model, str | os.PathLike) else None
-    source = model if file is None else load_one_of([ClassifierCard], file, "cpu")
+    run = None
+    source: Any = model
+    if isinstance(model, str | os.PathLike):
+        found = find_weights(model)
+        run, source = found.folder, load_one_of([ClassifierCard], found, "cpu")
     network = source.model if isinstance(source, Classifier) else source
     network = getattr(network, "_orig_mod", network)  # of torch.compile
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
@@ -60,8 +62,8 @@ def save_pretrained(
             "model must be a run folder, a weight file, a Classifier or a network from create_model, "
             f"got {type(source).__name__}; timm's hub format is for classifiers"
         )
-    folder, run = Path(folder), _run_folder(model)
-    if run is not None and folder.exists() and folder.samefile(run) and not is_hub_folder(run):
+    folder = Path(folder)
+    if run is not None and folder.exists() and folder.samefile(run) and not (run / CONFIG).is_file():
         raise InputError(f"folder must not be the run folder of the model, got {folder}")
     tensors = copied(foreign_state_dict(network) if is_adopted(network) else network.state_dict())
     card = source.card if isinstance(source, Classifier) else None
@@ -133,23 +135,18 @@ def push_to_hub(
 
     Raises InputError if the upload fails; the folder remains.
     """
+    figures = _figures(find_weights(model).folder if isinstance(model, str | os.PathLike) else None)
     saved = save_pretrained(model, folder, license=license)
     api = HfApi(token=token, library_name="lambdanets")
     try:
         repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        files = [CONFIG, HUB_WEIGHTS[0], *(figure.name for figure in _figures(_run_folder(model)))]
+        files = [CONFIG, HUB_WEIGHTS[0], *(figure.name for figure in figures)]
         if not api.file_exists(repository, "README.md"):
             files.append("README.md")
         api.upload_folder(repo_id=repository, folder_path=saved, allow_patterns=files, commit_message=commit_message)
     except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
         raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}; the model is in {saved}") from error
     return f"{api.endpoint}/{repository}"
-
-
-def _run_folder(model: str | os.PathLike[str] | Classifier | nn.Module) -> Path | None:
-    """The folder that a model was given as; None for files, names of packaged models and networks."""
-    folder = Path(model) if isinstance(model, str | os.PathLike) else None
-    return folder if folder is not None and weights_in(folder) else None
 
 
 def _figures(run: Path | None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Reads model folders in timm's hub format."""
+"""Reads weight files, and model folders in timm's hub format as such."""
 
 import json
 from collections.abc import Mapping
@@ -12,16 +12,18 @@ from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, one_line
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX, read_hub_config
-from lambdanets.models.packaged import CONFIG, find_weights
-from lambdanets.models.weights import build_with_weights, read_weights
+from lambdanets.models.weights import CONFIG, WeightSource, build_with_weights, find_weights, read_weights
 
 
-def read_hub_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a folder in timm's hub format as a state dict for this package's layers, and metadata as in a weight file.
+def read_source(source: WeightSource) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and metadata of a weight file.
 
-    A network of timm with lambda layers is named "timm/NAME", and its tensors are those after `adopt`.
+    A folder in timm's hub format is converted: a network of timm with lambda layers is named "timm/NAME", and its
+    tensors are those after `adopt`.
     """
-    network, card = load_network(folder)
+    if not source.is_hub_format:
+        return read_weights(source.file)
+    network, card = load_network(source.file.parent)
     if has_foreign_layers(network):
         adopt(network)
         card["model"] = f"{ADOPTED_PREFIX}{card['model']}"
@@ -30,7 +32,7 @@ def read_hub_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """Build the network of a folder in timm's hub format and load its weights. Also returns its model card."""
-    tensors, metadata = read_weights(find_weights(folder))
+    tensors, metadata = read_weights(find_weights(folder).file)
     config, name, options = read_hub_config(folder)
     options = {**options, "num_classes": config.get("num_classes")}
     network = build_with_weights(lambda: create_model(name, **options), tensors, str(folder))

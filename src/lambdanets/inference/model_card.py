@@ -19,7 +19,7 @@ from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError, WrongTaskError
 from lambdanets.inference.architecture import AnnotatedData, Architecture, DetectorArchitecture
 from lambdanets.models.factory import check_architecture
-from lambdanets.models.packaged import packaged_models
+from lambdanets.models.weights import packaged_models
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
 
 # Fields of recipes with paths, URLs or names of data of the user, which stay on the machine.

@@ -1,5 +1,7 @@
 """The models of the paper, and module surgery. Importing this package registers the models with timm."""
 
+import importlib
+
 from timm.models import register_notrace_module
 
 from lambdanets.layers.module import Layer
@@ -10,3 +12,7 @@ __all__ = ["create_model", "list_models", "replace_convolutions"]
 
 # timm's torch.fx tracing treats a layer as a leaf module
 register_notrace_module(Layer)
+
+# the last of these imports this package, so nothing may be read from it here
+for _module in ("lambdanets.models.lambda_resnet", "lambdanets.models.unet", "lambdanets_lab.models"):
+    importlib.import_module(_module)

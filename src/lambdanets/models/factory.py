@@ -1,34 +1,31 @@
 """Create models by name."""
 
-import importlib
 import inspect
+import json
 import os
 import re
-import warnings
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from timm.models import build_model_with_cfg, is_model_pretrained, model_entrypoint
 from timm.models._hub import load_model_config_from_path
-from timm.models.efficientnet import EfficientNet
-from timm.models.resnet import ResNet
-from torch import nn
+from torch import Tensor, nn
 
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, did_you_mean, nearest_hint, one_line
-from lambdanets.models import lambda_resnet, mobilenetv2_lambda, unet
-from lambdanets.models.packaged import (
+from lambdanets.models.weights import (
     CONFIG,
-    FOLDER,
     find_weights,
-    is_hub_folder,
+    load_tensors,
     local_path,
-    packaged_arguments,
+    match_names,
     packaged_models,
+    read_weights,
 )
-from lambdanets.models.weights import load_tensors, match_names, read_weights
 
 # Arguments of timm's feature extraction, which a classifier does not have.
 _FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls", "output_fmt", "flatten_sequential")
@@ -44,21 +41,13 @@ _LOADING_ARGUMENTS = {
 ADOPTED_PREFIX = "timm/"  # of the names of timm models whose lambda layers are adopted
 
 
-# Models of lambda layers, and U-Nets. Importing the others registers them with timm too.
-LAMBDA_MODELS = frozenset(
-    (
-        *lambda_resnet.LAMBDA_RESNET_ARGUMENTS,
-        lambda_resnet.resnet50_lambda.__name__,
-        mobilenetv2_lambda.mobilenetv2_lambda.__name__,
-        *(function.__name__ for function in unet.MODELS),
-    )
-)
-_OTHER_MODELS = tuple(function.__name__ for function in importlib.import_module("lambdanets_lab.models").MODELS)
-
-
 def list_models() -> list[str]:
     """Return the sorted names of the models of this package. timm.list_models() includes them too."""
-    return sorted((*LAMBDA_MODELS, *_OTHER_MODELS))
+    return sorted(filter(_is_own, timm.list_models()))
+
+
+def _is_own(name: str) -> bool:
+    return model_entrypoint(name).__module__.startswith("lambdanets")
 
 
 def create_model(
@@ -84,72 +73,61 @@ def create_model(
     """
     full_name, name = name, name.removeprefix(ADOPTED_PREFIX)
     timm_name = name
-    if ":" not in name:
-        check_architecture(name)
-    elif is_hub_folder(folder := local_path(name)):
+    if ":" in name:
+        folder = local_path(name)
         read_hub_config(folder)
         timm_name = f"local-dir:{folder}"
-    if pretrained is True and name.split(".")[0] in list_models():
-        _check_has_weights(name.split(".")[0])
+    else:
+        check_architecture(name)
+        if pretrained is True and _is_own(name) and not is_model_pretrained(name):
+            raise InputError(
+                f"pretrained must be a path or one of {', '.join(packaged_models())}, got True; "
+                f"{name} has no published weights"
+            )
+    pretrained = overrides.pop("checkpoint_path", None) or pretrained
+    weights: dict[str, Tensor] = {}
     num_trained_classes = num_classes
     if isinstance(pretrained, str | os.PathLike):
-        pretrained = find_weights(pretrained)
-        if pretrained.parent == FOLDER:
-            arguments = packaged_arguments(pretrained, full_name)
+        source = find_weights(pretrained)
+        weights, metadata = read_weights(source.file)
+        if source.is_packaged:
+            arguments = _card_arguments(json.loads(metadata["lambdanets"]), full_name, source.name)
             num_trained_classes = arguments.pop("num_classes")
             overrides = arguments | overrides
             num_classes = num_trained_classes if num_classes is None else num_classes
-    checkpoint = overrides.get("checkpoint_path")
-    if checkpoint and not Path(checkpoint).is_file():
-        raise InputError(f"checkpoint_path must be an existing file, got '{checkpoint}'")
     if "normalize_keys" in overrides and overrides["normalize_keys"] is None:
         overrides["normalize_keys"] = "none"  # timm drops options that are None
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*pickle protocol.*please file an issue.*")
-            model = timm.create_model(timm_name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
+        model = timm.create_model(timm_name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
     except Exception as error:  # timm's constructors and loaders raise many types of exceptions
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown:
             suggestion = did_you_mean(unknown[1], constructor_arguments(name))
             raise InputError(f"{name} takes no argument {unknown[1]!r}{suggestion}") from error
-        reason = one_line(error)
-        if "weights_only" in reason:  # torch and timm suggest disabling it, which could run code from the file
-            reason = "checkpoint_path must contain only tensors; the file is corrupt or contains code"
         options = f" with {overrides}" if overrides else ""
-        raise InputError(f"{name} cannot be built{options}: {reason}") from error
-    copies_features = isinstance(pretrained, Path) and overrides.get("features_only")
-    weights = read_weights(pretrained)[0] if isinstance(pretrained, Path) and not copies_features else {}
-    skip = model.pretrained_cfg["classifier"] if weights and num_classes != num_trained_classes else ""
+        raise InputError(f"{name} cannot be built{options}: {one_line(error)}") from error
+    new_classifier = model.pretrained_cfg.get("classifier", "") if num_classes != num_trained_classes else ""
+    subset = bool(overrides.get("features_only"))
+    load = partial(load_tensors, model, source=str(pretrained), skip=new_classifier, subset=subset)
     if full_name != name or (":" in name and has_foreign_layers(model)):
         names = model.state_dict().keys()
-        if names <= match_names(weights, names, str(pretrained)).keys():  # weights of timm's network
-            load_tensors(model, weights, str(pretrained), skip)
+        weights = match_names(weights, names, str(pretrained))
+        if names <= weights.keys():  # weights of timm's network
+            load(weights)
             weights = {}
         adopt(model)
     if weights:
-        load_tensors(model, weights, str(pretrained), skip)
-    if copies_features:
-        others = {key: value for key, value in overrides.items() if key not in _FEATURE_ARGUMENTS}
-        trained = create_model(full_name, pretrained=pretrained, num_classes=num_trained_classes, **others)
-        _copy_features(trained, model, name)
+        load(weights)
     return model
 
 
-def _copy_features(trained: nn.Module, features: nn.Module, name: str) -> None:
-    """Copy the weights of a classifier to the same network built with features_only=True, which has only its stages.
-
-    timm's wrappers of some networks add the prefix "model." or replace points in names by underscores.
-    """
-    tensors = {key.replace(".", "_"): tensor for key, tensor in trained.state_dict().items()}
-    keys = {key: key.replace(".", "_") for key in features.state_dict()}
-    if not set(keys.values()) <= tensors.keys():
-        keys = {key: renamed.removeprefix("model_") for key, renamed in keys.items()}
-    if unknown := [key for key, renamed in keys.items() if renamed not in tensors]:
-        raise InputError(
-            f"features_only must be False to load a weight file into {name}, got True; timm renames {unknown[0]}"
-        )
-    features.load_state_dict({key: tensors[renamed] for key, renamed in keys.items()})
+def _card_arguments(card: dict[str, Any], model: str, name: str) -> dict[str, Any]:
+    """Return the arguments of `create_model` in the card of a packaged model, which must be a classifier."""
+    if card["task"] != "classification" or card["model"] != model:
+        kind = f"a {card['task']} model with {card['model']}"
+        raise InputError(f"pretrained must have weights of a {model} classifier, got {name!r}, {kind}")
+    classes, channels = len(card["classes"]), card["preprocessing"]["channels"]
+    return {"num_classes": classes, "in_chans": channels, **card["model_options"]}
 
 
 def check_architecture(name: str, options: Iterable[str] = ()) -> None:
@@ -158,8 +136,11 @@ def check_architecture(name: str, options: Iterable[str] = ()) -> None:
     options: names of arguments. For files of others: arguments that load weights from other places are refused.
     """
     name = name.removeprefix(ADOPTED_PREFIX)
-    if not re.fullmatch(r"[\w.-]+", name) or not timm.is_model(name.split(".")[0]):
-        raise InputError(unknown_model_message(name))
+    if not re.fullmatch(r"[\w.-]+", name) or not timm.is_model(name):
+        own_models = list_models()
+        similar = nearest_hint(name, own_models, 3) or nearest_hint(name, timm.list_models(), 3)
+        hint = similar or f"; this package has {', '.join(own_models)}"
+        raise InputError(f"there is no model named {name!r}{hint}")
     if invalid := sorted(_LOADING_ARGUMENTS.intersection(options)):
         raise InputError(
             f"model options must be arguments of the architecture {name}, got {', '.join(invalid)}; to start from "
@@ -183,35 +164,10 @@ def read_hub_config(folder: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
 
 def constructor_arguments(name: str) -> list[str]:
     """Return the names of the constructor arguments of a model of this package; [] for other models."""
-    name = name.split(".")[0]  # without the tag of pretrained weights
-    if name not in list_models():
+    if not (timm.is_model(name) and _is_own(name)):
         return []
-    classes: tuple[type, ...] = (lambda_resnet.LambdaResNet, ResNet)
-    if name == "mobilenetv2_lambda":
-        classes = (mobilenetv2_lambda.LambdaMobileNetV2, EfficientNet)
-    elif name.endswith("_plain"):
-        classes = (ResNet,)
-    elif name.endswith("unet_small"):
-        classes = (unet.UNet,)
-    own = inspect.signature(model_entrypoint(name)).parameters.values()
-    arguments = [each.name for each in own if each.kind is not each.VAR_KEYWORD and each.name != "pretrained"]
-    return arguments + [argument for model in classes for argument in inspect.signature(model).parameters]
-
-
-def _check_has_weights(name: str) -> None:
-    """Raise ValueError, which explains how to load weights, unless the model has published weights."""
-    available = [model for model in list_models() if is_model_pretrained(model)]
-    if name not in available:
-        raise InputError(
-            f"pretrained must be a path for {name}, which has no published weights, or one of "
-            f"{', '.join(packaged_models())}, which come with the package, got True; models with published weights: "
-            f"{', '.join(available) or 'none yet'}; to load your own: pretrained=PATH, checkpoint_path=PATH, or the "
-            "name 'local-dir:FOLDER' or 'hf-hub:USER/NAME' with pretrained=True"
-        )
-
-
-def unknown_model_message(name: str) -> str:
-    """Return an error message that suggests similar models, of this package first, else of timm."""
-    own_models = list_models()
-    similar = nearest_hint(name, own_models, 3) or nearest_hint(name, timm.list_models(), 3)
-    return f"there is no model named {name!r}{similar or '; this package has ' + ', '.join(own_models)}"
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    functions = (model_entrypoint(name), *type(network).__mro__)
+    parameters = [each for function in functions for each in inspect.signature(function).parameters.values()]
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "pretrained"]

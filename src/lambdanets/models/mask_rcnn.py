@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.models import is_model_in_modules
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
@@ -24,7 +25,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.ops.poolers import initLevelMapper
 
 from lambdanets.errors import InputError
-from lambdanets.models.factory import LAMBDA_MODELS, create_model
+from lambdanets.models.factory import create_model
 from lambdanets.models.padding import (
     add_padding_hooks,
     check_padded_batches,
@@ -85,8 +86,6 @@ class MaskRCNN(TorchvisionMaskRCNN):
     def forward(
         self, images: list[Tensor], targets: list[Target] | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        if self.training and targets is None:
-            raise InputError("targets must be a list of dictionaries in training, got None")
         for index, target in enumerate(targets or ()):
             _check_boxes(target["boxes"], index)
         original_sizes = [(image.shape[-2], image.shape[-1]) for image in images]
@@ -215,21 +214,6 @@ def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAl
     return pool
 
 
-def _make_network(name: str, levels: tuple[int, ...], options: dict[str, Any]) -> Any:
-    """Create a backbone that returns the feature maps with these indices."""
-    try:
-        if not levels or min(levels) < 0:
-            raise IndexError
-        return create_model(name, features_only=True, out_indices=levels, **options)
-    except (IndexError, InputError) as error:
-        if not isinstance(error.__cause__ or error, IndexError):
-            raise
-        with torch.device("meta"):
-            network: Any = create_model(name, features_only=True, **options)
-        last = len(network.feature_info.channels()) - 1
-        raise InputError(f"levels must be indices of the feature maps of {name}, 0 to {last}, got {levels}") from error
-
-
 def mask_rcnn(
     backbone: str,
     num_classes: int,
@@ -275,20 +259,15 @@ def mask_rcnn(
     two, or if a backbone of timm does not support padded batches: with hide_padding=True, its maps must be independent
     of padding; with hide_padding=False, it must accept images whose sides are any multiples of its largest stride.
     """
-    if num_classes < 1:
-        raise InputError(f"num_classes must be at least 1, got {num_classes}")
-    network = _make_network(backbone, tuple(levels), backbone_options or {})
+    network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
-    if backbone not in LAMBDA_MODELS and not is_meta:
+    # the check takes seconds; these models have only layers that `add_padding_hooks` knows, with all their options
+    if not is_meta and not is_model_in_modules(backbone, {"lambda_resnet", "mobilenetv2_lambda"}):
         check_padded_batches(pyramid_backbone, pyramid_backbone.strides[-1], backbone, hide_padding)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
-    if not 0.5 / strides[0] < anchor_scale < math.inf:
-        raise InputError(
-            f"anchor_scale must give anchors of at least one pixel at stride {strides[0]}, got {anchor_scale}"
-        )
     anchor_sizes = [round(anchor_scale * stride) for stride in strides]
     anchors = _Float32AnchorGenerator(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(strides))
     head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))

@@ -2,21 +2,26 @@
 
 import fnmatch
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from lambdanets.errors import InputError, nearest_hint
-from lambdanets.layers import LambdaBase
+from lambdanets.layers import LambdaBase, LambdaLayer2d
 from lambdanets.layers.initialization import keep_initialization
-from lambdanets.models.replacement_check import check_replacement
-from lambdanets.ops.checks import check_flags
+
+_TEST_SIDE = 64  # side of the map for the test call, large enough to compute the stride despite padding
+
+Where = Callable[[str, nn.Conv2d], bool] | Iterable[str] | str
 
 
 def replace_convolutions(
     model: nn.Module,
     make_layer: Callable[[nn.Conv2d], nn.Module],
-    where: Callable[[str, nn.Conv2d], bool] | Iterable[str] | str,
+    where: Where,
     *,
     allow_several_per_block: bool = False,
 ) -> list[str]:
@@ -42,31 +47,22 @@ def replace_convolutions(
 
     Raises ValueError, and leaves the model unchanged, if a name or pattern matches no Conv2d, if no convolution is
     selected, if a layer differs from its convolution in channels or stride, or if a block would have several lambda
-    layers.
+    layers. Layers of other types are called with a map of 64 x 64 on the meta device; those that raise there, such as
+    modules for maps of a fixed size, are not checked.
     """
     named_modules = model.named_modules(remove_duplicate=False)  # a module may have several names
     convolutions = {name: module for name, module in named_modules if isinstance(module, nn.Conv2d)}
-    check_flags(allow_several_per_block=allow_several_per_block)
-    is_layer = isinstance(make_layer, type) and issubclass(make_layer, LambdaBase)
-    if isinstance(make_layer, nn.Module) or is_layer or not callable(make_layer):
-        raise InputError(
-            f"make_layer must be a function of the convolution, got {_describe(make_layer)}; write "
-            "lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0])"
-        )
     selected = _select(where, convolutions, model)
-    replacements = {
-        convolution: make_layer(convolution) for convolution in dict.fromkeys(convolutions[name] for name in selected)
-    }
+    unique = dict.fromkeys(convolutions[name] for name in selected)
+    replacements = {convolution: make_layer(convolution) for convolution in unique}
     layers = {name: replacements[convolutions[name]] for name in selected}
     for name, layer in layers.items():
-        check_replacement(name, convolutions[name], layer)
+        _check_layer(name, convolutions[name], layer)
     if not allow_several_per_block:
         _check_one_per_block(model, layers)
     for name, layer in layers.items():
         weight = convolutions[name].weight
         if not weight.is_meta:
-            if any(parameter.is_meta for parameter in layer.parameters()):
-                raise InputError(f"make_layer must return a layer with weights for {name}, got one on the meta device")
             layer.to(weight.device, weight.dtype)
     for name, layer in layers.items():
         layer.train(convolutions[name].training)
@@ -75,17 +71,13 @@ def replace_convolutions(
     return selected
 
 
-def _select(where: Any, convolutions: dict[str, nn.Conv2d], model: nn.Module) -> list[str]:
+def _select(where: Where, convolutions: dict[str, nn.Conv2d], model: nn.Module) -> list[str]:
     """Return the names of the convolutions that `where` selects, in the order of the model."""
-    if not (callable(where) or isinstance(where, Iterable)) or isinstance(where, nn.Module):
-        raise InputError(f"where must be a function of (name, convolution) or names, got {_describe(where)}")
     if callable(where):
         selected = {name for name, convolution in convolutions.items() if where(name, convolution)}
     else:
         selected = set()
         for pattern in [where] if isinstance(where, str) else where:
-            if not isinstance(pattern, str):
-                raise InputError(f"where must contain names, got {_describe(pattern)}")
             matches = [pattern] if pattern in convolutions else fnmatch.filter(convolutions, pattern)
             if not matches:
                 similar = nearest_hint(pattern, convolutions, 3)
@@ -98,34 +90,69 @@ def _select(where: Any, convolutions: dict[str, nn.Conv2d], model: nn.Module) ->
     return [name for name in convolutions if name in selected]
 
 
-def _describe(value: Any) -> str:
-    return f"a {type(value).__name__}" if isinstance(value, nn.Module) else repr(value)
+def _check_layer(name: str, convolution: nn.Conv2d, layer: nn.Module) -> None:
+    """Raise ValueError unless the layer has the channels and stride of the convolution with this name."""
+    layer_type = type(layer).__name__
+    expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
+    if isinstance(layer, LambdaLayer2d):
+        actual = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
+    elif isinstance(layer, LambdaBase):
+        raise InputError(f"make_layer must return a layer on maps (b, channels, height, width), got {layer_type}")
+    else:
+        output = _output_on_meta(layer, convolution)
+        if output is None:
+            return
+        if output.ndim != 4:
+            shape = tuple(output.shape)
+            raise InputError(f"make_layer must return a layer that outputs (b, channels, height, width), got {shape}")
+        rows, columns = (round(_TEST_SIDE / side) for side in output.shape[2:])
+        actual = (convolution.in_channels, output.shape[1], (rows, columns))
+    if actual != expected:
+        raise InputError(
+            f"make_layer must return a layer with {_describe(*expected)} for {name}, got {layer_type} with "
+            f"{_describe(*actual)}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
+        )
+
+
+def _output_on_meta(layer: nn.Module, convolution: nn.Conv2d) -> Tensor | None:
+    """Return the output of the layer on the meta device for an input of the convolution; None if the layer raises."""
+    tensors = chain(layer.named_parameters(), layer.named_buffers())
+    state = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    x = torch.empty(2, convolution.in_channels, _TEST_SIDE, _TEST_SIDE, device="meta", dtype=convolution.weight.dtype)
+    try:
+        with torch.no_grad():
+            return functional_call(layer, state, (x,))
+    except Exception:  # the layer may still fit the maps of its network
+        return None
+
+
+def _describe(channels: int, channels_out: int, stride: Any) -> str:
+    shown = stride[0] if stride[0] == stride[1] else stride
+    return f"{channels} channels in, {channels_out} out, stride {shown}"
 
 
 def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     """Raise ValueError if a block would have several lambda layers after replacing modules by `layers`."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    lambda_counts = {name: 1 for name, module in modules.items() if isinstance(module, LambdaBase)}
-    # the projections inside a lambda layer do not make it a block
-    prefixes = tuple(f"{name}." for name in lambda_counts)
+    new = [name for name, layer in layers.items() if any(isinstance(inner, LambdaBase) for inner in layer.modules())]
+    lambdas = [name for name, module in modules.items() if isinstance(module, LambdaBase) or name in new]
+    prefixes = tuple(f"{name}." for name in lambdas)  # the projections inside a lambda layer do not make it a block
     block_layers = [
         name
         for name, module in modules.items()
         if isinstance(module, nn.Conv2d | nn.Linear | LambdaBase) and not name.startswith(prefixes)
     ]
-    counts = {name: sum(isinstance(module, LambdaBase) for module in layer.modules()) for name, layer in layers.items()}
-    new_counts = {name: count for name, count in counts.items() if count}
-    lambda_counts |= new_counts
-    for name in new_counts:
+    for name in new:
         block = _enclosing_block(name, modules, block_layers)
         if block is None:
             continue
-        inside = [inner for inner in lambda_counts if inner.startswith(f"{block}.")]
-        if sum(lambda_counts[inner] for inner in inside) > 1:
+        inside = [inner for inner in lambdas if inner.startswith(f"{block}.")]
+        if len(inside) > 1:
             raise InputError(
                 f"where must select at most one lambda layer per block, got {', '.join(inside)} in {block} "
-                f"({type(modules[block]).__name__}); two lambda layers in sequence in a residual block are unstable in "
-                "training (Appendix B of the paper): select one per block, or pass allow_several_per_block=True"
+                f"({type(modules[block]).__name__}); two lambda layers in sequence in a residual block are "
+                "unstable in training (Appendix B of the paper): select one per block, or pass "
+                "allow_several_per_block=True"
             )
 
 
@@ -135,9 +162,8 @@ def _enclosing_block(name: str, modules: dict[str, nn.Module], block_layers: lis
         name = name.rpartition(".")[0]
         module = modules[name]
         # a Sequential subclass with its own forward, such as a residual block, is a block
-        if isinstance(module, nn.ModuleList | nn.ModuleDict | LambdaBase):
-            continue
-        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        is_sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+        if is_sequential or isinstance(module, nn.ModuleList | nn.ModuleDict):
             continue
         if sum(layer.startswith(f"{name}.") for layer in block_layers) > 1:
             return name

@@ -163,6 +163,3 @@ def unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     overrides: arguments of `UNet`.
     """
     return build_model_with_cfg(UNet, "unet_small", pretrained, **overrides)
-
-
-MODELS = (lambda_unet_small, unet_small)

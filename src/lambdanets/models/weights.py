@@ -1,22 +1,29 @@
-"""Load weights from files, without running code that the files may contain."""
+"""Weights: found by name, read without running code that the files may contain, matched with a network, and saved."""
 
 import argparse
+import os
 import re
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, nearest_hint, one_line
+from lambdanets.files import atomic_write, file_sha256
 from lambdanets.terminal import echo
+
+FOLDER = Path(__file__).parents[1] / "pretrained"  # float16 weight files with a model card
+WEIGHTS, LAST_CHECKPOINT = "weights.safetensors", "checkpoints/last.ckpt"  # of a run folder
+CONFIG, HUB_WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")  # of a folder in timm's hub format
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -31,145 +38,100 @@ _ENTRIES = (
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # What checkpoints of timm and others contain beside tensors: their arguments and scores. None of these runs code.
 _SAFE_TYPES: list[Any] = [
-    argparse.Namespace,
-    defaultdict,
-    dict,
-    list,
-    (PurePosixPath, "pathlib.PosixPath"),
-    (PurePosixPath, "pathlib._local.PosixPath"),
-    (PureWindowsPath, "pathlib.WindowsPath"),
-    (PureWindowsPath, "pathlib._local.WindowsPath"),
-    np.ndarray,
-    (np.zeros(0).__reduce__()[0], "numpy.core.multiarray._reconstruct"),
-    (np.zeros(0).__reduce__()[0], "numpy._core.multiarray._reconstruct"),
-    np.dtype,
+    *(argparse.Namespace, defaultdict, dict, list, np.ndarray, np.dtype),
+    *((PurePosixPath, f"{module}.PosixPath") for module in ("pathlib", "pathlib._local")),
+    *((PureWindowsPath, f"{module}.WindowsPath") for module in ("pathlib", "pathlib._local")),
+    *((np.zeros(0).__reduce__()[0], f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    *((np.float64(0).__reduce__()[0], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
     *{type(np.dtype(name)) for name in np.typecodes["All"] if name not in "VO"},
-    (np.float64(0).__reduce__()[0], "numpy.core.multiarray.scalar"),
-    (np.float64(0).__reduce__()[0], "numpy._core.multiarray.scalar"),
 ]
 
 
-def load_weights(model: nn.Module, path: str | Path, skip: str = "") -> None:
-    """Load the weights of a model from a .safetensors file or a checkpoint.
+class WeightSource(NamedTuple):
+    """A weight file, and the name that a user gave: of a packaged model, a path, or a repository on the hub."""
 
-    skip: name of a module whose weights are not loaded, such as "fc"; none by default.
+    name: str
+    file: Path
 
-    Raises as `load_tensors` does, and InputError if the file is not a checkpoint.
+    @property
+    def is_packaged(self) -> bool:
+        """Whether the file comes with the package."""
+        return self.file.parent == FOLDER
+
+    @property
+    def is_hub_format(self) -> bool:
+        """Whether the file is in a folder in timm's hub format, beside a config.json; run folders have none."""
+        return self.file.name in HUB_WEIGHTS and (self.file.parent / CONFIG).is_file()
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the name is a path of; None for files, packaged models and repositories."""
+        folder = Path(self.name)
+        return folder if folder != self.file and self.file.is_relative_to(folder) else None
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the file, which identifies a model in journals and results."""
+        with self.file.open("rb") as content:
+            return file_sha256(content)
+
+
+def packaged_models() -> list[str]:
+    """Return the sorted names of the trained models that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
+
+
+def find_weights(source: str | os.PathLike[str] | WeightSource) -> WeightSource:
+    """Return the weight file that a source names.
+
+    source: a weight file; a run folder, whose weights.safetensors is used or else its last checkpoint; a folder in
+        timm's hub format, also as "local-dir:FOLDER"; "hf-hub:USER/NAME", which is downloaded; or a name in
+        `packaged_models`, unless there is a path of this name with weights. A folder of this name without weights, such
+        as the output of a command, does not hide the model.
+
+    Commands and functions resolve a source once, before they write files, and pass the result on.
     """
-    load_tensors(model, read_weights(path)[0], str(path), skip)
+    if isinstance(source, WeightSource):
+        return source
+    path, packaged = local_path(source), packaged_models()
+    if file := weights_in(path):
+        return WeightSource(str(source), file)
+    if str(source) in packaged:
+        return WeightSource(str(source), FOLDER / f"{source}.safetensors")
+    expected = f"a run folder, a weight file or one of {', '.join(packaged)}, which come with the package"
+    if not path.exists():
+        raise InputError(f"{path} must be {expected}; there is no such file{nearest_hint(str(path), packaged)}")
+    hub_format = f"{CONFIG} with {' or '.join(HUB_WEIGHTS)}"
+    raise InputError(f"{path} must be {expected}, got one without {WEIGHTS}, {LAST_CHECKPOINT} and {hub_format}")
 
 
-def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str, skip: str = "") -> None:
-    """Load a state dict into a model; all names and shapes must match, except for a prefix (see `match_names`).
-
-    source: name of the file or model that the weights come from, for messages. skip: see `load_weights`.
-
-    Raises InputError, and leaves the model unchanged, if names or shapes differ, with a list of them, or if weights are
-    NaN or inf where those of the model are finite; a mask may contain -inf.
-    """
-    state = model.state_dict()
-    weights = match_names(weights, state, source)
-    if skip:
-        skipped = {name: tensor for name, tensor in state.items() if name.startswith(f"{skip}.")}
-        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{skip}.")} | skipped
-    weights = _check_shapes(state, weights, source)
-    for name, current in state.items():
-        loaded = weights[name].to(current.dtype)
-        if not loaded.isfinite().all() and current.isfinite().all():
-            value = "NaN" if loaded.isnan().any() else "inf"
-            raise InputError(f"{source} must contain only finite weights, got {value} in {name}")
-    model.load_state_dict(weights)
+def weights_in(path: Path) -> Path | None:
+    """Return the path of a file, the weight file of a run folder or a folder in timm's hub format, or else None."""
+    names = HUB_WEIGHTS if (path / CONFIG).is_file() else (WEIGHTS, LAST_CHECKPOINT)
+    return next((file for file in (path, *map(path.joinpath, names)) if file.is_file()), None)
 
 
-def build_with_weights(build: Callable[[], Network], weights: dict[str, Tensor], source: str) -> Network:
-    """Build a network and load a state dict into it, in float32 on the CPU, whatever PyTorch's defaults are.
-
-    Names and shapes are compared on the meta device first, because a file may describe a network of any size.
-    """
-    with _default_dtype(torch.float32):
-        with torch.device("meta"):
-            state = build().state_dict()
-        weights = _check_shapes(state, weights, source)
-        with torch.device("cpu"):
-            model = build()
-    load_tensors(model, weights, source)
-    return model
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def local_path(source: str | os.PathLike[str]) -> Path:
+    """Download "hf-hub:USER/NAME[@REVISION]" and return its folder; also return the path of "local-dir:" and others."""
+    scheme, _, repo_id = str(source).partition(":")
+    scheme = scheme.lower().replace("_", "-")  # timm accepts these spellings
+    if scheme == "local-dir":
+        return Path(repo_id)
+    if scheme != "hf-hub":
+        return Path(source)
+    name, _, revision = repo_id.partition("@")
     try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[CONFIG, *HUB_WEIGHTS]))
+    except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
+        raise InputError(f"{source} cannot be downloaded: {one_line(error)}") from error
 
 
-def _check_shapes(state: Mapping[str, Tensor], weights: dict[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the weights under the names of the state. Raises InputError unless names and shapes are the same."""
-    weights = match_names(weights, state, source)
-    unexpected, missing = sorted(weights.keys() - state.keys()), sorted(state.keys() - weights.keys())
-    mismatched = sorted(
-        f"{name} {tuple(weights[name].shape)} instead of {tuple(state[name].shape)}"
-        for name in weights.keys() & state.keys()
-        if weights[name].shape != state[name].shape
-    )
-    if unexpected or missing or mismatched:
-        raise InputError(
-            f"{source} contains weights of another architecture: {_format_names(unexpected)} only in the file, "
-            f"{_format_names(missing)} only in the model, {_format_names(mismatched)} of another shape"
-        )
-    return weights
-
-
-def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous copies on the CPU, because safetensors refuses tensors that share memory."""
-    return {
-        name: tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
-        for name, tensor in state.items()
-    }
-
-
-def match_names(weights: dict[str, Tensor], names: Collection[str], source: str) -> dict[str, Tensor]:
-    """Remove the prefix that training code puts before the names of a model, such as "module." or "model.net.".
-
-    names: those of the model. The prefix is the one with the most of these names. If it has all of them, tensors
-    without the prefix are left out: they belong to losses, metrics or copies of the model. Among
-    copies, the EMA or teacher is used, with a message on stderr.
-    """
-    counts = Counter(name[:start] for name in weights for start in _starts(name) if name[start:] in names)
-
-    def rank(prefix: str) -> tuple[int, bool, int]:
-        is_average = not {"ema", "teacher"}.isdisjoint(re.split(r"[._]", prefix))
-        return counts[prefix], is_average, -len(prefix)
-
-    prefix, *others = sorted(counts, key=rank, reverse=True) or [""]
-    if not prefix:
-        return weights
-    complete = counts[prefix] == len(names)
-    if copies := [f"{other}*" for other in others if complete and counts[other] == len(names)]:
-        echo(f"{source}: the weights {prefix}* are used, not {', '.join(copies)}", file=sys.stderr)
-    return {
-        name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix) or not complete
-    }
-
-
-def _starts(name: str) -> Iterator[int]:
-    """The positions in a name at which a module or tensor begins."""
-    yield from (0, *(match.end() for match in re.finditer(r"\.", name)))
-
-
-def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a file by name, and its other content: safetensors metadata, or checkpoint entries.
 
     The tensors of a checkpoint are those of its EMA or teacher if it has one, as in timm; otherwise
     those under "state_dict", "model" and the like, or its own. A choice is printed on stderr.
     Pickles are read by torch.load with weights_only=True, so no code from the file runs.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path} is not a file; expected weights (.safetensors) or a checkpoint (.ckpt)")
     if path.suffix.lower() == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
@@ -188,33 +150,128 @@ def read_weights(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if blocked:
             reason = f"it contains {blocked[1]}, which is code and never run; save a state_dict() instead"
         raise InputError(f"{path} is not a checkpoint: {reason}") from error
-    state, entry = content, None
-    while entries := [name for name in _ENTRIES if isinstance(state, dict) and _has_tensors(state.get(name))]:
-        if len(entries) > 1:
-            used, *others = entries
-            echo(f"{path}: the weights {used} are used, not {', '.join(others)}", file=sys.stderr)
-        state, entry = state[entries[0]], entry or entries[0]
-    if not _has_tensors(state):
+    if not (tensors := _state_dict(content, path)):
         raise InputError(f"{path} contains no state dict; expected a checkpoint with state_dict or a dict of tensors")
-    metadata = {str(name): value for name, value in content.items() if name != entry}
-    return _without_wrappers({str(name): value for name, value in state.items() if isinstance(value, Tensor)}), metadata
+    return _without_wrappers(tensors), {str(name): value for name, value in content.items()}
 
 
-def _has_tensors(content: Any) -> bool:
-    """Whether a value is a dict with tensors, or with a state dict."""
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a checkpoint, or those in the first of its entries that has some."""
     if not isinstance(content, dict):
-        return False
-    nested = any(_has_tensors(content.get(name)) for name in _ENTRIES)
-    return nested or any(isinstance(value, Tensor) for value in content.values())
+        return {}
+    states = {name: state for name in _ENTRIES if (state := _state_dict(content.get(name), path))}
+    if len(states) > 1:
+        used, *others = states
+        echo(f"{path}: the weights {used} are used, not {', '.join(others)}", file=sys.stderr)
+    if states:
+        return next(iter(states.values()))
+    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {_WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
 
 
-def _format_names(names: Iterable[str], limit: int = 8) -> str:
-    names = list(names)
-    if not names:
-        return "none"
+def match_names(weights: dict[str, Tensor], names: Collection[str], source: str) -> dict[str, Tensor]:
+    """Give tensors the names that a model has for them.
+
+    The prefix that training code puts before names, such as "module." or "model.net.", is removed: the one with the
+    most names of the model. If it has all of them, tensors without the prefix are left out: they belong to losses,
+    metrics or copies of the model. Among copies, the EMA or teacher is used, with a message on stderr.
+    Names may also differ as those of timm's networks with features_only=True do: underscores for points, and "model.".
+    """
+    own = {name.removeprefix("model.").replace("_", "."): name for name in names} | {name: name for name in names}
+
+    def own_name(name: str) -> str | None:
+        return own.get(name) or own.get(name.replace("_", "."))
+
+    starts = [(name, start) for name in weights for start in (0, *(dot.end() for dot in re.finditer(r"\.", name)))]
+    counts = Counter(name[:start] for name, start in starts if own_name(name[start:]))
+
+    def rank(prefix: str) -> tuple[int, bool, int]:
+        is_average = not {"ema", "teacher"}.isdisjoint(re.split(r"[._]", prefix))
+        return counts[prefix], is_average, -len(prefix)
+
+    prefix, *others = sorted(counts, key=rank, reverse=True) or [""]
+    complete = bool(prefix) and counts[prefix] == len(names)
+    if copies := [f"{other}*" for other in others if complete and counts[other] == len(names)]:
+        echo(f"{source}: the weights {prefix}* are used, not {', '.join(copies)}", file=sys.stderr)
+    kept = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix) or not complete}
+    return {own_name(name) or name: tensor for name, tensor in kept.items()}
+
+
+def load_tensors(
+    model: nn.Module, weights: dict[str, Tensor], source: str, *, skip: str = "", subset: bool = False
+) -> None:
+    """Load a state dict into a model; all names and shapes must match, except as `match_names` says.
+
+    source: name of the file or model that the weights come from, for messages.
+    skip: name of a module whose weights are not loaded, such as "fc"; none by default.
+    subset: the model has only some of the tensors, such as the stages of a classifier; the others are left out.
+
+    Raises InputError, and leaves the model unchanged, if names or shapes differ, with a list of them, or if weights are
+    NaN or inf where those of the model are finite; a mask may contain -inf.
+    """
+    state = model.state_dict()
+    weights = match_names(weights, state, source)
+    if subset:
+        weights = {name: weights[name] for name in state if name in weights}
+    if skip:
+        skipped = {name: tensor for name, tensor in state.items() if name.startswith(f"{skip}.")}
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{skip}.")} | skipped
+    _check_shapes(state, weights, source)
+    for name, current in state.items():
+        loaded = weights[name].to(current.dtype)
+        if not loaded.isfinite().all() and current.isfinite().all():
+            value = "NaN" if loaded.isnan().any() else "inf"
+            raise InputError(f"{source} must contain only finite weights, got {value} in {name}")
+    model.load_state_dict(weights)
+
+
+def build_with_weights(build: Callable[[], Network], weights: dict[str, Tensor], source: str) -> Network:
+    """Build a network and load a state dict into it, in float32 on the CPU, whatever PyTorch's defaults are.
+
+    Names and shapes are compared on the meta device first, because a file may describe a network of any size.
+    """
+    with torch.device("meta"):
+        state = build().state_dict()
+    weights = match_names(weights, state, source)
+    _check_shapes(state, weights, source)
+    with torch.device("cpu"):
+        model = build().float()
+    load_tensors(model, weights, source)
+    return model
+
+
+def _check_shapes(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str) -> None:
+    """Raise InputError unless names and shapes are the same."""
+    shared = sorted(weights.keys() & state.keys())
+    mismatched = [
+        f"{name} {tuple(weights[name].shape)} instead of {tuple(state[name].shape)}"
+        for name in shared
+        if weights[name].shape != state[name].shape
+    ]
+    unexpected, missing = sorted(weights.keys() - state.keys()), sorted(state.keys() - weights.keys())
+    if unexpected or missing or mismatched:
+        raise InputError(
+            f"{source} contains weights of another architecture: {_shortened(unexpected)} only in the file, "
+            f"{_shortened(missing)} only in the model, {_shortened(mismatched)} of another shape"
+        )
+
+
+def _shortened(names: list[str], limit: int = 8) -> str:
     omitted = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{len(names)} ({', '.join(names[:limit])}{omitted})"
+    return f"{len(names)} ({', '.join(names[:limit])}{omitted})" if names else "none"
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous copies on the CPU, because safetensors refuses tensors that share memory."""
+    return {
+        name: tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+        for name, tensor in state.items()
+    }
+
+
+def save_weights(path: Path, model: nn.Module, description: str) -> None:
+    """Write the weights of a model to a .safetensors file, atomically. description: from `ModelCard.to_public_json`."""
+    atomic_write(path, save(copied(model.state_dict()), metadata={"lambdanets": description}))

@@ -1,20 +1,23 @@
 """Loads the initial weights of a recipe into its model."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from lambdanets.inference.weights import has_different_classes, read_found_weights, resize_tables
-from lambdanets.models.packaged import find_weights
-from lambdanets.models.weights import load_tensors, match_names
+from lambdanets.files import nfc
+from lambdanets.inference.hub_folder import read_source
+from lambdanets.inference.model_card import read_description
+from lambdanets.layers import RelativeEmbedding
+from lambdanets.models.weights import find_weights, load_tensors, match_names
+from lambdanets.ops.geometry import resize_table
 
 
 class InitialWeights(NamedTuple):
     """The tensors of a weight file, and whether they were trained on other classes than those of the recipe."""
 
-    file: Path
+    source: str
     tensors: dict[str, Tensor]
     classes_differ: bool
 
@@ -27,24 +30,41 @@ class InitialWeights(NamedTuple):
         Embedding tables of another scope are interpolated. Raises InputError if other tensors do not match.
         """
         state = module.state_dict()
-        tensors = dict(match_names(self.tensors, state, str(self.file)))
+        tensors = dict(match_names(self.tensors, state, self.source))
         for name in state.keys() & tensors.keys():
             is_head = any(name.startswith(prefix) for prefix in heads)
             if is_head and (self.classes_differ or tensors[name].shape[:1] != state[name].shape[:1]):
                 tensors[name] = state[name]
-        resize_tables(module, tensors)
-        load_tensors(module, tensors, str(self.file))
+        _resize_tables(module, tensors)
+        load_tensors(module, tensors, self.source)
 
 
-def read_initial_weights(path: Path, classes: int | Sequence[str]) -> InitialWeights:
+def read_initial_weights(path: str, classes: int | Sequence[str]) -> InitialWeights:
     """Read a weight file, a run folder or a folder in timm's hub format. classes: names or number of the classes."""
-    file = find_weights(path)
-    tensors, metadata = read_found_weights(file)
-    return InitialWeights(file, tensors, has_different_classes(file, metadata, classes))
+    source = find_weights(path)
+    tensors, metadata = read_source(source)
+    classes_differ = False
+    if not isinstance(classes, int) and "lambdanets" in metadata:
+        trained_classes = read_description(source.file, metadata).classes
+        classes_differ = [*map(nfc, trained_classes)] != [*map(nfc, classes)]
+    return InitialWeights(source.name, tensors, classes_differ)
 
 
-def load_initial_weights(model: Any, path: Path, classes: int | Sequence[str]) -> None:
+def load_initial_weights(model: Any, path: str, classes: int | Sequence[str]) -> None:
     """Load the weights of a file or run folder into a model with timm's interface, whose head is its classifier."""
     head = model.get_classifier()
     heads = [f"{name}." for name, module in model.named_modules() if module is head]
     read_initial_weights(path, classes).load_into(model, heads)
+
+
+def _resize_tables(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Resize the embedding tables in `tensors` to the scopes of the model by interpolation, in place."""
+    for name, module in model.named_modules():
+        table = tensors.get(f"{name}.table")
+        if not isinstance(module, RelativeEmbedding) or table is None or table.dim() != module.table.dim():
+            continue
+        first = 0 if module.heads is None else 1
+        if tuple(table.shape[first : first + module.dimensions]) != module.scope:
+            heads = table.unsqueeze(0) if module.heads is None else table
+            resized = torch.stack([resize_table(head, module.scope) for head in heads])
+            tensors[f"{name}.table"] = resized[0] if module.heads is None else resized

@@ -25,9 +25,8 @@ from lambdanets.inference.classification import ClassificationEvaluator, batch_s
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.inference.weights import weights_sha256
 from lambdanets.locks import InUseError, locked
-from lambdanets.models.packaged import find_weights
+from lambdanets.models.weights import WeightSource, find_weights
 from lambdanets.progress import track
 from lambdanets.records import Workers, check
 from lambdanets.training.distributed import get_world, set_device
@@ -80,13 +79,13 @@ def label_shards(
     check("top", top, PositiveInt)
     check("batch_size", batch_size, Annotated[int, Field(ge=2)] | None)
     check("max_unreadable", max_unreadable, NonNegativeInt)
-    teacher = find_weights(teacher)
-    classifier: Classifier = load_one_of([ClassifierCard], teacher, device)
+    source = find_weights(teacher)
+    classifier: Classifier = load_one_of([ClassifierCard], source, device)
     splits, _ = open_shards(location)
     images = splits["train"].without_labels()
     batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)
     top = min(top, len(classifier.classes))
-    origin = Origin(classifier.classes, _description(classifier, teacher, images), top)
+    origin = Origin(classifier.classes, _description(classifier, source, images), top)
     folder = WorkFolder(out, "labels", _identity(origin), _read_identity)
     with folder.open(shared=True):
         if not folder.is_started():
@@ -117,8 +116,8 @@ def label_shards(
     return LabelingResult(num_shards, num_images, tuple(unreadable), seconds, num_in_progress)
 
 
-def _description(classifier: Classifier, teacher: Path, images: ShardedImages) -> dict[str, Any]:
-    return {"model": classifier.card.model, "weights": weights_sha256(teacher), "images": images.fingerprint}
+def _description(classifier: Classifier, teacher: WeightSource, images: ShardedImages) -> dict[str, Any]:
+    return {"model": classifier.card.model, "weights": teacher.sha256(), "images": images.fingerprint}
 
 
 def _identity(origin: Origin) -> dict[str, Any]:

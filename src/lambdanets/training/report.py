@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from lambdanets.models.counting import count_parameters
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.records import parse_json, write_json
 
@@ -32,7 +31,7 @@ def write_result(folder: Path, *, seconds: float, images_seen: int, model: nn.Mo
     result = {
         "seconds": round(seconds, 2),
         "images_per_second": round(images_seen / seconds, 1) if seconds else 0.0,
-        "parameters": count_parameters(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         **fields,
         "commit": commit(),
         "versions": versions(),

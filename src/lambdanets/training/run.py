@@ -17,9 +17,7 @@ from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8, remove_unfinished
 from lambdanets.folders import WorkFolder, describe_differences
-from lambdanets.inference.weights import save_weights
-from lambdanets.models.packaged import WEIGHTS, packaged_weights
-from lambdanets.models.weights import load_weights
+from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import convert_sync_batch_norm
@@ -108,8 +106,15 @@ def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     return {
         name: str(Path(path).resolve())
         for name, path in paths.items()
-        if path and path != "digits" and not is_timm_name(path) and Path(path).exists() and not packaged_weights(path)
+        if path and Path(path).exists() and not _is_name(name, path)
     }
+
+
+def _is_name(field: str, value: str) -> bool:
+    """Whether a field of a recipe is the name of a packaged model or of data, also beside a folder of this name."""
+    if field == "weights":
+        return value in packaged_models() and weights_in(Path(value)) is None
+    return value == "digits" or is_timm_name(value)
 
 
 def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
@@ -262,7 +267,7 @@ def _train(prepared: _PreparedRun, folder: Path, world: World) -> dict[str, Any]
     if ema:
         ema.copy_to(module)
     if task.patience:
-        load_weights(model, checkpoints / BEST)
+        load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     result = broadcast_from_rank_zero(lambda: _finish(prepared, folder, log, timer))
     return result if world.is_rank_zero else {}

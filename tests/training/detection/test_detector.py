@@ -13,8 +13,8 @@ from lambdanets.errors import InputError
 from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.loading import load, load_one_of
 from lambdanets.inference.model_card import DetectorCard
-from lambdanets.inference.weights import save_weights
 from lambdanets.layers import RelativeEmbedding
+from lambdanets.models.weights import save_weights
 from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.training import run

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lambdanets.inference.loading import read_model
 from lambdanets.inference.model_card import ClassifierCard, DataSource, make_card
-from lambdanets.inference.weights import read_model_file
 from lambdanets.models import create_model
+from lambdanets.models.weights import find_weights
 from lambdanets.records import shared_fields
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
@@ -39,7 +39,7 @@ def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> n
         options["drop_rate"] = recipe.dropout
     model: Any = create_model(recipe.model, num_classes=len(class_names), in_chans=recipe.channels, **options)
     if recipe.weights is not None:
-        load_initial_weights(model, Path(recipe.weights), classes)
+        load_initial_weights(model, recipe.weights, classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
 
 
@@ -50,7 +50,7 @@ def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRe
     """
     if recipe.model or recipe.weights is None:
         return recipe
-    card = read_model_file(recipe.weights, ClassifierCard)[1]
+    card = read_model(find_weights(recipe.weights), ClassifierCard)[1]
     options: dict[str, Any] = card.model_options | recipe.model_options
     return replace(
         recipe,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.data.batches import min_batch_size, steps_per_epoch
 from lambdanets.data.image_search import describe_classes, describe_left_out
@@ -18,7 +19,6 @@ from lambdanets.data.pseudo_labels.selection import read_selection
 from lambdanets.data.shards.images import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
-from lambdanets.models.counting import count_flops, count_parameters
 from lambdanets.progress import format_duration
 from lambdanets.provenance import hardware
 from lambdanets.training.batch_norm import prepare_batch_norm
@@ -146,8 +146,10 @@ def plan(recipe: ClassificationRecipe, devices: int) -> Plan:
     )
     fixed_memory, memory_per_image = training_memory(probe)
     with torch.device("meta"):
-        model: Any = probe.build()
-    flops = count_flops(model, recipe.image_size, channels=recipe.channels)
+        model: Any = probe.build().eval()
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, recipe.channels, recipe.image_size, recipe.image_size))
+    flops = counter.get_total_flops()
     measured_batch_size = max(2, min(micro_batch, int(FLOPS_PER_STEP[device.type] / (3 * flops))))
     return Plan(
         recipe=recipe,
@@ -157,7 +159,7 @@ def plan(recipe: ClassificationRecipe, devices: int) -> Plan:
         steps_per_epoch=steps_per_epoch(data.num_images, recipe.batch_size, smallest_batch),
         micro_batch=micro_batch,
         accumulation_steps=num_micro_batches,
-        num_parameters=count_parameters(model),
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         flops=flops,
         memory=fixed_memory + memory_per_image * micro_batch,
         free_memory=free,

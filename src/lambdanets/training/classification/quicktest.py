@@ -10,8 +10,7 @@ import torch
 from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.data.shards.writing import write_shards
-from lambdanets.inference.weights import save_weights
-from lambdanets.models.packaged import WEIGHTS
+from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.pseudo_labeling import label_shards

@@ -15,8 +15,7 @@ from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.sets import report_problems
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
-from lambdanets.inference.weights import weights_sha256
-from lambdanets.models.packaged import find_weights
+from lambdanets.models.weights import find_weights
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.coco.data import open_datasets, write_problems
 from lambdanets.training.coco.recipe import CocoRecipe
@@ -96,6 +95,6 @@ class CocoTask(Task):
 
 def _identity(weights: str) -> dict[str, str]:
     """Return the SHA-256 of initial weights, and their name without the path to it."""
-    path, file = Path(weights), find_weights(weights)
-    name = str(Path(path.name, file.relative_to(path))) if file.is_relative_to(path) else weights
-    return {"name": name, "sha256": weights_sha256(file)}
+    path, source = Path(weights), find_weights(weights)
+    name = str(Path(path.name, source.file.relative_to(path))) if source.file.is_relative_to(path) else weights
+    return {"name": name, "sha256": source.sha256()}

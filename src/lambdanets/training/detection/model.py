@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,30 +44,19 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
     )
     model.transform._skip_resize = True  # in training, the data loader has resized the images
     if recipe.weights is not None:
-        _load_initial_weights(model, Path(recipe.weights), classes)
+        _load_initial_weights(model, recipe.weights, classes)
     return model.to(memory_format=torch.channels_last)
 
 
-def _load_initial_weights(model: MaskRCNN, path: Path, classes: int | Sequence[str]) -> None:
+def _load_initial_weights(model: MaskRCNN, path: str, classes: int | Sequence[str]) -> None:
     weights = read_initial_weights(path, classes)
     module: nn.Module = model
     if not any("backbone.network." in name for name in weights.tensors):  # weights of a classifier
         module = model.backbone.network
-        normalized_names = {name: _normalize_name(name) for name in module.state_dict()}
-        by_normalized_name = {_normalize_name(name): tensor for name, tensor in weights.tensors.items()}
-        by_normalized_name = match_names(by_normalized_name, set(normalized_names.values()), str(weights.file))
-        tensors = {
-            name: by_normalized_name[normalized]
-            for name, normalized in normalized_names.items()
-            if normalized in by_normalized_name
-        }
-        weights = weights._replace(tensors=tensors)
+        names = module.state_dict().keys()
+        tensors = match_names(weights.tensors, names, weights.source)
+        weights = weights._replace(tensors={name: tensors[name] for name in names & tensors.keys()})
     weights.load_into(module, _HEADS)
-
-
-def _normalize_name(name: str) -> str:
-    """Undo the changes that timm's features_only wrapper makes to the names of tensors."""
-    return name.removeprefix("model.").replace("_", ".")
 
 
 @dataclass(frozen=True)

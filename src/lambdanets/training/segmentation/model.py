@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module
     """Build the recipe's model for the names of the categories, and load its initial weights, if any."""
     model = build_segmenter(make_model_card(recipe, classes, range(len(classes))))
     if recipe.weights is not None:
-        load_initial_weights(model, Path(recipe.weights), classes)
+        load_initial_weights(model, recipe.weights, classes)
     return model.to(memory_format=torch.channels_last)
 
 

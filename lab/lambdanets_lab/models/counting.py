@@ -95,9 +95,6 @@ def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: b
 
 def _run_on_meta(model: nn.Module, image_size: int, hook: Any, channels: int = 3) -> None:
     """Run one image through the model in eval mode, and call hook(layer, arguments, output) after every module."""
-    for parameter in model.parameters():
-        if not parameter.is_meta:
-            raise ValueError(f"model must be built on the meta device, got a parameter on {parameter.device}")
     handles = [module.register_forward_hook(hook) for module in model.modules()]
     training = model.training
     try:
