@@ -9,7 +9,7 @@ from lambdanets.inference import classification
 from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits, evaluate
 from lambdanets.inference.classifier import Classifier, predict_files
 from lambdanets.inference.loading import load
-from lambdanets.training.pseudo_labeling import label_shards
+from lambdanets_lab.pseudo.labeling import label_shards
 from training.teachers import RECIPE, write_teacher
 
 CLASSES = ("dark", "light")

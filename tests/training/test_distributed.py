@@ -37,7 +37,7 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     """Return the gradients of the second step in float64, with micro-batches and with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
-    module = Classification(model, RECIPE, 10, 1, "", batch_slice=batch_slice)
+    module = Classification(model, RECIPE, 1, "", batch_slice=batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):

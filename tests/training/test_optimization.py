@@ -114,7 +114,7 @@ def weights_after_steps(fields, gradients, start):
     model = nn.Linear(3, 1, bias=False).double()
     model.weight.data = start.clone()
     recipe = replace(DIGITS, warmup_epochs=0, **fields)
-    optimizer = Classification(model, recipe, 2, 1, "").configure_optimizers()["optimizer"]
+    optimizer = Classification(model, recipe, 1, "").configure_optimizers()["optimizer"]
     for gradient in gradients:
         model.weight.grad = gradient.clone()
         optimizer.step()
@@ -155,7 +155,7 @@ def test_ema_is_on_the_device_of_the_strategy():
 
 @pytest.mark.parametrize(("scale", "step", "exhausted"), [(1e-4, 40, True), (1e-4, 41, False), (2.0, 40, False)])
 def test_gradients_that_stay_nonfinite_at_any_scale_are_noticed(scale, step, exhausted, monkeypatch):
-    module = Classification(nn.Linear(2, 2), replace(DIGITS, precision="16-mixed"), 2, 10, "")
+    module = Classification(nn.Linear(2, 2), replace(DIGITS, precision="16-mixed"), 10, "")
     plugin = MixedPrecision("16-mixed", "cpu", SimpleNamespace(get_scale=lambda: scale))
     trainer = SimpleNamespace(precision_plugin=plugin, global_step=step)
     monkeypatch.setattr(Classification, "trainer", trainer)

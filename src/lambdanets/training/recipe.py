@@ -31,8 +31,6 @@ class TrainingRecipe:
         "micro_batch",
         "compile",
     )
-    # fields in CHANGEABLE that must stay None in a resumed run if they were None, and must not become None otherwise
-    KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ()
     MIN_MICRO_BATCH: ClassVar[int] = 1
     RANGES: ClassVar[dict[str, Range]] = {
         "batch_norm_momentum": Range(above=0, maximum=1),
@@ -114,16 +112,14 @@ class TrainingRecipe:
             reason = " for batch norm" if self.MIN_MICRO_BATCH > 1 else ""
             raise InputError(f"micro_batch must be at least {self.MIN_MICRO_BATCH}{reason}, got {self.micro_batch}")
 
-    @property
-    def pseudo_batch_size(self) -> int:
-        """Number of pseudo-labeled images per step, in addition to batch_size."""
-        return 0
+    def step_sizes(self, num_images: int) -> tuple[int, ...]:
+        """Return the number of images per step, from each set of training images. num_images: in the first set."""
+        return (min(self.batch_size, num_images),)
 
     def without_changeable_fields(self) -> Self:
         """Return the recipe with default values in all fields that may be changed when a run is resumed."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         changes: dict[str, Any] = {name: defaults[name] for name in self.CHANGEABLE}
-        changes |= {name: "" for name in self.KEPT_IF_GIVEN if getattr(self, name) is not None}
         return dataclasses.replace(self, **changes)
 
     def fields(self) -> dict[str, Any]:

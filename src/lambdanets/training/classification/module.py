@@ -2,13 +2,10 @@
 
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lambdanets.data.loader import Batch
-from lambdanets.data.order import BatchSlice
-from lambdanets.errors import InputError
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
@@ -20,18 +17,7 @@ class Classification(TrainingModule):
     SUMS: ClassVar[tuple[str, ...]] = ("loss", "top1")
     recipe: ClassificationRecipe
 
-    def __init__(
-        self,
-        model: nn.Module,
-        recipe: ClassificationRecipe,
-        num_classes: int,
-        steps_per_epoch: int,
-        description: str,
-        batch_slice: BatchSlice | None = None,
-    ) -> None:
-        super().__init__(model, recipe, steps_per_epoch, description, batch_slice)
-        self.num_classes = num_classes
-        self._sums = (0.0, 0.0, 0.0)  # over the validation images: loss, correct predictions, number of images
+    _sums = (0.0, 0.0, 0.0)  # over the validation images: loss, correct predictions, number of images
 
     def num_images(self, batch: Batch) -> int:
         return len(batch.labels)
@@ -41,17 +27,9 @@ class Classification(TrainingModule):
 
     def sums(self, batch: Batch) -> dict[str, Tensor]:
         logits = self.model(batch.images).float()
-        return {"loss": self._loss(logits, batch), "top1": (logits.argmax(1) == batch.labels).sum()}
-
-    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy, summed over images. Label smoothing applies to hard labels only."""
         smoothing = self.recipe.label_smoothing
-        if batch.targets is None or batch.soft is None:
-            return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
-        if batch.targets.shape[1] != self.num_classes:
-            raise InputError(f"pseudo-labels must have {self.num_classes} classes, got {batch.targets.shape[1]}")
-        smoothed = batch.targets * (1 - smoothing) + smoothing / self.num_classes
-        return F.cross_entropy(logits, torch.where(batch.soft[:, None], batch.targets, smoothed), reduction="sum")
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
+        return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
 
     def on_validation_epoch_start(self) -> None:
         self._sums = (0.0, 0.0, 0.0)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from lambdanets.bounds import VALIDATION_SHARE_RANGE, Range
 from lambdanets.errors import InputError
@@ -17,16 +17,9 @@ class ClassificationRecipe(TrainingRecipe):
     """Hyperparameters of classifier training."""
 
     task: ClassVar[str] = "classification"
-    PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
-    REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights", "pseudo_labels", "pseudo_images")
-    CHANGEABLE: ClassVar[tuple[str, ...]] = (
-        "data",
-        "data_root",
-        "pseudo_labels",
-        "pseudo_images",
-        *TrainingRecipe.CHANGEABLE,
-    )
-    KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")
+    PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights")
+    REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights")
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE)
     MIN_MICRO_BATCH: ClassVar[int] = 2  # batch norm after global pooling needs two values per channel
     RANGES: ClassVar[dict[str, Range]] = TrainingRecipe.RANGES | {
         "batch_size": Range(2, 1_000_000),
@@ -35,7 +28,6 @@ class ClassificationRecipe(TrainingRecipe):
         "validation_share": VALIDATION_SHARE_RANGE,
         "hold_out": Range(0, 0.9),
         "patience": Range(above=0),
-        "pseudo_ratio": Range(above=0),
         **dict.fromkeys(("drop_path", "dropout", "label_smoothing", "flip"), Range(0, 1)),
         "std": Range(above=0),
         "crop_padding": Range(0, 1000),
@@ -54,14 +46,6 @@ class ClassificationRecipe(TrainingRecipe):
     """Stop after this many epochs without better top-1 and use the best epoch's weights. If none, train all epochs."""
     training_images: int | None = None
     """Number of training images to use, chosen at random, stratified by class. If none, all are used."""
-    pseudo_labels: str | None = None
-    """Also train on these pseudo-labels: a folder written by lambdanets pseudo-label select."""
-    pseudo_images: str | None = None
-    """Folder or URL of the shards with the pseudo-labeled images."""
-    pseudo_ratio: float = 1.0
-    """Number of pseudo-labeled images per labeled image. An epoch is one pass over the labeled images."""
-    pseudo_targets: Literal["soft", "hard"] = "soft"
-    """Targets of pseudo-labeled images. soft: the teacher's probabilities; hard: its most probable class."""
     image_size: int = 224
     """Height and width of the input images, in pixels."""
     channels: Literal[1, 3] = 3
@@ -93,13 +77,6 @@ class ClassificationRecipe(TrainingRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.pseudo_labels is None) != (self.pseudo_images is None):
-            raise InputError("pseudo_labels and pseudo_images must be given together, got one without the other")
-        if self.pseudo_labels is not None and not self.pseudo_batch_size:
-            raise InputError(
-                f"pseudo_ratio must give at least one pseudo-labeled image per batch of {self.batch_size}, "
-                f"got {self.pseudo_ratio}"
-            )
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, self.channels):
                 raise InputError(
@@ -118,10 +95,12 @@ class ClassificationRecipe(TrainingRecipe):
 
         return Preprocessing(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Preprocessing)})
 
-    @property
-    def pseudo_batch_size(self) -> int:
-        """Number of pseudo-labeled images per step."""
-        return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
+        if cls is ClassificationRecipe and fields.get("pseudo_labels") is None:
+            # recipes of earlier versions have fields of students, without values
+            fields = {name: value for name, value in fields.items() if not name.startswith("pseudo_")}
+        return super().from_fields(fields, source)
 
 
 def check_rand_augment(policy: str | None) -> None:

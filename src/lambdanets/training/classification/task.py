@@ -10,7 +10,6 @@ from torch import nn
 from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
-from lambdanets.data.pseudo_labels.student_images import PseudoLabeledImages, open_student_images
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
 from lambdanets.inference.classification import predict_set
@@ -46,18 +45,17 @@ class ClassificationTask(Task):
     PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
     BEST_METRIC: ClassVar[str] = "top1"
     RESULT: ClassVar[type[Result]] = ClassificationResult
+    MODULE: ClassVar[type[Classification]] = Classification
 
     recipe: ClassificationRecipe
     splits: Splits
-    pseudo_images: PseudoLabeledImages | None
     model: nn.Module
 
     def __post_init__(self) -> None:
         self.classes = self.splits.classes
         self.source, self.left_out = self.splits.source, self.splits.left_out
         self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
-        pseudo_fingerprint = self.pseudo_images.fingerprint if self.pseudo_images is not None else ""
-        self.fingerprint = self.splits.fingerprint + pseudo_fingerprint
+        self.fingerprint = self.splits.fingerprint
         self.patience = self.recipe.patience
 
     @classmethod
@@ -70,22 +68,15 @@ class ClassificationTask(Task):
         for split, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
             if images is not None:
                 check_readable(images.load, len(images), split, recipe.max_unreadable)
-        pseudo_images = None
-        if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
-            soft = recipe.pseudo_targets == "soft"
-            labels = Path(recipe.pseudo_labels)
-            pseudo_images = open_student_images(recipe.pseudo_images, labels, splits.classes, soft=soft)
         seed_everything(recipe.seed, verbose=False)
         model = build_model(replace(recipe, weights=None) if resumed else recipe, splits.classes)
-        return cls(recipe, splits, pseudo_images, prepare_batch_norm(model, recipe, world.world_size))
+        return cls(recipe, splits, prepare_batch_norm(model, recipe, world.world_size))
 
     def probe(self) -> ClassificationProbe:
         return ClassificationProbe(self.recipe, len(self.classes))
 
     def batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> tuple[ImageBatches, ImageBatches]:
-        training = make_batches(
-            recipe, self.splits.train, training=True, batch_slice=batch_slice, pseudo_images=self.pseudo_images
-        )
+        training = make_batches(recipe, self.splits.train, training=True, batch_slice=batch_slice)
         return training, make_batches(recipe, self.splits.validation, training=False, batch_slice=batch_slice)
 
     def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
@@ -93,9 +84,7 @@ class ClassificationTask(Task):
         return replace(card, source=replace(card.source, held_out=self.splits.held_out))
 
     def module(self, recipe: ClassificationRecipe, steps_per_epoch: int, batch_slice: BatchSlice) -> Classification:
-        return Classification(
-            self.model, recipe, len(self.classes), steps_per_epoch, self.description(recipe), batch_slice=batch_slice
-        )
+        return self.MODULE(self.model, recipe, steps_per_epoch, self.description(recipe), batch_slice)
 
     def finish(self, recipe: ClassificationRecipe, folder: Path, log: MetricsLog) -> dict[str, Any]:
         # Lightning moves the model to the CPU at the end
