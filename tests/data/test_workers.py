@@ -17,7 +17,7 @@ from data.test_loader import images, loader
 from lambdanets.data import batches as batches_module
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.labeled_images import ImageArray, ImageFiles
-from lambdanets.data.shards.images import ShardedImages
+from lambdanets.data.shards import ShardedImages
 from lambdanets.inference import classification, detection
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector

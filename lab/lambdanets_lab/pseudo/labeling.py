@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data.readable import check_unreadable
-from lambdanets.data.shards.images import open_shards
+from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished
 from lambdanets.folders import WorkFolder

@@ -16,8 +16,7 @@ from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.data.order import WINDOW, BatchSlice, Order
-from lambdanets.data.shards.images import open_shards
-from lambdanets.data.shards.writing import write_shards
+from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
 from lambdanets.training.classification import quicktest as classification_quicktest
@@ -28,6 +27,7 @@ from lambdanets.training.distributed import World
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.pseudo.tables import SELECTION, Selection, read_selection, read_table, select
+from lambdanets_lab.shards import write_shards
 
 
 class PseudoLabeledImages:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from lambdanets.data.datasets import open_splits
-from lambdanets.data.shards.images import open_shards
-from lambdanets.data.shards.writing import write_shards
+from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
 from lambdanets.locks import locked
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import open_labels, read_table, select
+from lambdanets_lab.shards import write_shards
 from training.teachers import CLASSES, replace_bytes, write_teacher
 
 SHARDS = [f"train-{number:05}" for number in range(8)]

@@ -15,7 +15,7 @@ from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageArray
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
-from lambdanets.data.shards.images import open_shards
+from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import ClassificationProbe

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.shards.images import open_shards
+from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets_lab.pseudo.student import PseudoLabeledImages
 from lambdanets_lab.pseudo.tables import read_selection, read_table

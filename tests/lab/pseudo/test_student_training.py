@@ -8,13 +8,13 @@ import pytest
 
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits, subset
-from lambdanets.data.shards.writing import write_shards
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
 from lambdanets.training.tasks import read_recipe
 from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.pseudo.student import quicktest_recipe
+from lambdanets_lab.shards import write_shards
 from training.runs import assert_same_result, interrupted_run
 from training.teachers import write_selection
 

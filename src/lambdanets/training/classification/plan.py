@@ -12,7 +12,7 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages, image_file
 from lambdanets.data.order import steps_per_epoch
-from lambdanets.data.shards.images import ShardedImages
+from lambdanets.data.shards import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
 from lambdanets.models.counting import count_flops, count_parameters
