@@ -26,12 +26,12 @@ from lambdanets.data.datasets import Splits, open_evaluation_images
 from lambdanets.data.images import read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.loader import ImageBatches
-from lambdanets.data.shards.images import ShardedImages, open_shards
-from lambdanets.data.shards.writing import write_shards
+from lambdanets.data.shards import ShardedImages, open_shards
 from lambdanets.provenance import commit, hardware, versions
 from lambdanets.text_tables import text_table
 from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets_lab.shards import write_shards
 
 CLASSES = 4
 SIZE = (1024, 768)  # of generated images: width, height

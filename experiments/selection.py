@@ -11,21 +11,24 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from lambdanets.data.pseudo_labels.tables import Origin, read_batches, write_description, write_table
 from lambdanets.provenance import commit, hardware, versions
+from lambdanets.records import write_json
+from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, open_labels, read_table, write_table
 
 CHILD = """
 import json, sys, time
 from pathlib import Path
-from lambdanets.cli.pseudo_label import peak_memory
-from lambdanets.data.pseudo_labels.selection import select
+from lambdanets_lab.pseudo.tables import select
+def peak_memory():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 imported = peak_memory()
 start = time.monotonic()
 report = select(Path(sys.argv[1]), Path(sys.argv[2]), confidence=float(sys.argv[3]), per_class=int(sys.argv[4]))
@@ -46,19 +49,11 @@ class Size:
     top: int
 
 
-def make_keys(numbers: np.ndarray) -> pa.StringArray:
-    """Keys that consist of the letter n and ten digits."""
-    characters = np.empty((len(numbers), 11), np.uint8)
-    characters[:, 0] = ord("n")
-    characters[:, 1:] = numbers[:, None] // 10 ** np.arange(9, -1, -1) % 10 + ord("0")
-    offsets = np.arange(len(numbers) + 1, dtype=np.int32) * 11
-    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(characters))
-
-
 def generate(folder: Path, size: Size) -> None:
     """Write synthetic label tables, one file at a time."""
     folder.mkdir(parents=True)
-    origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "synthetic"}, size.top)
+    names = tuple(f"train-{shard:05}" for shard in range(-(-size.rows // size.shard_rows)))
+    labels = Labels(tuple(f"class {i}" for i in range(size.classes)), {"model": "synthetic"}, size.top, names)
     frequency = 1 / (10 + np.arange(size.classes))
     cumulative = np.cumsum(frequency / frequency.sum())
     for shard, first in enumerate(range(0, size.rows, size.shard_rows)):
@@ -67,20 +62,16 @@ def generate(folder: Path, size: Size) -> None:
         best = np.minimum(np.searchsorted(cumulative, generator.random(n)), size.classes - 1)
         confidence = np.where(generator.random(n) < 0.02, 1, generator.random(n) ** 0.75)
         others = [np.minimum(confidence, (1 - confidence) / 2**i) for i in range(1, size.top)]
-        write_table(
-            folder / f"train-{shard:05}.parquet",
-            origin,
-            keys=make_keys(np.arange(first, first + n)),
-            positions=np.arange(n),
-            classes=(best[:, None] + 7 * np.arange(size.top)) % size.classes,
-            probabilities=np.stack([confidence, *others], axis=1),
-        )
-    write_description(folder, origin)
+        keys = [f"n{number:010}" for number in range(first, first + n)]
+        classes = (best[:, None] + 7 * np.arange(size.top)) % size.classes
+        probabilities = np.stack([confidence, *others], axis=1)
+        write_table(folder / f"{names[shard]}.parquet", labels, keys, np.arange(n), classes, probabilities)
+    write_json(folder / DESCRIPTION, asdict(labels))
 
 
 def check(labels: Path, out: Path, size: Size, confidence: float, per_class: int) -> None:
     """Assert that each class has `per_class` images, evenly repeated, and that the most confident rows are selected."""
-    origin = Origin(tuple(f"class {i}" for i in range(size.classes)), {"model": "synthetic"}, size.top)
+    origin = open_labels(labels)
     min_confidence, min_selected = np.float32(confidence), np.full(size.classes, 2, np.float32)
     # counts per class: copies of images, selected rows, rows of sufficient confidence, and rows above min_selected
     images, selected, confident, above, selected_above = np.zeros((5, size.classes), np.int64)
@@ -89,23 +80,23 @@ def check(labels: Path, out: Path, size: Size, confidence: float, per_class: int
     # The second pass checks that all labels above the minimum selected confidence of their class are selected.
     for second_pass in (False, True):
         for path in sorted(out.glob("*.parquet")):
-            for batch in read_batches(path, ["class", "confidence", "copies"], origin):
-                classes, confidences, copies = (column.to_numpy() for column in batch.columns)
-                if second_pass:
-                    selected_above += np.bincount(classes[confidences > min_selected[classes]], minlength=size.classes)
-                    continue
-                assert (confidences >= min_confidence).all()
-                np.add.at(images, classes, copies)
-                selected += np.bincount(classes, minlength=size.classes)
-                np.minimum.at(min_selected, classes, confidences)
-                np.maximum.at(max_copies, classes, copies)
-                np.minimum.at(min_copies, classes, copies)
+            table = read_table(path, origin, ["class", "confidence", "copies"])
+            classes, confidences, copies = (column.to_numpy() for column in table.columns)
+            if second_pass:
+                selected_above += np.bincount(classes[confidences > min_selected[classes]], minlength=size.classes)
+                continue
+            assert (confidences >= min_confidence).all()
+            np.add.at(images, classes, copies)
+            selected += np.bincount(classes, minlength=size.classes)
+            np.minimum.at(min_selected, classes, confidences)
+            np.maximum.at(max_copies, classes, copies)
+            np.minimum.at(min_copies, classes, copies)
     for path in sorted(labels.glob("*.parquet")):
-        for batch in read_batches(path, ["class", "confidence"], origin):
-            classes, confidences = (column.to_numpy() for column in batch.columns)
-            rows += len(classes)
-            confident += np.bincount(classes[confidences >= min_confidence], minlength=size.classes)
-            above += np.bincount(classes[confidences > min_selected[classes]], minlength=size.classes)
+        table = read_table(path, origin, ["class", "confidence"])
+        classes, confidences = (column.to_numpy() for column in table.columns)
+        rows += len(classes)
+        confident += np.bincount(classes[confidences >= min_confidence], minlength=size.classes)
+        above += np.bincount(classes[confidences > min_selected[classes]], minlength=size.classes)
     assert rows == size.rows
     assert (images == np.where(confident > 0, per_class, 0)).all()
     assert (selected == np.minimum(confident, per_class)).all()

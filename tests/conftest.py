@@ -102,7 +102,7 @@ def two_classes(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def _shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from lambdanets.data.datasets import open_splits
-    from lambdanets.data.shards.writing import write_shards
+    from lambdanets_lab.shards import write_shards
 
     folder = tmp_path_factory.mktemp("two_classes")
     write_shards(open_splits(str(write_two_classes(folder / "images"))), folder / "shards", images_per_shard=2)

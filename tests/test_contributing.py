@@ -1,6 +1,5 @@
 """Follows the steps to add a task of CONTRIBUTING.md."""
 
-import importlib
 from pathlib import Path
 
 from lambdanets.training import run, tasks
@@ -147,9 +146,9 @@ def test_new_task_needs_one_package_and_one_entry(tmp_path, monkeypatch):
     for name, text in TASK.items():
         (tmp_path / "echo_task" / name).write_text(text.lstrip())
     monkeypatch.syspath_prepend(tmp_path)
-    recipe_class = importlib.import_module("echo_task.recipe").EchoRecipe
-    monkeypatch.setitem(tasks.TASKS, "echo", tasks.TaskEntry(recipe_class, "echo_task.task:EchoTask", "", ""))
-    recipe = recipe_class(data="digits", model="echo", epochs=2, warmup_epochs=0, learning_rate=0.001)
+    entry = tasks.TaskEntry("echo_task.recipe:EchoRecipe", "echo_task.task:EchoTask", "", "")
+    monkeypatch.setitem(tasks.TASKS, "echo", entry)
+    recipe = entry.recipe_class(data="digits", model="echo", epochs=2, warmup_epochs=0, learning_rate=0.001)
     result = run.start(recipe, tmp_path / "run")
     assert run.start(recipe, tmp_path / "run") == result
     assert result["epochs"] == 2

@@ -100,23 +100,6 @@ def deferred() -> Iterator[None]:
             _handle(signum, None)
 
 
-@contextlib.contextmanager
-def blocked() -> Iterator[None]:
-    """Block signals within the block. A process that is forked in it has them blocked until it unblocks them."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def restore_default_handlers() -> None:
-    """Restore the default handlers and unblock signals, in a worker that was forked in a `blocked` block."""
-    for signum in handled_signals():
-        signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
 def exit_with_parent() -> None:
     """Make this worker process exit when its parent process exits."""
     parent = multiprocessing.parent_process()

@@ -20,31 +20,29 @@ def find_shard(index: int) -> int:
     return int(np.searchsorted(np.cumsum(ShardedArray.shard_sizes), index, side="right"))
 
 
+def step(image_type: type[ImageArray], rank: int, world_size: int, epoch: int, number: int, size: int) -> list[int]:
+    keys, _ = Order(images(image_type), size, 0, BatchSlice(rank, world_size)).step(epoch, number)
+    assert {key[0] for key in keys} <= {epoch}
+    return [index for _, index in keys]
+
+
 @pytest.mark.parametrize("image_type", [ImageArray, ShardedArray])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_each_image_is_on_one_rank_once_per_epoch(image_type, world_size):
-    dataset = images(image_type)
-    orders = [Order(dataset, 0, BatchSlice(rank, world_size)) for rank in range(world_size)]
-    steps = [order.epoch_indices(3, first, min(6, 65 - first)) for order in orders for first in range(0, 65, 6)]
-    assert sorted(np.concatenate(steps)) == list(range(65))
+    steps = [(rank, number) for rank in range(world_size) for number in range(11)]
+    loaded = [index for rank, number in steps for index in step(image_type, rank, world_size, 3, number, 6)]
+    assert sorted(loaded) == list(range(65))
 
 
 @pytest.mark.parametrize("image_type", [ImageArray, ShardedArray])
 def test_ranks_have_equal_numbers_of_images_per_step(image_type):
-    orders = [Order(images(image_type), 0, BatchSlice(rank, 3)) for rank in range(3)]
-    for first in range(0, 60, 12):
-        assert [len(order.epoch_indices(0, first, 12)) for order in orders] == [4, 4, 4]
+    for number in range(5):
+        assert [len(step(image_type, rank, 3, 0, number, 12)) for rank in range(3)] == [4, 4, 4]
 
 
 def test_ranks_read_the_same_shard_only_at_their_boundary():
     for epoch in range(5):
-        shards = [
-            {
-                find_shard(index)
-                for index in Order(images(ShardedArray), 0, BatchSlice(rank, 3)).epoch_indices(epoch, 0, 65)
-            }
-            for rank in range(3)
-        ]
+        shards = [{find_shard(index) for index in step(ShardedArray, rank, 3, epoch, 0, 65)} for rank in range(3)]
         assert len(shards[0] & shards[1]) <= 1
         assert len(shards[1] & shards[2]) <= 1
         assert not shards[0] & shards[2]
@@ -52,27 +50,9 @@ def test_ranks_read_the_same_shard_only_at_their_boundary():
 
 @pytest.mark.parametrize("image_type", [ImageArray, ShardedArray])
 def test_images_of_a_step_do_not_depend_on_world_size_unless_sharded(image_type):
-    one_rank = Order(images(image_type), 0, BatchSlice()).epoch_indices(1, 12, 12)
-    two_ranks = np.concatenate(
-        [Order(images(image_type), 0, BatchSlice(rank, 2)).epoch_indices(1, 12, 12) for rank in range(2)]
-    )
+    one_rank = step(image_type, 0, 1, 1, 1, 12)
+    two_ranks = step(image_type, 0, 2, 1, 1, 12) + step(image_type, 1, 2, 1, 1, 12)
     assert (sorted(one_rank) == sorted(two_ranks)) == (image_type is ImageArray)
-
-
-@pytest.mark.parametrize("image_type", [ImageArray, ShardedArray])
-@pytest.mark.parametrize("world_size", [1, 2, 5])
-def test_consecutive_epochs_have_every_image_once_each(image_type, world_size):
-    keys = [
-        key
-        for rank in range(world_size)
-        for first in range(0, 130, 10)
-        for key in Order(images(image_type), 0, BatchSlice(rank, world_size)).consecutive_indices(first, 10)
-    ]
-    indices = sorted(index for _, index in keys)
-    if world_size in (1, 5):  # 65 images are divisible by 5, so the epochs of all ranks end at the same step
-        assert indices == sorted([*range(65), *range(65)])
-    assert max(np.bincount(indices)) <= 3
-    assert len(keys) == 130
 
 
 def test_windowed_permutation_reads_one_window_of_shards_at_a_time():

@@ -17,14 +17,14 @@ from data.test_loader import images, loader
 from lambdanets.data import batches as batches_module
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.labeled_images import ImageArray, ImageFiles
-from lambdanets.data.shards.images import ShardedImages
+from lambdanets.data.shards import ShardedImages
 from lambdanets.inference import classification, detection
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
-from lambdanets.training import pseudo_labeling as labeling
 from lambdanets.training.coco.data import open_datasets
 from lambdanets.training.detection.model import make_model_card
+from lambdanets_lab.pseudo import labeling
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from lambdanets.data.pseudo_labels.selection import select
+from lambdanets_lab.pseudo.tables import select
 from scripts import load_script
 
 

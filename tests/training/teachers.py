@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from lambdanets.data.pseudo_labels.selection import select
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets.training.classification.recipe import ClassificationRecipe
-from lambdanets.training.pseudo_labeling import label_shards
+from lambdanets_lab.pseudo.labeling import label_shards
+from lambdanets_lab.pseudo.tables import select
 
 CLASSES = ("dark", "light", "red", "striped")
 RECIPE = replace(DIGITS, data="", channels=3, image_size=8, batch_size=6, epochs=1)

@@ -45,7 +45,7 @@ COMMANDS = {
     "kernels": "Show and check the compiled kernels on this machine: lambdanets kernels [--device cuda].",
 }
 # Commands in `lambdanets_lab.cli`; the others are in this package.
-_LAB_COMMANDS = {"explain", "demo", "export", "compare", "tables", "benchmark"}
+_LAB_COMMANDS = {"explain", "demo", "export", "shard", "pseudo-label", "compare", "tables", "benchmark"}
 # Command -> the extra with all optional dependencies of the command.
 _EXTRAS = {"detect": "detection", "segment": "detection", "benchmark": "bench", "demo": "demo"}
 

@@ -68,7 +68,7 @@ def _train(arguments: list[str]) -> int:
     """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
     command = parse_train_command(DetectionRecipe, arguments, "Train Mask R-CNN")
     figures = {"predictions": "predictions.png", "precision-recall": "precision_recall.png"}
-    return train_and_report(command, "lambdanets.training.detection.quicktest", figures, _print_scores)
+    return train_and_report(command, figures, _print_scores)
 
 
 def _evaluate(arguments: list[str]) -> int:

@@ -49,7 +49,7 @@ def _train(arguments: list[str]) -> int:
     """Train a U-Net: lambdanets segment train [RECIPE] [--OPTION VALUE ...], or segment train --resume DIR."""
     command = parse_train_command(SegmentationRecipe, arguments, "Train a network for semantic segmentation")
     figures = {"predictions": "predictions.png"}
-    return train_and_report(command, "lambdanets.training.segmentation.quicktest", figures, _print_scores)
+    return train_and_report(command, figures, _print_scores)
 
 
 def _evaluate(arguments: list[str]) -> int:

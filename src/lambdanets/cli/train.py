@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     if command.options.plan:
         return _plan(command.options, command.recipe)
     figures = {"predictions": "predictions.png"}
-    return train_and_report(command, "lambdanets.training.classification.quicktest", figures, _print_top1)
+    return train_and_report(command, figures, _print_top1)
 
 
 def _plan(options: Train, recipe: Any) -> int:

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import importlib
 import os
 import shlex
 import sys
@@ -22,7 +21,7 @@ from lambdanets.records import record
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.tasks import RECIPE, TASKS, read_recipe
+from lambdanets.training.tasks import RECIPE, TASKS, extended_recipe, find, read_recipe
 
 # Environment variable that is set in the processes launched by --devices, which have the same arguments.
 LAUNCHED = "LAMBDANETS_LAUNCHED"
@@ -103,6 +102,13 @@ def parse_train_command(
     name = arguments[0] if has_recipe else "digits"
     stored = _stored_recipe(arguments)
     recipe = stored if isinstance(stored, recipe_class) else find_recipe(name, recipe_class)
+    words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
+    if type(recipe) is not recipe_class:  # it has more fields
+        fields: Any = [("recipe", type(recipe))]
+        options_type = dataclasses.make_dataclass(
+            options_type.__name__, fields, bases=(options_type,), frozen=True, kw_only=True
+        )
     recipes = "\n".join(f"  {known}: {text}" for known, text in list_recipes(recipe_class).items())
     listed = f" RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}"
     options, requested = parse_with_recipe(
@@ -135,16 +141,14 @@ def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
 
 def train_and_report(
     command: TrainCommand,
-    quicktest_module: str,
     figures: Mapping[str, str],
     print_scores: Callable[[dict[str, Any]], None],
 ) -> int:
     """Train, print the result, and return the exit code.
 
-    quicktest_module: module with `quicktest_recipe`, which is imported after parsing, so that --help is fast.
     figures: title and file name of the figures of a run. print_scores: prints the scores of a result.
     """
-    outcome = _train(command, importlib.import_module(quicktest_module).quicktest_recipe)
+    outcome = _train(command)
     if isinstance(outcome, int):
         return outcome
     result, folder = outcome
@@ -193,13 +197,8 @@ def report_errors(command: str, started: Path) -> Iterator[None]:
         ) from error
 
 
-def _train(
-    command: TrainCommand, make_quicktest_recipe: Callable[[Any, Path], TrainingRecipe]
-) -> tuple[dict[str, Any], Path] | int:
-    """Train. Returns the result (empty on ranks other than 0) and the run folder, or an exit code with --devices.
-
-    make_quicktest_recipe: makes the small recipe of --quicktest from a recipe and a folder for its data.
-    """
+def _train(command: TrainCommand) -> tuple[dict[str, Any], Path] | int:
+    """Train. Returns the result (empty on ranks other than 0) and the run folder, or an exit code with --devices."""
     options: TrainOptions = command.options
     from lambdanets.training import run
     from lambdanets.training.distributed import get_world
@@ -223,7 +222,7 @@ def _train(
             raise InputError("--quicktest needs a new run in one process; remove --quicktest")
         if folder.exists() and not data.exists():
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        recipe = make_quicktest_recipe(recipe, data)
+        recipe = find(TASKS[recipe.task].quicktest)(recipe, data)
     with report_errors(f"{program()} {' '.join(command.words)} --resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
         result = start(folder=folder, recipe=recipe)

@@ -47,7 +47,6 @@ class Sample(NamedTuple):
 
 
 class _Key(NamedTuple):
-    pseudo: bool
     epoch: int
     image_index: int
     step_images: int
@@ -65,8 +64,8 @@ class Batches(Generic[BatchT]):
     collate: makes a batch from a list of samples.
     batch_size: images per training step, over all ranks and micro-batches.
     batch_slice: the rank, world size and number of accumulation steps.
-    pseudo_images: a second set with its own epochs. Each training step adds pseudo_batch_size images from it.
     min_micro_batch: minimum number of training images per micro-batch.
+    order: the images of each training step; by default `Order`.
 
     `iter` starts after the last batch that was yielded and stops at the end of that epoch. An epoch that was left
     early, or resumed with `load_state_dict`, is therefore finished first. Training epochs are shuffled by seed and
@@ -81,8 +80,8 @@ class Batches(Generic[BatchT]):
     Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers also exit when their
     parent process is killed.
 
-    Raises InputError for an empty set, for fewer than min_micro_batch training images per micro-batch, for fewer
-    pseudo_images than ranks, and for arguments out of range.
+    Raises InputError for an empty set, for fewer than min_micro_batch training images per micro-batch, and for
+    arguments out of range.
     """
 
     def __init__(
@@ -96,40 +95,27 @@ class Batches(Generic[BatchT]):
         training: bool,
         workers: int,
         batch_slice: BatchSlice | None = None,
-        pseudo_images: NamedImages | None = None,
-        pseudo_batch_size: int = 0,
         min_micro_batch: int = 1,
+        order: Order | None = None,
     ) -> None:
         for name, value, minimum in (("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)):
             if value < minimum:
                 raise InputError(f"{name} must be at least {minimum}, got {value}")
         self._slice = batch_slice or BatchSlice()
-        pseudo_images = pseudo_images if training and pseudo_batch_size else None
-        self._pseudo_batch_size = pseudo_batch_size if pseudo_images is not None else 0
-        min_images = min_batch_size(self._slice, self._pseudo_batch_size, min_micro_batch) if training else 1
-        if len(images) < min_images:
-            split = "training" if training else "validation"
-            raise InputError(f"number of {split} images must be at least {min_images}, got {len(images)}")
-        if pseudo_images is not None and len(pseudo_images) < self._slice.world_size:
-            at_least = f"at least {self._slice.world_size}, one per rank"
-            raise InputError(f"number of pseudo-labeled images must be {at_least}, got {len(pseudo_images)}")
-        if training and batch_size < min_images:
-            raise InputError(
-                f"images of a step must be at least {min_micro_batch} per micro-batch ({self._slice.world_size} ranks, "
-                f"{self._slice.accumulation_steps} accumulation steps), got {batch_size + self._pseudo_batch_size}; "
-                "raise batch_size"
-            )
+        if not len(images):
+            raise InputError(f"number of {'training' if training else 'validation'} images must be at least 1, got 0")
+        if training and order is None:
+            min_images = self._slice.world_size * self._slice.accumulation_steps * min_micro_batch
+            order = Order(images, batch_size, seed, self._slice, min_images)
         self._images = images
         self._batch_size = batch_size
-        self._seed = seed
         self._training = training
-        self._order = Order(images, seed, self._slice)
-        self._pseudo_order = Order(pseudo_images, seed + 1, self._slice) if pseudo_images is not None else None
+        self._order = order
         self._num_yielded = 0  # training batches
         self._sampler = _KeySampler()
-        self.steps_per_epoch = steps_per_epoch(len(images), batch_size, min_images)
+        self.steps_per_epoch = 0 if order is None else order.steps_per_epoch
         self._loader = DataLoader(
-            _SampleDataset((images, pseudo_images), load, seed),
+            _SampleDataset(images, load, seed),
             batch_sampler=self._sampler,
             num_workers=workers,
             persistent_workers=workers > 0,  # workers have no state, because keys include the epoch
@@ -211,42 +197,24 @@ class Batches(Generic[BatchT]):
 
     def _training_keys(self, epoch: int, num_done: int) -> Iterator[list[_Key]]:
         """Yield the keys of this rank's micro-batches in an epoch, without the first `num_done` micro-batches."""
+        assert self._order is not None
         accumulation_steps = self.accumulation_steps
         for step in range(num_done // accumulation_steps, self.steps_per_epoch):
-            start = step * self._batch_size
-            count = min(self._batch_size, len(self._images) - start)
-            step_images = count + self._pseudo_batch_size
-            indices = self._order.epoch_indices(epoch, start, count).tolist()
-            keys = [_Key(False, epoch, index, step_images) for index in indices]
-            if self._pseudo_order is not None:
-                pseudo_start = (epoch * self.steps_per_epoch + step) * self._pseudo_batch_size
-                pseudo_indices = self._pseudo_order.consecutive_indices(pseudo_start, self._pseudo_batch_size)
-                keys += [_Key(True, pseudo_epoch, index, step_images) for pseudo_epoch, index in pseudo_indices]
-            # strided, so that each micro-batch has images of both sets
+            images, step_images = self._order.step(epoch, step)
+            keys = [_Key(*image, step_images) for image in images]
+            # strided, so that each micro-batch has images of both sets of an order with two sets
             yield from (keys[first::accumulation_steps] for first in range(accumulation_steps))
 
     def _validation_keys(self) -> Iterator[list[_Key]]:
         indices, size = self._validation_indices(), self._micro_batch_size()
         for start in range(0, len(indices), size):
-            yield [_Key(False, 0, index, 0) for index in indices[start : start + size]]
+            yield [_Key(0, index, 0) for index in indices[start : start + size]]
 
     def _validation_indices(self) -> Sequence[int]:
         return range(self._slice.rank, len(self._images), self._slice.world_size)
 
     def _micro_batch_size(self) -> int:
         return max(1, self._batch_size // (self._slice.world_size * self.accumulation_steps))
-
-
-def min_batch_size(batch_slice: BatchSlice, pseudo_batch_size: int, min_micro_batch: int) -> int:
-    """Return the minimum batch_size for which each micro-batch has min_micro_batch images, with pseudo-labeled ones."""
-    ranks = batch_slice.world_size
-    return max(1, ranks * (min_micro_batch * batch_slice.accumulation_steps - pseudo_batch_size // ranks))
-
-
-def steps_per_epoch(num_images: int, batch_size: int, min_images: int) -> int:
-    """Return the steps per epoch. The last step may be smaller, and is dropped if it has fewer than min_images."""
-    full_steps, remainder = divmod(num_images, batch_size)
-    return full_steps + (remainder >= min_images)
 
 
 class _KeySampler:
@@ -263,8 +231,8 @@ class _KeySampler:
 
 
 class _SampleDataset(Dataset[Sample]):
-    def __init__(self, sets: tuple[NamedImages, NamedImages | None], load: Load, seed: int) -> None:
-        self._sets = sets
+    def __init__(self, images: NamedImages, load: Load, seed: int) -> None:
+        self._images = images
         self._load = load
         self._seed = seed
 
@@ -273,9 +241,8 @@ class _SampleDataset(Dataset[Sample]):
             return [self._sample(key) for key in keys]
 
     def _sample(self, key: _Key) -> Sample:
-        images = self._sets[key.pseudo]
-        assert images is not None
-        _seed_generators(derive_seeds(self._seed + key.pseudo, key.epoch, key.image_index))
+        images = self._images
+        _seed_generators(derive_seeds(self._seed, key.epoch, key.image_index))
         try:
             return Sample(self._load(images, key.image_index), key.image_index, "", key.step_images)
         except UnreadableImage as error:

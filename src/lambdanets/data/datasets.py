@@ -15,8 +15,8 @@ from lambdanets.data.image_folders import Layout, Split, find_layout, first_few
 from lambdanets.data.image_search import list_images
 from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
 from lambdanets.data.order import permutation
-from lambdanets.data.shards.images import ShardedImages, is_sharded, open_shards
-from lambdanets.data.tar_files import TarImages, find_validation_tar, read_tar_layout
+from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
+from lambdanets.data.tars import TarImages, find_validation_tar, read_tar_layout
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError
 from lambdanets.files import nfc

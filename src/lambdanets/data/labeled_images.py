@@ -25,7 +25,7 @@ class LabeledImages(Protocol):
     def load(self, index: int) -> tuple[Image.Image, int | np.ndarray]:
         """Decode an image (mode "L" or "RGB") and return it with its label. Raises UnreadableImage.
 
-        The label is a class index, or for pseudo-labels the class probabilities, float32 (classes,).
+        The label is a class index, or class probabilities, float32 (classes,).
         """
 
     def name(self, index: int) -> str:

@@ -1,6 +1,6 @@
 """Batches of labeled images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batches, Sample
+from lambdanets.data.batches import Batches, NamedImages, Sample
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 
@@ -19,12 +19,10 @@ class Batch(NamedTuple):
     """A batch of b labeled images.
 
     images: (b, c, h, w) float32; (0,) if no image could be read.
-    labels: (b,) int64; for soft labels the most probable classes.
+    labels: (b,) int64; or class probabilities, (b, classes) float32, if those are the labels of the set.
     indices: (b,) int64, of the images in the set.
     unreadable: "name: reason" of each image that could not be read. These images are not in the batch.
     step_images: number of images in the whole step, over all ranks and micro-batches.
-    targets: (b, classes) float32, class probabilities, if the batch has soft labels, else None.
-    soft: (b,) bool, True for images with soft labels; None if the batch has none.
     """
 
     images: Tensor
@@ -32,8 +30,6 @@ class Batch(NamedTuple):
     indices: Tensor
     unreadable: list[str]
     step_images: int = 0
-    targets: Tensor | None = None
-    soft: Tensor | None = None
 
 
 class ImageBatches(Batches[Batch]):
@@ -45,7 +41,7 @@ class ImageBatches(Batches[Batch]):
     """
 
     def __init__(
-        self, images: LabeledImages, transform: Callable[[Image.Image], Tensor], *, channels: int, **options: Any
+        self, images: NamedImages, transform: Callable[[Image.Image], Tensor], *, channels: int, **options: Any
     ) -> None:
         if channels not in _MODES:
             raise InputError(f"channels must be 1 or 3, got {channels}")
@@ -66,26 +62,10 @@ class _LoadTransformed:
 
 def _collate(samples: list[Sample]) -> Batch:
     readable = [sample for sample in samples if sample.content is not None]
-    targets = [sample.content[1] for sample in readable]
-    soft = [isinstance(target, np.ndarray) for target in targets]
-    labels = [int(np.argmax(target)) if isinstance(target, np.ndarray) else target for target in targets]
     return Batch(
         images=torch.stack([sample.content[0] for sample in readable]) if readable else torch.empty(0),
-        labels=torch.tensor(labels, dtype=torch.int64),
+        labels=torch.from_numpy(np.array([sample.content[1] for sample in readable] or np.empty(0, np.int64))),
         indices=torch.tensor([sample.image_index for sample in readable], dtype=torch.int64),
         unreadable=[sample.unreadable for sample in samples if sample.content is None],
         step_images=samples[0].step_images,
-        targets=_to_probabilities(targets) if any(soft) else None,
-        soft=torch.tensor(soft) if any(soft) else None,
     )
-
-
-def _to_probabilities(labels: Sequence[int | np.ndarray]) -> Tensor:
-    num_classes = next(len(label) for label in labels if isinstance(label, np.ndarray))
-    rows = np.zeros((len(labels), num_classes), np.float32)
-    for row, label in zip(rows, labels, strict=True):
-        if isinstance(label, np.ndarray):
-            row[:] = label
-        else:
-            row[label] = 1
-    return torch.from_numpy(rows)

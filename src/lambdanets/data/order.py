@@ -1,10 +1,12 @@
 """The order of training images, which depends only on the seed and the epoch."""
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from lambdanets.errors import InputError
 
 WINDOW = 8  # number of shards that are open at a time and shuffled together, for example 8 x 10,000 images
 
@@ -23,45 +25,55 @@ class BatchSlice:
 
 
 class Order:
-    """The shuffled image indices of a rank, by position in an epoch.
+    """The images of each training step on a rank.
 
     If the images are in files, each rank takes every world_size-th index of one permutation. If they are in shards of
     `images.shard_sizes` images, each rank takes a contiguous range of the permuted shards, so two ranks read the same
     shard only at the boundary of their ranges.
+
+    min_images: minimum number of images per step. The last step of an epoch may be smaller than batch_size; it is
+    dropped if it has fewer. Raises InputError if batch_size or the number of images is less.
     """
 
-    def __init__(self, images: Sized, seed: int, batch_slice: BatchSlice) -> None:
-        self._num_images = len(images)
+    def __init__(self, images: Sized, batch_size: int, seed: int, batch_slice: BatchSlice, min_images: int = 1) -> None:
+        if len(images) < min_images:
+            raise InputError(f"number of training images must be at least {min_images}, got {len(images)}")
+        if batch_size < min_images:
+            raise InputError(
+                f"batch_size must be at least {min_images} for {batch_slice.world_size} ranks and "
+                f"{batch_slice.accumulation_steps} accumulation steps, got {batch_size}"
+            )
+        self.num_images, self.batch_size, self.batch_slice = len(images), batch_size, batch_slice
+        self.steps_per_epoch = steps_per_epoch(len(images), batch_size, min_images)
         self._shard_sizes: Sequence[int] | None = getattr(images, "shard_sizes", None)
         self._seed = seed
-        self._slice = batch_slice
         self._cached: tuple[int, np.ndarray] | None = None
 
-    def epoch_indices(self, epoch: int, start: int, size: int) -> np.ndarray:
-        """Return this rank's image indices at the positions [start, start + size) of an epoch, int64."""
-        local = np.arange(self._slice.count(start), self._slice.count(start + size))
-        order = self._epoch_order(epoch)
-        return order[local if self._shard_sizes is not None else self._slice.rank + local * self._slice.world_size]
+    def step(self, epoch: int, step: int) -> tuple[list[tuple[int, int]], int]:
+        """Return the (epoch, image index) of this rank's images in a step, and the number of images of all ranks."""
+        start = step * self.batch_size
+        count = min(self.batch_size, self.num_images - start)
+        local = slice(self.batch_slice.count(start), self.batch_slice.count(start + count))
+        return [(epoch, index) for index in self.epoch(epoch)[local].tolist()], count
 
-    def consecutive_indices(self, start: int, size: int) -> Iterator[tuple[int, int]]:
-        """Yield this rank's (epoch, image index) at the positions [start, start + size), counted over all epochs."""
-        epoch_size = self._slice.count(self._num_images) if self._shard_sizes is not None else self._num_images
-        for local in range(self._slice.count(start), self._slice.count(start + size)):
-            position = local if self._shard_sizes is not None else self._slice.rank + local * self._slice.world_size
-            epoch, position = divmod(position, epoch_size)
-            yield epoch, int(self._epoch_order(epoch)[position])
-
-    def _epoch_order(self, epoch: int) -> np.ndarray:
+    def epoch(self, epoch: int) -> np.ndarray:
+        """Return the indices of this rank's images in an epoch, int64."""
         if self._cached is None or self._cached[0] != epoch:
+            rank, world_size = self.batch_slice.rank, self.batch_slice.world_size
             if self._shard_sizes is None:
-                order = permutation(self._num_images, self._seed, epoch)
+                order = permutation(self.num_images, self._seed, epoch)[rank::world_size]
             else:
-                lower_ranks = (BatchSlice(rank, self._slice.world_size) for rank in range(self._slice.rank))
-                start = sum(lower.count(self._num_images) for lower in lower_ranks)
-                positions = range(start, start + self._slice.count(self._num_images))
+                start = sum(BatchSlice(lower, world_size).count(self.num_images) for lower in range(rank))
+                positions = range(start, start + self.batch_slice.count(self.num_images))
                 order = windowed_permutation(self._shard_sizes, self._seed, epoch, positions)
             self._cached = epoch, order
         return self._cached[1]
+
+
+def steps_per_epoch(num_images: int, batch_size: int, min_images: int) -> int:
+    """Return the steps per epoch. The last step may be smaller, and is dropped if it has fewer than min_images."""
+    full_steps, remainder = divmod(num_images, batch_size)
+    return full_steps + (remainder >= min_images)
 
 
 def derive_seeds(seed: int, *spawn_key: int) -> list[int]:

@@ -59,6 +59,12 @@ def find_recipe(name: str, recipe_class: type[TrainingRecipe] = ClassificationRe
 
 
 def _modules(recipe_class: type[TrainingRecipe]) -> dict[str, ModuleType]:
-    package = importlib.import_module(TASKS[recipe_class.task].recipe_package)
-    names = sorted(name for _, name, is_package in pkgutil.iter_modules(package.__path__) if not is_package)
-    return {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+    command = TASKS[recipe_class.task].command
+    packages = [importlib.import_module(each.recipe_package) for each in TASKS.values() if each.command == command]
+    modules = {
+        name: f"{package.__name__}.{name}"
+        for package in packages
+        for _, name, is_package in pkgutil.iter_modules(package.__path__)
+        if not is_package
+    }
+    return {name: importlib.import_module(module) for name, module in sorted(modules.items())}

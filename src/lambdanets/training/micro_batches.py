@@ -62,14 +62,14 @@ def images_per_rank(recipe: TrainingRecipe, num_images: int, world_size: int) ->
 
     Raises InputError if the minimum is less than the smallest allowed micro-batch.
     """
-    labeled, pseudo = min(recipe.batch_size, num_images), recipe.pseudo_batch_size
-    min_images = labeled // world_size + pseudo // world_size
+    sizes = recipe.step_sizes(num_images)
+    min_images = sum(size // world_size for size in sizes)
     if min_images < recipe.MIN_MICRO_BATCH:
         raise InputError(
             f"batch_size must give at least {recipe.MIN_MICRO_BATCH} images to each of {world_size} ranks, "
-            f"got {labeled + pseudo} in total; increase batch_size or reduce the world size"
+            f"got {sum(sizes)} in total; increase batch_size or reduce the world size"
         )
-    return -(-labeled // world_size) - (-pseudo // world_size), min_images
+    return sum(-(-size // world_size) for size in sizes), min_images
 
 
 def accumulation_steps(max_images: int, min_images: int, max_micro_batch: int, min_micro_batch: int) -> int:

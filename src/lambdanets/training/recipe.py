@@ -33,8 +33,6 @@ class TrainingRecipe(Architecture):
         "micro_batch",
         "compile",
     )
-    # fields in CHANGEABLE that must stay None in a resumed run if they were None, and must not become None otherwise
-    KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ()
     MIN_MICRO_BATCH: ClassVar[int] = 1
 
     data: str = ""
@@ -86,16 +84,14 @@ class TrainingRecipe(Architecture):
     max_unreadable: NonNegativeInt = 1000
     """Skip up to this number of unreadable images with a warning; stop if there are more."""
 
-    @property
-    def pseudo_batch_size(self) -> int:
-        """Number of pseudo-labeled images per step, in addition to batch_size."""
-        return 0
+    def step_sizes(self, num_images: int) -> tuple[int, ...]:
+        """Return the number of images per step, from each set of training images. num_images: in the first set."""
+        return (min(self.batch_size, num_images),)
 
     def without_changeable_fields(self) -> Self:
         """Return the recipe with default values in all fields that may be changed when a run is resumed."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         changes: dict[str, Any] = {name: defaults[name] for name in self.CHANGEABLE}
-        changes |= {name: "" for name in self.KEPT_IF_GIVEN if getattr(self, name) is not None}
         return dataclasses.replace(self, **changes)
 
     def fields(self) -> dict[str, Any]:

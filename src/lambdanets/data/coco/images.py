@@ -18,8 +18,7 @@ from lambdanets.data.coco.problems import AnnotationProblems, first_few
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.data.shards.tar_samples import tar_members
-from lambdanets.data.tar_files import TarImages
+from lambdanets.data.tars import TarImages, tar_members
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import encode_utf8, nfc, open_regular
 from lambdanets.folders import is_hidden

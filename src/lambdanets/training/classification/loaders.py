@@ -7,9 +7,9 @@ from timm.data import create_transform
 from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
-from lambdanets.data.labeled_images import LabeledImages
+from lambdanets.data.batches import NamedImages
 from lambdanets.data.loader import ImageBatches
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.order import BatchSlice, Order
 from lambdanets.data.transforms import center_square
 from lambdanets.errors import InputError
 from lambdanets.training.classification.recipe import ClassificationRecipe
@@ -17,15 +17,15 @@ from lambdanets.training.classification.recipe import ClassificationRecipe
 
 def make_batches(
     recipe: ClassificationRecipe,
-    images: LabeledImages,
+    images: NamedImages,
     *,
     batch_slice: BatchSlice | None = None,
-    pseudo_images: LabeledImages | None = None,
+    order: Order | None = None,
 ) -> ImageBatches:
     """Return the recipe's training batches, shuffled and augmented.
 
     batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
-    pseudo_images: pseudo-labeled images that are added to each batch.
+    order: the images of each training step; by default `Order`.
     """
     return ImageBatches(
         images,
@@ -36,8 +36,7 @@ def make_batches(
         training=True,
         workers=recipe.workers,
         batch_slice=batch_slice,
-        pseudo_images=pseudo_images,
-        pseudo_batch_size=recipe.pseudo_batch_size,
+        order=order,
     )
 
 

@@ -4,19 +4,16 @@ import contextlib
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lambdanets.data.batches import min_batch_size, steps_per_epoch
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages, image_file
-from lambdanets.data.order import BatchSlice
-from lambdanets.data.pseudo_labels.selection import read_selection
-from lambdanets.data.shards.images import ShardedImages
+from lambdanets.data.order import steps_per_epoch
+from lambdanets.data.shards import ShardedImages
 from lambdanets.device import best_device, check_precision, free_memory
 from lambdanets.errors import InputError
 from lambdanets.progress import format_duration
@@ -58,7 +55,6 @@ class Plan:
 
     recipe: ClassificationRecipe
     data: DataSize
-    num_pseudo_images: int
     devices: int
     steps_per_epoch: int
     micro_batch: int
@@ -77,8 +73,8 @@ class Plan:
 
     @property
     def images_per_step(self) -> int:
-        """Labeled and pseudo-labeled images per step."""
-        return min(self.recipe.batch_size, self.data.num_images) + self.recipe.pseudo_batch_size
+        """Images per step."""
+        return sum(self.recipe.step_sizes(self.data.num_images))
 
     @property
     def seconds(self) -> float:
@@ -97,14 +93,11 @@ class Plan:
         if data.bytes_per_image:
             total_gb = data.num_images * data.bytes_per_image / 1e9
             volume = f"{data.bytes_per_image / 1e3:.3g} kB each, {total_gb:.3g} GB"
-        pseudo = ""
-        if self.num_pseudo_images:
-            pseudo = f" and {recipe.pseudo_batch_size:,} of {self.num_pseudo_images:,} pseudo-labeled"
         accumulation = f", {self.accumulation_steps} accumulation steps" if self.accumulation_steps > 1 else ""
         rows = {
             "data": f"{data.num_images:,} images of {data.num_classes:,} classes, {volume} ({data.source})",
             "steps": f"{self.steps_per_epoch:,} per epoch, {self.steps:,} in {recipe.epochs} epochs; "
-            f"{min(recipe.batch_size, data.num_images):,} images per step{pseudo}",
+            f"{self.images_per_step:,} images per step",
             "model": f"{recipe.model}, {self.num_parameters / 1e6:.1f} M parameters, {self.flops / 1e9:.3g} GFLOPs "
             f"forward per image of {recipe.image_size} x {recipe.image_size}",
             "memory": f"{self.memory / 2**30:.3g} GiB per device with micro-batches of {self.micro_batch} images"
@@ -131,9 +124,6 @@ def plan(recipe: ClassificationRecipe, devices: int) -> Plan:
     recipe = resolve_precision(resolve_model_from_weights(recipe) if recipe.weights else recipe)
     check_precision(recipe.precision)
     data = _data_size(recipe)
-    num_pseudo_images = 0
-    if recipe.pseudo_labels is not None:
-        num_pseudo_images = read_selection(Path(recipe.pseudo_labels)).images if recipe.pseudo_labels else 130_000_000
     max_images, min_images = images_per_rank(recipe, data.num_images, devices)
     device = best_device()
     free = free_memory(device)
@@ -141,9 +131,7 @@ def plan(recipe: ClassificationRecipe, devices: int) -> Plan:
     max_micro_batch = largest_micro_batch(probe, min(max_images, recipe.micro_batch or max_images), free)
     num_micro_batches = accumulation_steps(max_images, min_images, max_micro_batch, recipe.MIN_MICRO_BATCH)
     micro_batch = -(-max_images // num_micro_batches)
-    smallest_batch = min_batch_size(
-        BatchSlice(0, devices, num_micro_batches), recipe.pseudo_batch_size, recipe.MIN_MICRO_BATCH
-    )
+    smallest_batch = devices * num_micro_batches * recipe.MIN_MICRO_BATCH
     fixed_memory, memory_per_image = training_memory(probe)
     with torch.device("meta"):
         model: Any = probe.build().eval()
@@ -154,7 +142,6 @@ def plan(recipe: ClassificationRecipe, devices: int) -> Plan:
     return Plan(
         recipe=recipe,
         data=data,
-        num_pseudo_images=num_pseudo_images,
         devices=devices,
         steps_per_epoch=steps_per_epoch(data.num_images, recipe.batch_size, smallest_batch),
         micro_batch=micro_batch,

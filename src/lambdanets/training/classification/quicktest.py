@@ -7,13 +7,9 @@ from typing import Any
 
 import torch
 
-from lambdanets.data.datasets import open_splits, subset
-from lambdanets.data.pseudo_labels.selection import select
-from lambdanets.data.shards.writing import write_shards
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.training.classification.model import build_model, make_model_card
 from lambdanets.training.classification.recipe import ClassificationRecipe
-from lambdanets.training.pseudo_labeling import label_shards
 
 BATCH_SIZE, EPOCHS, IMAGES, MAX_IMAGE_SIZE = 4, 2, 12, 32
 
@@ -21,11 +17,16 @@ BATCH_SIZE, EPOCHS, IMAGES, MAX_IMAGE_SIZE = 4, 2, 12, 32
 def quicktest_recipe(recipe: ClassificationRecipe, folder: Path) -> ClassificationRecipe:
     """Return the recipe with few small images and the smallest model of its family; write its data into a folder.
 
-    The data are digits in shards, or the built-in digits if the recipe uses them. Initial weights and the teacher of
-    pseudo-labels are random. Augmentation, schedule, EMA, hold-out and early stopping are those of the recipe.
+    The data are the built-in digits. Initial weights are random. Augmentation, schedule, EMA, hold-out and early
+    stopping are those of the recipe.
     """
     folder.mkdir(parents=True, exist_ok=True)
     changes: dict[str, Any] = {
+        "data": "digits",
+        "data_root": None,
+        "training_images": IMAGES,
+        "validation_share": 0.02,
+        "hold_out": min(recipe.hold_out, 0.02),
         "model": re.sub(r"^lambda_resnet\d+$", "lambda_resnet50", recipe.model),
         "image_size": min(recipe.image_size, MAX_IMAGE_SIZE),
         "epochs": EPOCHS,
@@ -34,30 +35,20 @@ def quicktest_recipe(recipe: ClassificationRecipe, folder: Path) -> Classificati
         "learning_rate": recipe.learning_rate * BATCH_SIZE / recipe.batch_size,
         "workers": min(recipe.workers, 1),
         "checkpoint_every": IMAGES // BATCH_SIZE - 1,  # one in each epoch; writing takes longer than a step
-        "pseudo_ratio": min(max(recipe.pseudo_ratio, 0.5), 2.0),
     }
-    if recipe.data == "digits":
-        return replace(recipe, training_images=IMAGES, validation_share=0.02, **changes)
-    splits = subset(open_splits("digits", validation_share=0.02), IMAGES, 0)
-    write_shards(splits, folder / "shards", images_per_shard=IMAGES // 4)
-    recipe = replace(recipe, data=str(folder / "shards"), data_root=None, **changes)
+    recipe = replace(recipe, **changes)
     if recipe.weights is not None:
-        recipe = replace(recipe, weights=str(_write_random_weights(recipe, splits.classes, folder / "weights")))
-    if recipe.pseudo_labels is not None:
-        teacher = _write_random_weights(recipe, splits.classes, folder / "teacher")
-        label_shards(teacher, recipe.data, folder / "labels")
-        select(folder / "labels", folder / "selected", confidence=0.0, per_class=IMAGES // 4)
-        recipe = replace(recipe, pseudo_labels=str(folder / "selected"), pseudo_images=recipe.data)
+        weights = write_random_weights(recipe, tuple("0123456789"), folder / "weights")
+        recipe = replace(recipe, weights=str(weights))
     return recipe
 
 
-def _write_random_weights(recipe: ClassificationRecipe, classes: tuple[str, ...], folder: Path) -> Path:
+def write_random_weights(recipe: ClassificationRecipe, classes: tuple[str, ...], folder: Path) -> Path:
     """Write random weights of the recipe's model, or of a small model if the recipe names none; return the folder.
 
-    The weights depend only on the seed. Thus an interrupted quicktest can keep the pseudo-labels that it has written.
+    The weights depend only on the seed. Thus an interrupted quicktest can keep what it has written.
     """
-    recipe = replace(recipe, weights=None, pseudo_labels=None, pseudo_images=None)
-    recipe = replace(recipe, model=recipe.model or "lambda_resnet20_small")
+    recipe = replace(recipe, weights=None, model=recipe.model or "lambda_resnet20_small")
     folder.mkdir(exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well

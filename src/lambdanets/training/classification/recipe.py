@@ -1,9 +1,9 @@
 """The classification recipe: images of one class each, from a dataset, an image folder or shards."""
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
@@ -16,16 +16,9 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     """Hyperparameters of classifier training."""
 
     task: ClassVar[str] = "classification"
-    PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights", "pseudo_labels", "pseudo_images")
-    REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights", "pseudo_labels", "pseudo_images")
-    CHANGEABLE: ClassVar[tuple[str, ...]] = (
-        "data",
-        "data_root",
-        "pseudo_labels",
-        "pseudo_images",
-        *TrainingRecipe.CHANGEABLE,
-    )
-    KEPT_IF_GIVEN: ClassVar[tuple[str, ...]] = ("pseudo_labels", "pseudo_images")
+    PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights")
+    REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights")
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE)
     MIN_MICRO_BATCH: ClassVar[int] = 2  # batch norm after global pooling needs two values per channel
 
     batch_size: Annotated[int, Field(ge=2, le=1_000_000)] = 64
@@ -42,14 +35,6 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     """Stop after this many epochs without better top-1 and use the best epoch's weights. If none, train all epochs."""
     training_images: PositiveInt | None = None
     """Number of training images to use, chosen at random, stratified by class. If none, all are used."""
-    pseudo_labels: str | None = None
-    """Also train on these pseudo-labels: a folder written by lambdanets pseudo-label select."""
-    pseudo_images: str | None = None
-    """Folder or URL of the shards with the pseudo-labeled images."""
-    pseudo_ratio: PositiveFloat = 1.0
-    """Number of pseudo-labeled images per labeled image. An epoch is one pass over the labeled images."""
-    pseudo_targets: Literal["soft", "hard"] = "soft"
-    """Targets of pseudo-labeled images. soft: the teacher's probabilities; hard: its most probable class."""
     scale: Pair = (0.08, 1.0)
     """RandomResizedCrop in training: range of the crop's area, as a fraction of the image's area."""
     ratio: Pair = (0.75, 1.333)
@@ -69,13 +54,6 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.pseudo_labels is None) != (self.pseudo_images is None):
-            raise InputError("pseudo_labels and pseudo_images must be given together, got one without the other")
-        if self.pseudo_labels is not None and not self.pseudo_batch_size:
-            raise InputError(
-                f"pseudo_ratio must give at least one pseudo-labeled image per batch of {self.batch_size}, "
-                f"got {self.pseudo_ratio}"
-            )
         check_rand_augment(self.rand_augment)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise InputError(f"scale must be two numbers in (0, 1], the smaller first, got {self.scale}")
@@ -87,10 +65,12 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
         """Return the preprocessing for evaluation."""
         return Preprocessing(**shared_fields(self, Preprocessing))
 
-    @property
-    def pseudo_batch_size(self) -> int:
-        """Number of pseudo-labeled images per step."""
-        return round(self.batch_size * self.pseudo_ratio) if self.pseudo_labels is not None else 0
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
+        if cls is ClassificationRecipe and fields.get("pseudo_labels") is None:
+            # recipes of earlier versions have fields of students, without values
+            fields = {name: value for name, value in fields.items() if not name.startswith("pseudo_")}
+        return super().from_fields(fields, source)
 
 
 def check_rand_augment(policy: str | None) -> None:

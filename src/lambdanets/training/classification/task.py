@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from lightning.pytorch import seed_everything
 from torch import Tensor, nn
@@ -12,10 +11,8 @@ from torch import Tensor, nn
 from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
 from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.data.order import BatchSlice
-from lambdanets.data.pseudo_labels.student_images import PseudoLabeledImages, open_student_images
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
-from lambdanets.errors import InputError
 from lambdanets.inference.classification import ClassificationEvaluator
 from lambdanets.inference.classification_figures import draw_predictions
 from lambdanets.inference.classifier import Classifier
@@ -53,15 +50,13 @@ class ClassificationTask(Task):
 
     recipe: ClassificationRecipe
     splits: Splits
-    pseudo_images: PseudoLabeledImages | None
     model: nn.Module
 
     def __post_init__(self) -> None:
         self.classes = self.splits.classes
         self.source, self.left_out = self.splits.source, self.splits.left_out
         self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
-        pseudo_fingerprint = self.pseudo_images.fingerprint if self.pseudo_images is not None else ""
-        self.fingerprint = self.splits.fingerprint + pseudo_fingerprint
+        self.fingerprint = self.splits.fingerprint
         self.patience = self.recipe.patience
 
     @classmethod
@@ -74,20 +69,15 @@ class ClassificationTask(Task):
         for split, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
             if images is not None:
                 check_readable(images.load, len(images), split, recipe.max_unreadable)
-        pseudo_images = None
-        if recipe.pseudo_images is not None and recipe.pseudo_labels is not None:
-            soft = recipe.pseudo_targets == "soft"
-            labels = Path(recipe.pseudo_labels)
-            pseudo_images = open_student_images(recipe.pseudo_images, labels, splits.classes, soft=soft)
         seed_everything(recipe.seed, verbose=False)
         model = build_model(replace(recipe, weights=None) if resumed else recipe, splits.classes)
-        return cls(recipe, splits, pseudo_images, prepare_batch_norm(model, recipe, world.world_size))
+        return cls(recipe, splits, prepare_batch_norm(model, recipe, world.world_size))
 
     def probe(self) -> ClassificationProbe:
         return ClassificationProbe(self.recipe, len(self.classes))
 
     def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
-        return make_batches(recipe, self.splits.train, batch_slice=batch_slice, pseudo_images=self.pseudo_images)
+        return make_batches(recipe, self.splits.train, batch_slice=batch_slice)
 
     def validation_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
         return self.evaluator(recipe).batches(recipe.batch_size, recipe.workers, batch_slice)
@@ -100,7 +90,7 @@ class ClassificationTask(Task):
 
     def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
         logits = self.model(batch.images).float()
-        loss = cross_entropy(logits, batch, recipe.label_smoothing)
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=recipe.label_smoothing, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
 
     def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
@@ -121,17 +111,6 @@ class ClassificationTask(Task):
             held_out = log.values("val", "top1")
             result["held_out_top1"] = max(held_out) if recipe.patience else held_out[-1]
         return result | {"unreadable": evaluation.unreadable}
-
-
-def cross_entropy(logits: Tensor, batch: Batch, smoothing: float) -> Tensor:
-    """Return the cross entropy, summed over images. Label smoothing applies to hard labels only."""
-    if batch.targets is None or batch.soft is None:
-        return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing, reduction="sum")
-    num_classes = logits.shape[1]
-    if batch.targets.shape[1] != num_classes:
-        raise InputError(f"pseudo-labels must have {num_classes} classes, got {batch.targets.shape[1]}")
-    smoothed = batch.targets * (1 - smoothing) + smoothing / num_classes
-    return F.cross_entropy(logits, torch.where(batch.soft[:, None], batch.targets, smoothed), reduction="sum")
 
 
 def open_for_training(recipe: ClassificationRecipe) -> Splits:

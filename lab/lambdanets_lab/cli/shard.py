@@ -1,7 +1,7 @@
 """`lambdanets shard`: write, verify and index WebDataset shards."""
 
-import dataclasses
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -46,49 +46,22 @@ class Shard:
     """Maximum number of unreadable images, which are skipped."""
 
 
-_WRITING_OPTIONS = {"out", "verify", "images_per_shard", "processes", "seed", "check_images", "max_unreadable"}
-
-
 def main(arguments: list[str]) -> int:
     """Run `lambdanets shard` and return its exit code, 2 for damaged shards."""
     description = "Write a dataset as WebDataset shards, or verify or index existing shards."
     options = parse(Shard, arguments, prog="lambdanets shard", description=description)
-    processes = _num_cores() if options.processes is None else options.processes
-    if options.out is None:
-        if options.verify == options.index:
-            raise InputError("OUT, or one of --verify and --index, must be given")
-        if options.verify:
-            _check_unused(options, "verifying shards", {"verify", "processes"})
-            return _verify(options.data, processes)
-        _check_unused(options, "indexing shards", {"index", "classes"})
-        return _index(options)
-    if options.index:
-        raise InputError("OUT must not be given with --index, which writes shards.json into DATA")
-    if options.unlabeled:
-        _check_unused(options, "writing images without classes", _WRITING_OPTIONS | {"unlabeled"})
-    else:
-        _check_unused(options, "writing shards", _WRITING_OPTIONS | {"data_root", "validation_share"})
-    return _write(options, options.out, processes)
-
-
-def _num_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
-
-
-def _check_unused(options: Shard, action: str, used: set[str]) -> None:
-    """Raise InputError for an option that is set but has no effect."""
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name not in used | {"data"} and value != field.default:
-            flag = f"{'no-' if value is False else ''}{field.name.replace('_', '-')}"
-            raise InputError(f"--{flag} has no effect when {action}; remove it")
+    processes = (os.cpu_count() or 1) if options.processes is None else options.processes
+    if options.out is not None and not options.index:
+        return _write(options, options.out, processes)
+    if options.out is not None or options.verify == options.index:
+        raise InputError("OUT, or one of --verify and --index, must be given")
+    return _verify(options.data, processes) if options.verify else _index(options)
 
 
 def _write(options: Shard, out: Path, processes: int) -> int:
     from lambdanets.data.datasets import open_splits
     from lambdanets.data.image_search import describe_classes, describe_left_out, list_images
-    from lambdanets.data.shards.writing import write_shards
+    from lambdanets_lab.shards import write_shards
 
     if options.unlabeled and not Path(options.data).is_dir():
         raise InputError(f"DATA must be a folder of images with --unlabeled, got {options.data!r}")
@@ -100,6 +73,7 @@ def _write(options: Shard, out: Path, processes: int) -> int:
             options.data, root=options.data_root, validation_share=options.validation_share, seed=options.seed
         )
         echo(describe_classes(splits.classes), describe_left_out(splits.left_out))
+    started = time.monotonic()
     with resumable("finished shards are kept"):
         written = write_shards(
             found.paths if options.unlabeled else splits,
@@ -110,31 +84,29 @@ def _write(options: Shard, out: Path, processes: int) -> int:
             check_images=options.check_images,
             max_unreadable=options.max_unreadable,
         )
-    if written.unreadable:
-        echo(f"skipped {len(written.unreadable)} unreadable images:")
-        echo(*(f"  {message}" for message in written.unreadable))
-    echo(f"{written.num_images:,} images in {written.num_shards:,} shards of {out}, {written.num_bytes / 1e9:.3g} GB")
-    echo(f"written in {written.seconds:.0f} s; train with --data {out}")
+    if unreadable := written.metadata["unreadable"]:
+        echo(f"skipped {len(unreadable)} unreadable images:", *(f"  {message}" for message in unreadable))
+    images, size = (sum(getattr(shard, name) for shard in written.shards) for name in ("images", "bytes"))
+    echo(f"{images:,} images in {len(written.shards):,} shards of {out}, {size / 1e9:.3g} GB")
+    echo(f"written in {time.monotonic() - started:.0f} s; train with --data {out}")
     return _verify(str(out), processes) if options.verify else 0
 
 
 def _verify(location: str, processes: int) -> int:
-    from lambdanets.data.shards.checks import verify_shards
+    from lambdanets_lab.shards import verify_shards
 
     with interruptible():
-        result = verify_shards(location, threads=processes)
-    echo(*result.damaged)
-    num_intact = result.num_shards - len(result.damaged)
-    echo(f"{num_intact:,} of {result.num_shards:,} shards are intact; {result.num_images:,} images in shards.json")
-    return 2 if result.damaged else 0
+        content, damaged = verify_shards(location, threads=processes)
+    echo(*damaged)
+    shards, images = len(content.shards), sum(shard.images for shard in content.shards)
+    echo(f"{shards - len(damaged):,} of {shards:,} shards are intact; {images:,} images in shards.json")
+    return 2 if damaged else 0
 
 
 def _index(options: Shard) -> int:
-    from lambdanets.data.shards.checks import index_shards
-    from lambdanets.data.shards.listing import SHARD_LIST
+    from lambdanets_lab.shards import SHARD_LIST, index_shards
 
-    folder = Path(options.data)
-    names = None
+    folder, names = Path(options.data), None
     if options.classes is not None:
         try:
             names = options.classes.read_text(encoding="utf-8").splitlines()

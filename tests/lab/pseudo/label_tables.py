@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lambdanets.data.pseudo_labels.tables import Origin, read_table, write_description, write_table
+from lambdanets.records import write_json
+from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, Origin, read_table, write_table
 
 ORIGIN = Origin(("ant", "bee", "cat", "dog"), {"model": "m", "weights": "w"}, 2)
 # Few values, so that ties are frequent.
@@ -39,12 +41,13 @@ def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin
         write_table(
             folder / f"train-{number:05}.parquet",
             origin,
-            keys=[label.key for label in labels],
-            positions=np.arange(len(labels)),
-            classes=np.stack([class_indices, (class_indices + 1) % len(origin.classes)], axis=1),
-            probabilities=np.stack([confidences, np.zeros_like(confidences)], axis=1),
+            [label.key for label in labels],
+            np.arange(len(labels)),
+            np.stack([class_indices, (class_indices + 1) % len(origin.classes)], axis=1),
+            np.stack([confidences, np.zeros_like(confidences)], axis=1),
         )
-    write_description(folder, origin)
+    names = tuple(f"train-{number:05}" for number in range(len(shards)))
+    write_json(folder / DESCRIPTION, asdict(Labels(**vars(origin), shards=names)))
     return folder
 
 
@@ -73,7 +76,7 @@ def read_copies(folder: Path) -> dict[str, int]:
     """Return the number of copies of each key in a selection, and assert that no key occurs twice."""
     copies: dict[str, int] = {}
     for path in sorted(folder.glob("*.parquet")):
-        table, _ = read_table(path)
+        table = read_table(path, ORIGIN)
         rows = dict(zip(table["key"].to_pylist(), table["copies"].to_pylist(), strict=True))
         assert len(rows) == len(table)
         assert not rows.keys() & copies.keys()

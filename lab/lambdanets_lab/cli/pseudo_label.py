@@ -1,6 +1,5 @@
 """`lambdanets pseudo-label`."""
 
-import resource
 import shlex
 import sys
 import time
@@ -64,8 +63,9 @@ def main(arguments: list[str]) -> int:
         "Then select the labels to train on with: lambdanets pseudo-label select."
     )
     options = parse(Label, arguments, prog="lambdanets pseudo-label", description=description)
-    from lambdanets.training.pseudo_labeling import label_shards
+    from lambdanets_lab.pseudo.labeling import label_shards
 
+    started = time.monotonic()
     with resumable("the labels of finished shards are kept"):
         result = label_shards(
             options.teacher,
@@ -79,8 +79,8 @@ def main(arguments: list[str]) -> int:
             report=lambda name, images, seconds: echo(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
         )
     report_unreadable(list(result.unreadable))
-    rate = result.num_images / max(result.seconds, 1e-9)
-    speed = f"{result.seconds:.0f} s, {rate:.0f} images/s"
+    seconds = max(time.monotonic() - started, 1e-9)
+    speed = f"{seconds:.0f} s, {result.num_images / seconds:.0f} images/s"
     echo(f"{result.num_images:,} images in {result.num_shards:,} shards labeled in {speed}")
     if result.num_in_progress:
         echo(f"{result.num_in_progress:,} shards are in progress in other processes")
@@ -97,11 +97,11 @@ def _select(arguments: list[str]) -> int:
         prog="lambdanets pseudo-label select",
         description="Select confident pseudo-labels, balanced over classes, to train a student on.",
     )
-    from lambdanets.data.pseudo_labels.selection import SELECTION, select
+    from lambdanets_lab.pseudo.tables import SELECTION, select
 
     started = time.monotonic()
     with resumable("finished tables are kept"):
-        report = select(
+        selection = select(
             options.labels,
             options.out,
             confidence=options.confidence,
@@ -109,24 +109,13 @@ def _select(arguments: list[str]) -> int:
             seed=options.seed,
         )
     seconds = time.monotonic() - started
-    echo(f"{report.rows:,} rows, {report.confident:,} with confidence of at least {options.confidence:g}")
-    copies = f", {report.images:,} images counting repeats" if options.per_class is not None else ""
-    echo(f"{report.kept:,} kept{copies}")
-    for count, classes in ((f"fewer than {options.per_class}", report.short), ("none", report.without)):
+    echo(f"{selection.rows:,} rows, {selection.confident:,} with confidence of at least {options.confidence:g}")
+    copies = f", {selection.images:,} images counting repeats" if options.per_class is not None else ""
+    echo(f"{selection.kept:,} kept{copies}")
+    for count, classes in ((f"fewer than {options.per_class}", selection.short), ("none", selection.without)):
         if classes:
             others = f" and {len(classes) - MAX_NAMES} more" if len(classes) > MAX_NAMES else ""
             echo(f"classes with {count} ({len(classes)}): {', '.join(classes[:MAX_NAMES])}{others}")
-    echo(
-        f"{seconds:.1f} s, {report.rows / max(seconds, 1e-9):,.0f} rows/s, peak memory {peak_memory() / 2**20:.0f} MiB"
-    )
+    echo(f"{seconds:.1f} s, {selection.rows / max(seconds, 1e-9):,.0f} rows/s")
     echo(f"written to {options.out}: one table per shard, and {SELECTION}")
     return 0
-
-
-def peak_memory() -> int:
-    """Return the peak resident memory of this process in bytes."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would include the parent process
-        lines = status.read_text().splitlines()
-        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

@@ -10,11 +10,10 @@ Not run in full; --quicktest runs the same code on scanned digits in a minute on
 Run: lambdanets train imagenet_pseudo --data SHARDS --pseudo-labels SELECTION --pseudo-images MORE --devices 8 --run DIR
 """
 
-from dataclasses import replace
-
 from lambdanets.recipes.imagenet_350 import recipes as supervised
+from lambdanets_lab.pseudo.recipe import StudentRecipe
 
 TABLE_18 = ("50_128", "50_160", "101_160", "101_192", "152_192", "152_224", "152_288")
 
-recipes = {row: replace(supervised[row], pseudo_labels="", pseudo_images="", pseudo_ratio=14.0) for row in TABLE_18}
+recipes = {row: StudentRecipe(**vars(supervised[row]), pseudo_ratio=14.0) for row in TABLE_18}
 recipe = recipes["152_288"]

@@ -1,0 +1,148 @@
+"""Labels the images of shards with the predictions of a teacher, and writes one table per shard."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from lambdanets.data.readable import check_unreadable
+from lambdanets.data.shards import open_shards
+from lambdanets.files import remove_unfinished
+from lambdanets.folders import WorkFolder
+from lambdanets.inference.classification import ClassificationEvaluator, batch_size_that_fits
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.model_card import ClassifierCard
+from lambdanets.locks import InUseError, locked
+from lambdanets.models.weights import find_weights
+from lambdanets.progress import track
+from lambdanets.records import Workers, check, read_json, write_json
+from lambdanets.training.distributed import get_world, set_device
+from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, write_table
+
+
+@dataclass(frozen=True)
+class LabelingResult:
+    """Result of one labeling process.
+
+    num_shards, num_images: labeled by this process. unreadable: one message per unreadable image. num_in_progress:
+    shards that other processes are labeling.
+    """
+
+    num_shards: int
+    num_images: int
+    unreadable: tuple[str, ...]
+    num_in_progress: int
+
+
+def label_shards(
+    teacher: Path,
+    location: str,
+    out: Path,
+    *,
+    top: int = 5,
+    batch_size: int | None = None,
+    workers: int = 0,
+    max_unreadable: int = 1000,
+    device: str | None = None,
+    report: Callable[[str, int, float], None] = lambda name, images, seconds: None,
+) -> LabelingResult:
+    """Write a table with the teacher's most probable classes for each training shard.
+
+    Images are preprocessed as in the teacher's evaluation. Shards that already have a table or are locked by another
+    process are skipped. Thus several processes, such as one per GPU under torchrun, can use the same folder, and each
+    shard is labeled once. If a process is killed, another one labels its shard.
+
+    location: folder or URL of the shards.
+    top: number of classes stored per image. batch_size: images per forward pass; if None, as many as fit into memory.
+    workers: number of data loading processes.
+    device: such as cpu or cuda:1; by default the GPU of the process, if there is one.
+    report: called with name, number of images and seconds of each finished shard.
+
+    Raises InputError if the folder has labels of another teacher, dataset or top, and if more than max_unreadable
+    images are unreadable.
+    """
+    set_device(get_world())
+    check("workers", workers, Workers)
+    check("top", top, PositiveInt)
+    check("batch_size", batch_size, Annotated[int, Field(ge=2)] | None)
+    check("max_unreadable", max_unreadable, NonNegativeInt)
+    source = find_weights(teacher)
+    classifier: Classifier = load_one_of([ClassifierCard], source, device)
+    images = open_shards(location)[0]["train"].without_labels()
+    batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)
+    description = {
+        "model": classifier.card.model,
+        "weights": source.sha256(),
+        "images": images.fingerprint,
+    }
+    names = [Path(name).stem for name in images.shard_names]
+    labels = Labels(classifier.classes, description, min(top, len(classifier.classes)), tuple(names))
+    folder = WorkFolder(out, "labels", _identity(labels), _read_identity)
+    with folder.open(shared=True):
+        if not folder.is_started():
+            write_json(out / DESCRIPTION, asdict(labels), None)
+    num_shards = num_images = num_in_progress = 0
+    unreadable: list[str] = []
+    for index, name in enumerate(names):
+        table = out / f"{name}.parquet"
+        if table.is_file():
+            continue
+        try:
+            with locked(out / f".{name}.lock", table):
+                if table.is_file():
+                    continue
+                start = time.monotonic()
+                remove_unfinished(out, table.name)
+                shard = images.select_shards([index])
+                # a shard whose images were all unreadable has no images
+                batches: AbstractContextManager[Any] = nullcontext(())
+                if len(shard):
+                    batches = ClassificationEvaluator(classifier, shard).batches(batch_size, workers)
+                with batches as loader:
+                    tracked = track(loader, f"labeling {name}", len(loader), "batches")
+                    positions, classes, probabilities, skipped = _label(classifier, tracked, labels.top_k)
+                unreadable += skipped
+                check_unreadable(unreadable, max_unreadable)
+                keys = [shard.key(int(position)) for position in positions]
+                write_table(table, labels, keys, positions, classes, probabilities)
+                report(name, len(keys), time.monotonic() - start)
+                num_shards, num_images = num_shards + 1, num_images + len(keys)
+        except InUseError:
+            num_in_progress += 1
+    return LabelingResult(num_shards, num_images, tuple(unreadable), num_in_progress)
+
+
+def _identity(labels: Labels) -> dict[str, Any]:
+    """Return everything that the labels depend on: classes, top, and the teacher's model, weights and images."""
+    return {"classes": labels.classes, "top": labels.top_k} | labels.teacher
+
+
+def _read_identity(out: Path) -> dict[str, Any] | None:
+    path = out / DESCRIPTION
+    return _identity(read_json(path, Labels, "label the images again")) if path.is_file() else None
+
+
+def _label(
+    classifier: Classifier, batches: Iterable[Any], top_k: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Return positions (n,), classes and probabilities (n, top_k), and messages about unreadable images."""
+    positions, classes, probabilities = (
+        [np.empty(0, np.int64)],
+        [np.empty((0, top_k), np.int64)],
+        [np.empty((0, top_k))],
+    )
+    unreadable: list[str] = []
+    for batch in batches:
+        unreadable += batch.unreadable
+        if len(batch.labels):
+            top = classifier.probabilities(batch.images).topk(top_k)
+            positions.append(batch.indices.numpy())
+            classes.append(top.indices.numpy())
+            probabilities.append(top.values.numpy())
+    return np.concatenate(positions), np.concatenate(classes), np.concatenate(probabilities), unreadable

@@ -1,0 +1,216 @@
+"""Trains a student on labeled and pseudo-labeled images."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from lambdanets.data.datasets import open_splits, subset
+from lambdanets.data.labeled_images import LabeledImages
+from lambdanets.data.loader import Batch, ImageBatches
+from lambdanets.data.order import WINDOW, BatchSlice, Order
+from lambdanets.data.shards import open_shards
+from lambdanets.errors import InputError
+from lambdanets.files import nfc
+from lambdanets.training.classification import quicktest as classification_quicktest
+from lambdanets.training.classification.loaders import make_batches
+from lambdanets.training.classification.task import ClassificationTask
+from lambdanets.training.distributed import World
+from lambdanets_lab.pseudo.labeling import label_shards
+from lambdanets_lab.pseudo.recipe import StudentRecipe
+from lambdanets_lab.pseudo.tables import SELECTION, Selection, read_selection, read_table, select
+from lambdanets_lab.shards import write_shards
+
+
+class PseudoLabeledImages:
+    """The images of a selection, counting copies, with labels in the student's classes.
+
+    Images are ordered by shard; `shard_sizes` has the number of images of each shard. The table of a shard is read on
+    first use, and the most recently used tables are cached.
+
+    soft: labels are the teacher's probabilities, float32 (classes,); probability that is not stored is divided equally
+    among the other classes. Otherwise labels are the most probable class.
+
+    Raises InputError if the selection or the shards are missing or damaged, or if they do not match.
+    """
+
+    def __init__(self, location: str, folder: Path, classes: Sequence[str], *, soft: bool) -> None:
+        selection = read_selection(folder)
+        images = open_shards(location)[0]["train"].without_labels()
+        class_index = {nfc(name): number for number, name in enumerate(classes)}
+        if unknown := [name for name in selection.classes if nfc(name) not in class_index]:
+            raise InputError(
+                f"classes of the teacher of {folder} must be classes of the labeled images, such as "
+                f"{', '.join(list(classes)[:5])}, got {unknown[0]!r}"
+            )
+        if selection.teacher.get("images") != images.fingerprint:
+            raise InputError(f"{folder} has labels of other shards than those in pseudo_images; check pseudo_images")
+        self.shard_sizes = [*selection.shards.values()]
+        self.fingerprint = sha256((folder / SELECTION).read_bytes()).hexdigest()
+        self._folder, self._selection, self._images = folder, selection, images
+        self._names = [*selection.shards]
+        self._class_index = np.array([class_index[nfc(name)] for name in selection.classes])
+        self._num_classes, self._soft = len(classes), soft
+        self._ends = np.cumsum(self.shard_sizes, dtype=np.int64)
+        self._first_indices = np.concatenate([[0], np.cumsum(images.shard_sizes)])
+        self._tables: OrderedDict[int, _Table] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def load(self, index: int) -> tuple[Image.Image, int | np.ndarray]:
+        """Return a decoded image and its label. Raises UnreadableImage."""
+        table, row, image_index = self._find(index)
+        image, _ = self._images.load(image_index)
+        classes = self._class_index[table.classes[row]]
+        if not self._soft:
+            return image, int(classes[0])
+        probabilities = table.probabilities[row].astype(np.float64)
+        num_other_classes = self._num_classes - len(classes)
+        remaining = max(0.0, 1 - probabilities.sum())
+        label = np.full(self._num_classes, remaining / num_other_classes if num_other_classes else 0.0)
+        label[classes] = probabilities
+        return image, (label / label.sum()).astype(np.float32)
+
+    def name(self, index: int) -> str:
+        """Return the path or URL of the shard and the name of the image in it."""
+        return self._images.name(self._find(index)[2])
+
+    def _find(self, index: int) -> tuple["_Table", int, int]:
+        """Return the table of an image, its row in the table, and its index in the shards."""
+        shard = int(np.searchsorted(self._ends, index, side="right"))
+        table = self._tables.get(shard)
+        if table is None:
+            path = self._folder / f"{self._names[shard]}.parquet"
+            table = self._tables[shard] = _Table(path, self._selection)
+            if len(table.rows) != self.shard_sizes[shard]:
+                raise InputError(f"{path} has changed since the selection; select again")
+            if len(self._tables) > 2 * WINDOW:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(shard)
+        row = int(table.rows[index - (self._ends[shard] - self.shard_sizes[shard])])
+        return table, row, int(self._first_indices[shard] + table.positions[row])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tables": OrderedDict()}
+
+
+class _Table:
+    """The table of a shard in memory. rows: row of each image, repeated for copies."""
+
+    def __init__(self, path: Path, selection: Selection) -> None:
+        table = read_table(path, selection)
+        self.positions = table["position"].to_numpy()
+        self.rows = np.repeat(np.arange(len(table)), table["copies"].to_numpy())
+        self.classes, self.probabilities = (
+            table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, selection.top_k)
+            for name in ("classes", "probabilities")
+        )
+
+
+@dataclass(frozen=True)
+class StudentImages:
+    """The labeled and then the pseudo-labeled images. Labels are class probabilities, float32 (classes,).
+
+    smoothing: label smoothing, which applies to labels that are a class.
+    """
+
+    labeled: LabeledImages
+    pseudo: PseudoLabeledImages
+    num_classes: int
+    smoothing: float
+
+    def __len__(self) -> int:
+        return len(self.labeled) + len(self.pseudo)
+
+    def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
+        images, index = self._find(index)
+        image, label = images.load(index)
+        if isinstance(label, np.ndarray):
+            return image, label
+        target = np.full(self.num_classes, self.smoothing / self.num_classes, np.float32)
+        target[label] += 1 - self.smoothing
+        return image, target
+
+    def name(self, index: int) -> str:
+        images, index = self._find(index)
+        return images.name(index)
+
+    def _find(self, index: int) -> tuple[LabeledImages | PseudoLabeledImages, int]:
+        first = len(self.labeled)
+        return (self.labeled, index) if index < first else (self.pseudo, index - first)
+
+
+class StudentOrder(Order):
+    """The order of labeled images, to which each step adds pseudo_batch_size of the pseudo-labeled images after them.
+
+    The pseudo-labeled images have their own epochs on each rank.
+    """
+
+    def __init__(
+        self, images: StudentImages, batch_size: int, pseudo_batch_size: int, seed: int, batch_slice: BatchSlice
+    ) -> None:
+        ranks = batch_slice.world_size
+        # with two images in a micro-batch, as batch norm needs
+        min_images = max(1, ranks * (2 * batch_slice.accumulation_steps - pseudo_batch_size // ranks))
+        super().__init__(images.labeled, batch_size, seed, batch_slice, min_images)
+        if len(images.pseudo) < ranks:
+            raise InputError(
+                f"number of pseudo-labeled images must be at least {ranks}, one per rank, got {len(images.pseudo)}"
+            )
+        self._pseudo = Order(images.pseudo, pseudo_batch_size, seed + 1, batch_slice)
+        self._pseudo_epoch_size = batch_slice.count(len(images.pseudo))
+
+    def step(self, epoch: int, step: int) -> tuple[list[tuple[int, int]], int]:
+        keys, count = super().step(epoch, step)
+        size = self._pseudo.batch_size
+        start = (epoch * self.steps_per_epoch + step) * size
+        for position in range(self.batch_slice.count(start), self.batch_slice.count(start + size)):
+            pseudo_epoch, position = divmod(position, self._pseudo_epoch_size)
+            keys.append((pseudo_epoch, self.num_images + int(self._pseudo.epoch(pseudo_epoch)[position])))
+        return keys, count + size
+
+
+class StudentTask(ClassificationTask):
+    """Classification with pseudo-labeled images."""
+
+    images: StudentImages
+
+    @classmethod
+    def open(cls, recipe: Any, world: World, resumed: bool) -> "StudentTask":
+        task: Any = super().open(recipe, world, resumed)
+        labels, soft = Path(recipe.pseudo_labels), recipe.pseudo_targets == "soft"
+        pseudo = PseudoLabeledImages(recipe.pseudo_images, labels, task.classes, soft=soft)
+        task.images = StudentImages(task.splits.train, pseudo, len(task.classes), recipe.label_smoothing)
+        task.fingerprint += pseudo.fingerprint
+        return task
+
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> ImageBatches:
+        order = StudentOrder(self.images, recipe.batch_size, recipe.pseudo_batch_size, recipe.seed, batch_slice)
+        return make_batches(recipe, self.images, batch_slice=batch_slice, order=order)
+
+    def losses(self, batch: Batch, recipe: Any) -> dict[str, Tensor]:
+        """Return the losses of a batch whose labels are class probabilities."""
+        logits = self.model(batch.images).float()
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
+        return {"loss": loss, "top1": (logits.argmax(1) == batch.labels.argmax(1)).sum()}
+
+
+def quicktest_recipe(recipe: StudentRecipe, folder: Path) -> StudentRecipe:
+    """Return the recipe with few small images, and pseudo-labels of a random teacher, which are written to a folder."""
+    small: Any = classification_quicktest.quicktest_recipe(recipe, folder)
+    recipe = replace(small, pseudo_ratio=min(max(recipe.pseudo_ratio, 0.5), 2.0))
+    shards, labels, selection = folder / "shards", folder / "labels", folder / "selection"
+    splits = subset(open_splits("digits", validation_share=recipe.validation_share), recipe.training_images, 0)
+    write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
+    teacher = classification_quicktest.write_random_weights(recipe, splits.classes, folder / "teacher")
+    label_shards(teacher, str(shards), labels)
+    select(labels, selection, confidence=0.0, per_class=len(splits.train) // 4)
+    return replace(recipe, pseudo_labels=str(selection), pseudo_images=str(shards))

@@ -1,0 +1,1 @@
+"""Recipes of the lab, which `lambdanets train` lists with the others."""

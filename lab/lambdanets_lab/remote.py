@@ -1,0 +1,162 @@
+"""Shards at a URL: downloads with retries into a cache of the user. `lambdanets.data.shards` finds it by name."""
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import fsspec
+from filelock import FileLock
+
+from lambdanets.data.shards import SHARD_LIST, Shard
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished, user_cache_folder
+from lambdanets.terminal import echo
+
+CACHE = "LAMBDANETS_SHARDS_CACHE"
+CACHE_BYTES = "LAMBDANETS_SHARDS_CACHE_BYTES"
+ATTEMPTS = 6  # at most, after transient errors: dropped connection, timeout, status 5xx
+_ATTEMPTS_UNREACHABLE = 3  # if no server responds, because the URL may be mistyped
+DELAY = 2.0  # seconds before the first retry, doubled for each further retry
+_RETRIED_STATUSES = {408, 429}  # the transient errors among 4xx: timeout, too many requests
+
+T = TypeVar("T")
+
+
+class RemoteStore:
+    """The shards at a URL with any scheme that fsspec supports (http, https, s3, ...).
+
+    Downloaded shards are in the folder $LAMBDANETS_SHARDS_CACHE, by default lambdanets/shards in the user's cache
+    folder, which is created for the user alone (mode 0700). The least recently used ones are removed to keep it below
+    $LAMBDANETS_SHARDS_CACHE_BYTES, by default 100 GB; processes that have them open can still read them.
+
+    cache, cache_bytes: another folder and maximum size.
+
+    The SHA-256 of a shard is verified after its download, and when a store first opens it in the cache. Retries are
+    reported on stderr. Credentials are configured in fsspec (environment variables FSSPEC_...).
+    """
+
+    def __init__(self, location: str, cache: Path | None = None, cache_bytes: int | None = None) -> None:
+        self._location = location.rstrip("/")
+        size = os.environ.get(CACHE_BYTES, str(100 * 10**9))
+        if not size.isdecimal():
+            raise InputError(f"{CACHE_BYTES} must be a number of bytes, got {size!r}")
+        self._cache_bytes = int(size) if cache_bytes is None else cache_bytes
+        try:
+            self._cache = cache or Path(os.environ.get(CACHE) or user_cache_folder() / "shards")
+        except OSError as error:
+            raise InputError(f"{CACHE} must be a folder for downloaded shards, got none; {error}") from error
+        self._verified: set[str] = set()  # SHA-256 of the cached shards that were hashed
+
+    def path(self, name: str) -> str:
+        """The URL of a file."""
+        return f"{self._location}/{name}"
+
+    def read_list(self) -> bytes:
+        """Read shards.json. Raises OSError."""
+        url = self.path(SHARD_LIST)
+        return _with_retries(url, lambda: _file_system(url).cat_file(url))
+
+    def open(self, shard: Shard) -> BinaryIO:
+        """Open a shard in the cache, and download it first if it is missing or has other content. Raises OSError."""
+        self._cache.mkdir(0o700, parents=True, exist_ok=True)
+        path = self._cache / f"{shard.sha256}.tar"
+        with FileLock(path.with_suffix(".lock")):
+            if path.is_file():
+                file = open_regular(path)
+                if shard.sha256 in self._verified or file_sha256(file) == shard.sha256:
+                    self._verified.add(shard.sha256)
+                    os.utime(file.fileno())  # the most recently used
+                    file.seek(0)
+                    return file
+                file.close()
+            remove_unfinished(self._cache, path.name)  # of killed processes, because this process has the lock
+            self._make_room(shard.bytes)
+            return _with_retries(self.path(shard.name), lambda: _download(self.path(shard.name), path, shard))
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Remove the least recently used files until the cache has room."""
+        if needed_bytes > self._cache_bytes:
+            raise OSError(f"its {needed_bytes} bytes do not fit into the cache of {self._cache_bytes}")
+        with FileLock(self._cache / "room.lock"):
+            files = [(path.stat(), path) for path in self._cache.glob("*.tar")]
+            used = sum(status.st_size for status, _ in files)
+            for status, path in sorted(files, key=lambda file: file[0].st_mtime):
+                if used + needed_bytes > self._cache_bytes:
+                    path.unlink(missing_ok=True)
+                    used -= status.st_size
+
+
+def _download(url: str, path: Path, shard: Shard) -> BinaryIO:
+    """Download a shard to a path and open it.
+
+    It is opened before it is renamed to `path`, because from then on other processes may remove it from the cache.
+    """
+    with atomic_open(path) as file:
+        _file_system(url).get_file(url, file.name)
+        download = open_regular(file.name)
+        if (digest := file_sha256(download)) != shard.sha256:
+            size = download.tell()
+            download.close()
+            raise _DamagedError(f"the download has {size} bytes and SHA-256 {digest[:12]}..., not as in {SHARD_LIST}")
+        download.seek(0)
+        return download
+
+
+class _DamagedError(Exception):
+    """The hash of a download differs from shards.json."""
+
+
+def _with_retries(url: str, function: Callable[[], T]) -> T:
+    """Call a function that reads from a URL, and retry after transient errors. Raises OSError."""
+    attempt = 1
+    while True:
+        try:
+            return function()
+        except Exception as error:  # fsspec file systems raise exceptions of any type
+            limit = _max_attempts(error)
+            if attempt >= limit:
+                suffix = f" (tried {attempt} times)" if limit > 1 else ""
+                raise OSError(f"{_describe(error)}{suffix}") from error
+            seconds = DELAY * 2 ** (attempt - 1)
+            retry = f"retrying in {seconds:g} s ({attempt} of {limit - 1})"
+            echo(f"{url}: {retry}: {_describe(error)}", file=sys.stderr)
+        time.sleep(seconds)
+        attempt += 1
+
+
+def _max_attempts(error: Exception) -> int:
+    status, code = getattr(error, "status", None), getattr(error, "errno", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return ATTEMPTS if status in _RETRIED_STATUSES else 1
+    if isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError) or code == errno.ENOSPC:
+        return 1
+    is_unreachable = code == errno.ECONNREFUSED or (isinstance(code, int) and code < 0)  # negative: unknown host
+    return _ATTEMPTS_UNREACHABLE if is_unreachable else ATTEMPTS
+
+
+def _describe(error: Exception) -> str:
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return f"the server responded with status {status}"
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, TimeoutError) and not error.errno:
+        return "the server timed out"
+    return one_line(error)
+
+
+def _file_system(url: str) -> Any:
+    """Return a new fsspec file system at each call, because a cached one does not work after a fork."""
+    options = {}
+    if url.startswith(("http://", "https://")):
+        import aiohttp
+
+        # aiohttp's default timeout of 5 minutes per file is too short for a large shard
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+        configured = [fsspec.config.conf.get(scheme, {}).get("client_kwargs", {}) for scheme in ("http", "https")]
+        options["client_kwargs"] = {"timeout": timeout, **configured[0], **configured[1]}
+    return fsspec.core.url_to_fs(url, **options)[0]

@@ -1,0 +1,374 @@
+"""Writes a dataset as WebDataset shards, verifies shards, and writes shards.json for shards of other tools."""
+
+import contextlib
+import hashlib
+import io
+import multiprocessing
+import os
+import signal
+import tarfile
+import tempfile
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from lambdanets.data.datasets import Splits
+from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
+from lambdanets.data.image_search import is_image_name
+from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.labeled_images import ImageFiles, LabeledImages, image_file
+from lambdanets.data.order import permutation
+from lambdanets.data.readable import check_readable, check_unreadable
+from lambdanets.data.shards import (
+    SHARD_LIST,
+    UNLABELED,
+    LocalStore,
+    Shard,
+    ShardList,
+    Store,
+    is_url,
+    open_store,
+    parse_class,
+    read_list,
+)
+from lambdanets.data.tars import read_tar_samples
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import atomic_open, atomic_write, encode_utf8, file_sha256, open_regular
+from lambdanets.folders import WorkFolder
+from lambdanets.progress import Progress, track
+from lambdanets.records import read_json, write_json
+from lambdanets.signals import SIGNALS, exit_with_parent
+from lambdanets_lab.remote import RemoteStore
+
+_OPTIONS = ".writing.json"  # options of unfinished shards
+
+
+@dataclass(frozen=True)
+class _Split:
+    images: LabeledImages
+    labels: np.ndarray
+    keys: list[str]
+    shards: list[np.ndarray]  # indices of each shard's images, in order
+
+
+@dataclass(frozen=True)
+class _Job:
+    out: Path
+    splits: dict[str, _Split]
+    check_images: bool
+
+
+def write_shards(
+    source: Splits | Sequence[Path],
+    out: Path,
+    *,
+    images_per_shard: int = 10_000,
+    processes: int = 1,
+    seed: int = 0,
+    check_images: bool = True,
+    max_unreadable: int = 100,
+) -> ShardList:
+    """Write a dataset as shards, and shards.json at the end; or resume unfinished work.
+
+    source: a dataset from `open_splits`, or paths of images without classes.
+    images_per_shard: maximum number of images in a shard.
+    processes: number of worker processes, each of which writes a shard at a time.
+    seed: for the shuffling of the images of each split, so that every shard has images of different classes.
+    check_images: decode each image once.
+    max_unreadable: maximum number of unreadable images, which are skipped.
+
+    Image files are copied without changes; images in memory are written as PNG. The output depends only on the source
+    and the options, not on the number of processes or on interruptions. Unfinished work is resumed if the image names,
+    classes and options are equal; file contents are not compared. The names of all images are in memory.
+
+    Raises InputError for options out of range, for a folder with other files, for a split without readable images
+    (before the folder is created), and for more than max_unreadable unreadable images. In the last case, the next call
+    keeps the complete shards. Raises InUseError if another process writes into the folder.
+    """
+    for name, value, minimum in (
+        ("images_per_shard", images_per_shard, 1),
+        ("processes", processes, 1),
+        ("seed", seed, 0),
+        ("max_unreadable", max_unreadable, 0),
+    ):
+        if value < minimum:
+            raise InputError(f"{name} must be at least {minimum}, got {value}")
+    classes, splits = _plan(source, images_per_shard, seed)
+    options = {
+        "set": _hash(classes, splits),
+        "images_per_shard": images_per_shard,
+        "seed": seed,
+        "check_images": check_images,
+    }
+    folder = WorkFolder(out, "shards", _identity(options), _read_identity)
+    if folder.is_started() and (out / SHARD_LIST).is_file():
+        return read_list(open_store(str(out)))
+    for name, split in splits.items():
+        load = partial(_read, split, check=check_images)
+        check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)
+    with folder.open():
+        write_json(out / _OPTIONS, options)
+        shards, unreadable = _write_all(_Job(out, splits, check_images), processes, max_unreadable)
+        content = ShardList(classes, shards, options | {"unreadable": unreadable})
+        atomic_write(out / SHARD_LIST, content.to_json())
+        (out / _OPTIONS).unlink()
+    return content
+
+
+def _identity(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with readable names, for messages."""
+    return {"images, names or classes" if name == "set" else name: value for name, value in options.items()}
+
+
+def _read_identity(out: Path) -> dict[str, Any] | None:
+    if (out / SHARD_LIST).is_file():
+        return _identity(read_list(open_store(str(out))).metadata) or None
+    path = out / _OPTIONS
+    return _identity(read_json(path, dict[str, Any], f"remove {out}")) if path.is_file() else None
+
+
+def _plan(
+    source: Splits | Sequence[Path], images_per_shard: int, seed: int
+) -> tuple[tuple[str, ...], dict[str, _Split]]:
+    """Return the classes and, for each split, the keys of the images and their division into shards."""
+    sets: dict[str, LabeledImages]
+    if isinstance(source, Splits):
+        classes, sets = source.classes, {"train": source.train, "validation": source.validation}
+    else:
+        if not source:
+            raise InputError("source must have images, got none")
+        classes, sets = (), {"train": ImageFiles(source, [UNLABELED] * len(source))}
+    keys = iter(unique_keys([images.name(index) for images in sets.values() for index in range(len(images))]))
+    splits = {}
+    for name, images in sets.items():
+        # as few shards as possible, with lengths that differ by at most 1
+        shards = np.array_split(permutation(len(images), seed, 0), max(1, -(-len(images) // images_per_shard)))
+        labels = np.asarray(images.labels, dtype=np.int64)
+        splits[name] = _Split(images, labels, [next(keys) for _ in range(len(images))], shards)
+    return classes, splits
+
+
+def _hash(classes: Sequence[str], splits: dict[str, _Split]) -> str:
+    """Return a hash of the class names, and of the keys and labels of each split."""
+    digest = hashlib.sha256(repr(tuple(classes)).encode())
+    for name, split in splits.items():
+        for key, label in zip(split.keys, split.labels.tolist(), strict=True):
+            digest.update(f"{name} {key!r} {label}\n".encode())
+    return digest.hexdigest()
+
+
+def unique_keys(names: Sequence[str]) -> list[str]:
+    """Return a unique, readable WebDataset key for each name.
+
+    A key is the path relative to the common folder, without the suffix of the image. Other dots in the file name become
+    "_", because a WebDataset key ends at the first dot. Duplicate keys are numbered with "-2", "-3" and so on.
+    """
+    folders = [os.path.dirname(name) for name in (min(names), max(names))]  # noqa: PTH120 - not all names are paths
+    root = os.path.commonpath(folders)
+    used: dict[str, int] = {}
+    keys = []
+    for name in names:
+        key = base = _key(os.path.relpath(name, root) if root else name)
+        while key in used:
+            used[base] += 1
+            key = f"{base}-{used[base]}"
+        used[key] = 1
+        keys.append(key)
+    return keys
+
+
+def _key(name: str) -> str:
+    folder, slash, base = encode_utf8(name).decode().rpartition("/")
+    stem = PurePosixPath(base).stem if is_image_name(base) else base
+    folder = "/".join("_" if part == ".." else part for part in folder.split("/"))  # safe to extract
+    return f"{folder}{slash}{stem.replace('.', '_')}"
+
+
+def _write_all(job: _Job, processes: int, max_unreadable: int) -> tuple[dict[str, tuple[Shard, ...]], list[str]]:
+    """Write the shards that are missing or incomplete; return the shards of each split, and unreadable images."""
+    tasks = [(name, number) for name, split in job.splits.items() for number in range(len(split.shards))]
+    shards: dict[tuple[str, int], Shard] = {}
+    unreadable: list[str] = []
+    total = sum(len(split.keys) for split in job.splits.values())
+    with (
+        Progress("writing shards", total, "images") as progress,
+        contextlib.closing(_write_in_processes(job, tasks, processes)) as written,
+    ):
+        for task, shard, messages in written:
+            shards[task] = shard
+            unreadable += messages
+            progress.update(shard.images + len(messages))
+            check_unreadable(unreadable, max_unreadable)
+    return {name: tuple(shards[task] for task in tasks if task[0] == name) for name in job.splits}, sorted(unreadable)
+
+
+_Written = tuple[tuple[str, int], Shard, list[str]]  # split and number, shard, messages about unreadable images
+
+
+def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int) -> Generator[_Written, None, None]:
+    if processes == 1:
+        yield from (_write(*task, job) for task in tasks)
+        return
+    stopped = multiprocessing.Event()
+    with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_init_worker, initargs=(job, stopped)) as pool:
+        futures = [pool.submit(_write, *task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise InputError(
+                f"a process that wrote shards to {job.out} was killed, perhaps out of memory; run it again"
+            ) from error
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+
+
+_job: _Job  # in worker processes; passed once to each, because it may be large
+_stopped: Any = None
+
+
+def _init_worker(job: _Job, stopped: Any) -> None:
+    global _job, _stopped
+    _job, _stopped = job, stopped
+    for number in SIGNALS:  # the parent process handles signals to the group, and stops its workers
+        signal.signal(number, signal.SIG_IGN)
+    exit_with_parent()
+
+
+def _write(name: str, number: int, job: _Job | None = None) -> _Written:
+    """Write a shard, unless it is complete. job: the worker's by default."""
+    job = job or _job
+    split, path = job.splits[name], job.out / f"{name}-{number:05}.tar"
+    unreadable: list[str] = []
+    indices = split.shards[number]
+    if path.is_file():
+        shard, _ = _inspect(path)
+        if shard.images == len(indices):  # otherwise unreadable images may have been repaired
+            return (name, number), shard, []
+    with atomic_open(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for index in indices.tolist():
+            if _stopped is not None and _stopped.is_set():
+                raise InputError("the command was stopped")
+            try:
+                content, suffix = _read(split, index, job.check_images)
+            except UnreadableImage as error:
+                unreadable.append(f"{split.images.name(index)}: {error.reason}")
+                continue
+            _add_member(tar, split.keys[index] + suffix, content)
+            if split.labels[index] != UNLABELED:
+                _add_member(tar, f"{split.keys[index]}.cls", str(split.labels[index]).encode())
+    return (name, number), _inspect(path)[0], unreadable
+
+
+def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
+    """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
+    content, suffix = image_file(split.images, index)
+    if check:
+        read_image(io.BytesIO(content), split.images.name(index))
+    return content, suffix
+
+
+def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)  # without owner and time, so that the same samples give the same tar
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _inspect(path: Path) -> tuple[Shard, list[tuple[str, bytes]]]:
+    """Return the entry of a tar in shards.json, and name and .cls content of each image. Raises InputError."""
+    try:
+        with open_regular(path) as file:
+            names, offsets = read_tar_samples(file)
+            classes = [os.pread(file.fileno(), length, start) for start, length in offsets[:, 2:].tolist()]
+            digest, size = file_sha256(file), file.tell()
+    except (OSError, tarfile.TarError) as error:
+        raise InputError(f"{path} must be a complete tar file: {one_line(error)}") from error
+    return Shard(path.name, len(names), size, digest), [*zip(names, classes, strict=True)]
+
+
+def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[str]]:
+    """Compare size, SHA-256 and number of images of every shard, in a folder or at a URL, with shards.json.
+
+    Returns the content of shards.json, and a message for each missing or damaged shard. Shards at a URL are downloaded
+    again. Raises InputError if there is no shards.json.
+    """
+    content = read_list(open_store(location))
+    with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache, ThreadPoolExecutor(threads) as pool:
+        store: Store = LocalStore(location)
+        if is_url(location):
+            store = RemoteStore(location, Path(cache), 2 * threads * max(shard.bytes for shard in content.shards))
+        problems = pool.map(partial(_check_shard, store), content.shards)  # hashing and reading release the GIL
+        try:
+            messages = [*track(problems, "verifying", len(content.shards), "shards")]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return content, [message for message in messages if message]
+
+
+def _check_shard(store: Store, shard: Shard) -> str:
+    """Return a message if the shard is missing or damaged, else ""."""
+    path = store.path(shard.name)
+    try:
+        with store.open(shard) as file:
+            if file_sha256(file) != shard.sha256:
+                return f"{path}: its SHA-256 differs from {SHARD_LIST}"
+            file.seek(0)
+            count = len(read_tar_samples(file)[0])
+    except FileNotFoundError:
+        return f"{path}: there is no such file"
+    except (OSError, tarfile.TarError) as error:
+        return f"{path}: {one_line(error)}"
+    return "" if count == shard.images else f"{path}: it has {count} images, not {shard.images}"
+
+
+def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardList:
+    """Write shards.json for a folder of WebDataset tar files, such as those of webdataset or img2dataset.
+
+    classes: class names, by default the class indices.
+
+    Files with the name of a validation or test split are the validation split, all others the training split. Either
+    all images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored. Returns the
+    content of shards.json.
+
+    Raises InputError for a folder without tar files, for validation and test tars together, for a tar that is damaged
+    or has no images, for a class that is not a number or has no name, and if only some images have a class.
+    """
+    if (folder / SHARD_LIST).exists():
+        raise InputError(f"{folder / SHARD_LIST} exists; remove it to write it again")
+    if not folder.is_dir():
+        raise InputError(f"folder must be a folder of tar files, got {str(folder)!r}, which does not exist")
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
+    roles = {path: parse_name(path.stem).role for path in paths}
+    if {VALIDATION, TEST} <= set(roles.values()):
+        raise InputError(f"{folder} must have tar files of a validation or of a test split, got both; move one away")
+    splits: dict[str, list[Shard]] = {"train": [], "validation": []}
+    labels: set[int | None] = set()
+    for path in paths:
+        shard, images = _inspect(path)
+        if not images:
+            raise InputError(f"{path} must have images, got none")
+        splits["validation" if roles[path] in (VALIDATION, TEST) else "train"].append(shard)
+        for name, content in images:
+            label = parse_class(content)
+            if content and label is None:
+                raise InputError(f"class of {name!r} in {path} must be a number, got {content[:20]!r}")
+            labels.add(label)
+            if len({label is None for label in labels}) > 1:
+                raise InputError(f"all images or none must have a class (.cls), got both up to {name!r} in {path}")
+    if not splits["train"]:
+        raise InputError(f"{folder} must have tar files of training images, got none")
+    count = max((label + 1 for label in labels if label is not None), default=0)
+    names = tuple(map(str, range(count))) if classes is None else tuple(classes)
+    if len(names) < count or (names and not count):
+        raise InputError(f"classes must be {count} names or more, for the labels in {folder}, got {len(names)}")
+    shard_list = ShardList(names, {name: tuple(shards) for name, shards in splits.items() if shards})
+    atomic_write(folder / SHARD_LIST, shard_list.to_json())
+    return shard_list

@@ -1,0 +1,321 @@
+"""Random access to images in WebDataset shards: tars that are listed in shards.json."""
+
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import os
+import re
+import tarfile
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, BinaryIO, Protocol
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+
+from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.order import WINDOW
+from lambdanets.data.tars import read_tar_samples, split_name
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import open_regular
+from lambdanets.records import parse_json
+
+SHARD_LIST = "shards.json"
+REMOTE_STORE = "lambdanets_lab.remote"  # module with `RemoteStore`, a `Store` at a URL
+UNLABELED = -1
+_MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
+_RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
+_Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar file: name, number of images, size in bytes, and SHA-256 in hexadecimal digits."""
+
+    name: str
+    images: _Count
+    bytes: _Count
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if self.name in ("", "..") or PurePosixPath(self.name).name != self.name:
+            raise InputError(f"name of a shard must be a file name without a folder, got {self.name!r}")
+        if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
+            raise InputError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
+
+
+@dataclass(frozen=True)
+class ShardList:
+    """The content of shards.json.
+
+    classes: class names; empty for unlabeled images.
+    splits: the shards of each split, "train" and optionally "validation".
+    metadata: the options with which the shards were written, and the messages about unreadable images.
+    """
+
+    classes: tuple[str, ...]
+    splits: dict[str, tuple[Shard, ...]]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.splits.keys() - {"train", "validation"})
+        if unknown or not self.splits.get("train"):
+            got = f"'{unknown[0]}'" if unknown else "no 'train'"
+            raise InputError(f"splits must be 'train' and optionally 'validation', got {got}")
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of all splits."""
+        return [shard for shards in self.splits.values() for shard in shards]
+
+    def to_json(self) -> bytes:
+        """The content of shards.json, one line per shard."""
+        splits = []
+        for name, shards in self.splits.items():
+            lines = ",\n".join(f"   {json.dumps(asdict(shard))}" for shard in shards)
+            splits.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
+        metadata = f',\n "metadata": {json.dumps(self.metadata)}' if self.metadata else ""
+        body = ",\n".join(splits)
+        return f'{{\n "classes": {json.dumps(self.classes)},\n "splits": {{\n{body}\n }}{metadata}\n}}\n'.encode()
+
+
+class Store(Protocol):
+    """Access to the files of a dataset."""
+
+    def path(self, name: str) -> str:
+        """The path or URL of a file."""
+
+    def read_list(self) -> bytes:
+        """Read shards.json. Raises OSError."""
+
+    def open(self, shard: Shard) -> BinaryIO:
+        """Open a shard as a local file. Raises OSError."""
+
+
+class LocalStore:
+    """The files in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def path(self, name: str) -> str:
+        return str(Path(self._folder, name))
+
+    def read_list(self) -> bytes:
+        with open_regular(self.path(SHARD_LIST)) as file:
+            return file.read()
+
+    def open(self, shard: Shard) -> BinaryIO:
+        file = open_regular(self.path(shard.name))
+        if (size := os.fstat(file.fileno()).st_size) != shard.bytes:
+            file.close()
+            raise OSError(f"it has {size} bytes, not {shard.bytes} as in {SHARD_LIST}")
+        return file
+
+
+def open_store(location: str) -> Store:
+    """Return the store of a folder or URL."""
+    return importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else LocalStore(location)
+
+
+def read_list(store: Store) -> ShardList:
+    """Read shards.json. Raises InputError if it cannot be read, or is invalid."""
+    path = store.path(SHARD_LIST)
+    try:
+        content = store.read_list()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {_reason(error)}") from error
+    return parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is a URL and not a path."""
+    scheme, separator, _ = location.partition("://")
+    return bool(separator) and scheme.replace("+", "").isalnum()
+
+
+def is_sharded(data: str) -> bool:
+    """Whether `data` is a folder with shards.json, or a URL."""
+    with contextlib.suppress(OSError):  # such as a name that is too long
+        return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
+    return False
+
+
+def open_shards(location: str) -> tuple[dict[str, "ShardedImages"], tuple[str, ...]]:
+    """Return the splits ("train", and "validation" if there is one) and the class names of shards.
+
+    location: a folder or a URL. Only shards.json is read. Raises InputError if there is no shards.json.
+    """
+    store = open_store(location)
+    content = read_list(store)
+    splits = {name: ShardedImages(store, shards, content.classes) for name, shards in content.splits.items()}
+    return splits, content.classes
+
+
+class ShardedImages:
+    """The images of shards, in order. Only the list of shards and the indexes of a few open shards are in memory.
+
+    A shard is downloaded, opened and indexed on first use. The most recently used shards stay open. Instances can be
+    pickled, and used in both processes after a fork. The images of an unreadable shard are unreadable; the shard is
+    opened again after some minutes. Without class names, all images have the label UNLABELED.
+    """
+
+    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...]) -> None:
+        self.classes = classes
+        self._store = store
+        self._shards = tuple(shards)
+        self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
+        self._open_shards: OrderedDict[int, _OpenShard] = OrderedDict()  # least recently used first
+        self._failed: dict[int, tuple[float, str]] = {}  # time and reason
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        """The number of images in each shard."""
+        return [shard.images for shard in self._shards]
+
+    @property
+    def total_bytes(self) -> int:
+        """Total size of all shards."""
+        return sum(shard.bytes for shard in self._shards)
+
+    @property
+    def shard_names(self) -> list[str]:
+        """The file name of each shard."""
+        return [shard.name for shard in self._shards]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The label of each image, int64 (n,). Reads all shards at each access. Raises UnreadableImage."""
+        labels = np.full(len(self), UNLABELED, dtype=np.int64)
+        if self.classes:
+            done = 0
+            for number, shard in enumerate(self._shards):
+                open_shard = self._open(number, 0)
+                labels[done : done + shard.images] = [
+                    self._label(open_shard, position) for position in range(shard.images)
+                ]
+                done += shard.images
+        return labels
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the content and order of the shards, from shards.json."""
+        lines = "".join(f"{shard.images} {shard.sha256}\n" for shard in self._shards)
+        return hashlib.sha256(f"{self.classes!r}\n{lines}".encode()).hexdigest()
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        """Decode an image and return it with its label. Raises UnreadableImage, also for an unreadable shard."""
+        shard, position = self._find(index)
+        label = self._label(shard, position) if self.classes else UNLABELED
+        return read_image(io.BytesIO(shard.image(position)), shard.name(position)), label
+
+    def file(self, index: int) -> tuple[bytes, str]:
+        """Return the encoded bytes of an image and their suffix. Raises UnreadableImage for an unreadable shard."""
+        shard, position = self._find(index)
+        return shard.image(position), PurePosixPath(shard.names[position]).suffix.lower()
+
+    def name(self, index: int) -> str:
+        """The path or URL of the shard, and the name of the member, or the position in an unreadable shard."""
+        try:
+            shard, position = self._find(index)
+        except UnreadableImage as error:
+            return error.path
+        return shard.name(position)
+
+    def key(self, index: int) -> str:
+        """Return the WebDataset key of an image. Raises UnreadableImage for an unreadable shard."""
+        shard, position = self._find(index)
+        return split_name(shard.names[position])[0]
+
+    def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
+        """Return the images of the shards with these numbers."""
+        return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes)
+
+    def without_labels(self) -> "ShardedImages":
+        """Return the same images with the label UNLABELED, so that labels are not read."""
+        return ShardedImages(self._store, self._shards, ())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open_shards": OrderedDict(), "_failed": {}}
+
+    def _find(self, index: int) -> tuple["_OpenShard", int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        position = int(index - self._ends[number] + self._shards[number].images)
+        return self._open(number, position), position
+
+    def _open(self, number: int, position: int) -> "_OpenShard":
+        """Open a shard. position: of the image, for the error."""
+        if number in self._open_shards:
+            self._open_shards.move_to_end(number)
+            return self._open_shards[number]
+        path = self._store.path(self._shards[number].name)
+        failed, reason = self._failed.get(number, (0.0, ""))
+        if not reason or time.monotonic() - failed >= _RETRY_SECONDS:
+            try:
+                shard = _OpenShard(path, self._store.open(self._shards[number]), self._shards[number].images)
+            except (tarfile.TarError, OSError) as error:
+                reason = _reason(error)
+                self._failed[number] = time.monotonic(), reason
+            else:
+                self._open_shards[number] = shard
+                if len(self._open_shards) > _MAX_OPEN:
+                    self._open_shards.popitem(last=False)
+                return shard
+        raise UnreadableImage(f"{path}, image {position}", reason)
+
+    def _label(self, shard: "_OpenShard", position: int) -> int:
+        content = shard.label(position)
+        if not content:
+            raise UnreadableImage(shard.name(position), "it has no class (.cls)")
+        label = parse_class(content)
+        if label is None:
+            raise UnreadableImage(shard.name(position), f"its class must be a number, got {content[:20]!r}")
+        if label >= len(self.classes):
+            raise UnreadableImage(shard.name(position), f"its class must be below {len(self.classes)}, got {label}")
+        return label
+
+
+class _OpenShard:
+    """An open tar and the offsets of its images. Read with pread, because forked workers share the file position."""
+
+    def __init__(self, path: str, file: BinaryIO, count: int) -> None:
+        with file:
+            self._path, self._descriptor = path, os.dup(file.fileno())
+            self.names, self.offsets = read_tar_samples(file)
+        if len(self.names) != count:
+            raise tarfile.ReadError(f"it has {len(self.names)} images, not {count} as in {SHARD_LIST}")
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def name(self, position: int) -> str:
+        return f"{self._path}/{self.names[position]}"
+
+    def image(self, position: int) -> bytes:
+        start, length, _, _ = self.offsets[position].tolist()
+        return os.pread(self._descriptor, length, start)
+
+    def label(self, position: int) -> bytes:
+        _, _, start, length = self.offsets[position].tolist()
+        return os.pread(self._descriptor, length, start)
+
+
+def parse_class(content: bytes) -> int | None:
+    """Parse the class index in a .cls member; None if it is invalid."""
+    text = content.strip()
+    return int(text) if text.isdigit() and len(text) < 10 else None
+
+
+def _reason(error: Exception) -> str:
+    return "there is no such file" if isinstance(error, FileNotFoundError) else one_line(error)

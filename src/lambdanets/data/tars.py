@@ -1,0 +1,188 @@
+"""Images in uncompressed tars, found from the headers of their members: folders of classes, and WebDataset samples."""
+
+import io
+import tarfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, first_few, parse_name
+from lambdanets.data.image_search import describe_output, image_suffixes, is_image_name
+from lambdanets.data.images import read_file, read_image
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import open_regular
+from lambdanets.folders import is_hidden, is_output
+
+# path; name, offset and length in bytes
+FileInTar = tuple[PurePosixPath, tuple[str, int, int]]
+_PADDING = 2**20  # bytes after the end-of-archive block that must be zero; GNU tar writes up to 10,240
+
+
+def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.TarInfo]:
+    """Yield the regular files of an uncompressed tar, from its headers. Raises tarfile.TarError if it is incomplete.
+
+    The tar starts at the current position of the file and has `size` bytes, by default all up to the end. A missing
+    end-of-archive block is an error, because the tar may be truncated between two members; GNU tar, tarfile and
+    webdataset all write this block. Data after the block is also an error, because readers would ignore it.
+    """
+    start = file.tell()
+    stop = file.seek(0, io.SEEK_END) if size is None else start + size
+    file.seek(start)
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            if member.isreg():
+                yield member
+        file.seek(tar.offset)
+    trailer = file.read(max(0, min(stop - tar.offset, tarfile.BLOCKSIZE + _PADDING)))
+    if len(trailer) < tarfile.BLOCKSIZE:  # tarfile stops without an error at a truncated or damaged header
+        advice = "" if trailer or tar.offset > stop else "; copy it again, or append 1,024 zero bytes if it is complete"
+        raise tarfile.ReadError(f"it is truncated after {stop - start} bytes{advice}")
+    if trailer.strip(b"\0"):
+        raise tarfile.ReadError(f"it is damaged at byte {tar.offset - start}, or followed by another tar")
+
+
+def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray]:
+    """Find the images of a WebDataset tar: names of the members, and their offsets, int64 (n, 4).
+
+    The offsets are start and length of the image, and of its .cls member, which has length 0 if it is missing.
+    Consecutive members with the same path up to the first dot of the file name are one sample. Samples without an image
+    are skipped; if a sample has several images, the first is used. Raises tarfile.TarError for an incomplete or invalid
+    tar.
+    """
+    names: list[str] = []
+    offsets: list[tuple[int, int, int, int]] = []
+    last_key = ""
+    label, has_image = (0, 0), False  # of the current sample
+    for member in tar_members(file):
+        key, suffix = split_name(member.name)
+        if not key:
+            continue
+        if key != last_key:
+            last_key, label, has_image = key, (0, 0), False
+        if suffix == "cls":
+            label = (member.offset_data, member.size)
+            if has_image:
+                offsets[-1] = (*offsets[-1][:2], *label)
+        elif f".{suffix}" in image_suffixes() and not has_image:
+            names.append(member.name)
+            offsets.append((member.offset_data, member.size, *label))
+            has_image = True
+    return names, np.array(offsets, np.int64).reshape(-1, 4)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split a member name at the first dot of the file name into the key and the lower-case suffix.
+
+    Both are empty for hidden files and files without a dot, which do not belong to a sample.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return (f"{folder}{slash}{stem}", suffix.lower()) if stem and dot else ("", "")
+
+
+@dataclass(frozen=True)
+class TarImages:
+    """Images in one tar file. members: name, offset and length in bytes of each image.
+
+    The file is opened for each image, because forked workers would share the position of an open file.
+    """
+
+    path: Path
+    members: Sequence[tuple[str, int, int]]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), self.labels[index]
+
+    def file(self, index: int) -> tuple[bytes, str]:
+        name, start, length = self.members[index]
+        return read_file(self.path, start, length), Path(name).suffix.lower()
+
+    def name(self, index: int) -> str:
+        return f"{self.path}/{self.members[index][0]}"
+
+
+def find_validation_tar(train: Path) -> Path | None:
+    """Find the tar of the validation set in the folder of the training tar, by their names; None if there is none.
+
+    A tar with the name of a validation or test split has none. Raises InputError for two validation sets.
+    """
+    role, rest = parse_name(train.stem)
+    if role in (VALIDATION, TEST):
+        return None
+    rest = rest if role == TRAIN else ()
+    # macOS makes files such as ._val.tar
+    files = sorted(file for file in train.parent.iterdir() if not is_hidden(file.name))
+    tars = {file: parse_name(file.stem) for file in files if file.suffix.lower() == ".tar"}
+    for wanted in (VALIDATION, TEST):
+        found = [tar for tar, name in tars.items() if name == (wanted, rest) and tar.is_file()]
+        if len(found) > 1:
+            raise InputError(f"'{train.parent}' must have one {wanted} tar, got {first_few(tar.name for tar in found)}")
+        if found:
+            return found[0]
+    return None
+
+
+def read_tar_layout(path: Path) -> Layout:
+    """Find the splits and classes in an uncompressed tar, and the members of `TarImages` in each.
+
+    Nested tars count as folders. Raises InputError, also if any of the tars is compressed, damaged or truncated.
+    """
+    files, left_out = _without_outputs(_files_in_tar(path))
+    images = [(folder_path, member) for folder_path, member in files if is_image_name(folder_path.name)]
+    others = [folder_path for folder_path, _ in files if not is_image_name(folder_path.name)]
+    return find_layout(str(path), images, others, left_out)
+
+
+def _files_in_tar(path: Path) -> list[FileInTar]:
+    """Return the files of an uncompressed tar and its nested tars that are not hidden, sorted by path.
+
+    The path of a file in a nested tar begins with the name of this tar without the suffix. Of members with the same
+    name, the last counts. Raises InputError for an incomplete or invalid tar.
+    """
+    try:
+        with open_regular(path) as file:
+            files = {name: ((PurePosixPath(parts), (name, *span))) for name, parts, span in _iterate_files(file)}
+    except (OSError, tarfile.TarError) as error:
+        raise InputError(f"{path} must be a complete, uncompressed tar: {one_line(error)}") from error
+    return sorted(files.values())
+
+
+def _iterate_files(
+    file: BinaryIO, size: int | None = None, folder: str = "", below: str = ""
+) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Yield the name of each file, its path, and its offset and length. folder, below: name and path of the tar."""
+    for member in tar_members(file, size):
+        if any(map(is_hidden, PurePosixPath(member.name).parts)):
+            continue
+        if member.name.lower().endswith(".tar"):
+            file.seek(member.offset_data)
+            nested = f"{folder}{member.name}/", f"{below}{member.name[:-4]}/"
+            yield from _iterate_files(file, member.size, *nested)
+        elif not member.issparse():
+            yield folder + member.name, below + member.name, (member.offset_data, member.size)
+
+
+def _without_outputs(files: list[FileInTar]) -> tuple[list[FileInTar], Counter[str]]:
+    """Return the files outside output folders of this package, and the number of images in each of these."""
+    names: defaultdict[PurePosixPath, set[str]] = defaultdict(set)
+    for path, _ in files:
+        for child in (path, *path.parents):
+            names[child.parent].add(child.name)
+    outputs = {folder for folder, inside in names.items() if folder.name and is_output(inside)}
+    kept, left_out = [], Counter[str]()
+    for path, member in files:
+        output = next((folder for folder in reversed(path.parents) if folder in outputs), None)
+        if output is None:
+            kept.append((path, member))
+        elif is_image_name(path.name):
+            left_out[describe_output(output)] += 1
+    return kept, left_out

@@ -1,0 +1,226 @@
+"""Batches of labeled and pseudo-labeled images."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.same_batches import assert_same
+from lambdanets.data.images import UnreadableImage
+from lambdanets.data.labeled_images import ImageArray
+from lambdanets.data.loader import ImageBatches
+from lambdanets.data.order import BatchSlice
+from lambdanets.data.shards import open_shards
+from lambdanets.errors import InputError
+from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.training.classification.model import ClassificationProbe
+from lambdanets.training.distributed import World
+from lambdanets.training.micro_batches import with_micro_batch
+from lambdanets_lab.pseudo.recipe import StudentRecipe
+from lambdanets_lab.pseudo.student import PseudoLabeledImages, StudentImages, StudentModule, StudentOrder
+from training.teachers import CLASSES, write_selection
+
+SLICES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), BatchSlice(1, 2, 2)]
+
+
+class SoftLabeled(ImageArray):
+    """Images in shards with soft labels over 3 classes."""
+
+    shard_sizes: list[int]
+
+    def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
+        image, label = super().load(index)
+        distribution = np.full(3, 0.2, np.float32)
+        distribution[label] = 0.6
+        return image, distribution
+
+
+class SomeUnreadable(SoftLabeled):
+    """Soft-labeled images, of which every second one is unreadable."""
+
+    def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
+        if index % 2:
+            raise UnreadableImage(self.name(index), "it is damaged")
+        return super().load(index)
+
+
+def make_images(count, image_class=ImageArray, first=0, shard_sizes=None):
+    """Make gray images of brightness `first`, `first` + 1, ..., with labels 0, 1, 2, 0, ..."""
+    pixels = np.repeat(np.arange(first, first + count, dtype=np.uint8), 4).reshape(count, 2, 2)
+    labeled = image_class(pixels, [index % 3 for index in range(count)], "numbers")
+    if image_class is not ImageArray:
+        labeled.shard_sizes = shard_sizes or [count]
+    return labeled
+
+
+def to_tensor(image):
+    return torch.from_numpy(np.array(image)).float()[None]
+
+
+def add_noise(image):
+    """Add random numbers from all generators that a transform may use."""
+    return to_tensor(image) + random.random() / 3 + np.random.random() / 3 + torch.rand(()) / 3
+
+
+def make_loader(
+    transform=to_tensor, *, labeled=11, pseudo=7, pseudo_batch_size=6, batch_size=4, smoothing=0.0, **options
+):
+    """Load labeled images of brightness 0, 1, ... and pseudo-labeled images of brightness 100, 101, ..."""
+    labeled = make_images(labeled) if isinstance(labeled, int) else labeled
+    pseudo = make_images(pseudo, SoftLabeled, 100) if isinstance(pseudo, int) else pseudo
+    images = StudentImages(labeled, pseudo, 3, smoothing)
+    batch_slice = options.get("batch_slice", BatchSlice())
+    order = StudentOrder(images, batch_size, pseudo_batch_size, 0, batch_slice)
+    options = {"channels": 1, "seed": 0, "training": True, "workers": 0, "order": order} | options
+    return ImageBatches(images, transform, batch_size=batch_size, **options)
+
+
+def brightness(batch):
+    return batch.images[:, 0, 0, 0].int().tolist()
+
+
+def iterate_epochs(batches, count):
+    for _ in range(count):
+        yield from batches
+
+
+def test_each_step_has_labeled_and_pseudo_labeled_images():
+    batches = make_loader()
+    assert len(batches) == 3
+    for _ in range(2):
+        sizes = [
+            (sum(n < 100 for n in brightness(batch)), sum(n >= 100 for n in brightness(batch))) for batch in batches
+        ]
+        assert sizes == [(4, 6), (4, 6), (3, 6)]
+    assert [batch.step_images for batch in batches] == [10, 10, 9]
+
+
+@pytest.mark.parametrize("shard_sizes", [[7], [2, 0, 1, 4]])
+def test_pseudo_labeled_images_have_their_own_epochs(shard_sizes):
+    loader = make_loader(
+        labeled=12, pseudo=make_images(7, SoftLabeled, 100, shard_sizes), pseudo_batch_size=4, batch_size=4
+    )
+    # 14 epochs of 3 steps with 4 pseudo-labeled images are 24 epochs over 7 images
+    loaded = [number for batch in iterate_epochs(loader, 14) for number in brightness(batch) if number >= 100]
+    assert Counter(loaded) == dict.fromkeys(range(100, 107), 24)
+    epochs = [loaded[first : first + 7] for first in range(0, len(loaded), 7)]
+    assert all(sorted(epoch) == [*range(100, 107)] for epoch in epochs)
+    assert len({*map(tuple, epochs)}) > 12
+
+
+def test_pseudo_labeled_images_do_not_change_the_order_of_labeled_ones():
+    labeled = ImageBatches(make_images(11), add_noise, channels=1, batch_size=4, seed=0, training=True, workers=0)
+    for combined, expected in zip(make_loader(add_noise), labeled, strict=True):
+        assert torch.equal(combined.images[: len(expected.images)], expected.images)
+
+
+def test_repeated_images_are_augmented_differently():
+    values = [
+        value
+        for batch in iterate_epochs(make_loader(add_noise, labeled=8, pseudo_batch_size=7), 4)
+        for value in batch.images[4:, 0, 0, 0].tolist()
+    ]
+    assert len(values) == len({*values}) == 8 * 7
+
+
+@pytest.mark.parametrize("batch_slice", SLICES, ids=str)
+@pytest.mark.parametrize("steps_done", [0, 1, 2, 3, 7])
+def test_batches_of_both_sets_resume_in_mid_epoch(steps_done, batch_slice):
+    def new_loader():
+        pseudo = make_images(7, SoftLabeled, 100, [2, 0, 1, 4])
+        return make_loader(add_noise, pseudo=pseudo, labeled=24, batch_size=12, batch_slice=batch_slice)
+
+    expected = [*iterate_epochs(new_loader(), 8)]
+    interrupted = new_loader()
+    list(islice(iterate_epochs(interrupted, 8), steps_done * batch_slice.accumulation_steps))
+    resumed = new_loader()
+    resumed.load_state_dict(interrupted.state_dict())
+    actual = [*resumed, *resumed]
+    assert_same(actual, expected[steps_done * batch_slice.accumulation_steps :][: len(actual)])
+
+
+def test_batches_of_both_sets_do_not_depend_on_workers(shards, tmp_path):
+    labeled = open_shards(str(shards))[0]["train"]
+    pseudo = PseudoLabeledImages(str(shards), write_selection(shards, tmp_path / "s"), CLASSES, soft=True)
+    images = StudentImages(labeled, pseudo, len(CLASSES), 0.1)
+    options = {"channels": 1, "batch_size": 4, "seed": 0, "training": True}
+    order = StudentOrder(images, 4, 6, 0, BatchSlice())
+    assert_same(*([*ImageBatches(images, add_noise, workers=workers, order=order, **options)] for workers in (0, 2)))
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_ranks_and_micro_batches_divide_both_sets(accumulation_steps):
+    by_rank = [
+        [
+            *iterate_epochs(
+                make_loader(labeled=24, batch_size=12, batch_slice=BatchSlice(rank, 2, accumulation_steps)), 2
+            )
+        ]
+        for rank in range(2)
+    ]
+    for batches in zip(*by_rank, strict=True):
+        assert [batch.step_images for batch in batches] == [18, 18]
+        assert [sum(n < 100 for n in brightness(batch)) for batch in batches] == [6 // accumulation_steps] * 2
+        assert abs(len(batches[0].images) - len(batches[1].images)) <= 1
+
+
+def test_a_micro_batch_may_have_one_labeled_image_or_none():
+    batches = make_loader(labeled=8, pseudo_batch_size=36, batch_size=4, batch_slice=BatchSlice(accumulation_steps=10))
+    sizes = [(sum(n < 100 for n in brightness(batch)), len(batch.images)) for batch in batches]
+    assert sizes == [*[(1, 4)] * 4, *[(0, 4)] * 6] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pseudo_batch_size": 10, "batch_slice": BatchSlice(0, 2, 4)}, "batch_size must be at least 6 for 2 ranks"),
+        ({"pseudo": 2, "batch_slice": BatchSlice(0, 3)}, "pseudo-labeled images must be at least 3, one per rank"),
+    ],
+)
+def test_rejects_too_few_images_for_the_ranks(options, message):
+    with pytest.raises(InputError, match=message):
+        make_loader(labeled=8, **options)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("labeled_images", [2, 3, 8])
+@pytest.mark.parametrize("ratio", [0.5, 1.25, 14.0])
+def test_loader_accepts_the_micro_batches_chosen_for_memory(ratio, labeled_images, world_size, monkeypatch):
+    monkeypatch.setattr("lambdanets.training.micro_batches.largest_micro_batch", lambda *_: 2)
+    recipe = StudentRecipe(**vars(replace(DIGITS, batch_size=4)), pseudo_ratio=ratio)
+    if min(4, labeled_images) // world_size + recipe.pseudo_batch_size // world_size < 2:
+        return
+    for rank in range(world_size):
+        world = World(rank, world_size, rank, world_size)
+        probe = ClassificationProbe(recipe, 3)
+        batch_slice = with_micro_batch(recipe, probe, torch.nn.Identity(), labeled_images, world)[1]
+        sizes = {"labeled": labeled_images, "pseudo_batch_size": recipe.pseudo_batch_size}
+        batches = [*make_loader(**sizes, batch_slice=batch_slice)]
+        assert len(batches) > 0
+        assert all(len(batch.images) >= 2 for batch in batches)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_label_smoothing_applies_only_to_hard_labels(smoothing):
+    batch = next(iter(make_loader(smoothing=smoothing)))
+    one_hot = np.eye(3)[[number % 100 % 3 for number in brightness(batch)]]
+    is_pseudo = np.array(brightness(batch))[:, None] >= 100
+    expected = np.where(is_pseudo, 0.2 + 0.4 * one_hot, smoothing / 3 + (1 - smoothing) * one_hot)
+    np.testing.assert_allclose(batch.labels, expected, atol=1e-7)
+    assert batch.labels.dtype == torch.float32
+    sums = StudentModule(torch.nn.Flatten(), DIGITS, 1, "").sums(batch._replace(images=torch.zeros(10, 3)))
+    assert sums["loss"].item() == pytest.approx(10 * np.log(3), rel=1e-6)
+    assert sums["top1"].item() == sum(n % 100 % 3 == 0 for n in brightness(batch))
+
+
+def test_unreadable_pseudo_labeled_images_are_skipped_and_listed():
+    batch = next(iter(make_loader(pseudo=make_images(7, SomeUnreadable, 100), pseudo_batch_size=7)))
+    assert sorted(brightness(batch)[4:]) == [100, 102, 104, 106]
+    assert len(batch.unreadable) == 3
+    assert len(batch.labels) == 8
+    assert batch.step_images == 11

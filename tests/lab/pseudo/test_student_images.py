@@ -1,0 +1,133 @@
+"""The images of a selection are joined with their labels."""
+
+import json
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lambdanets.data.images import UnreadableImage
+from lambdanets.data.shards import open_shards
+from lambdanets.errors import InputError
+from lambdanets_lab.pseudo.student import PseudoLabeledImages
+from lambdanets_lab.pseudo.tables import read_selection, read_table
+from training.teachers import CLASSES, replace_bytes, write_selection
+
+
+@pytest.fixture
+def selection(shards, tmp_path):
+    return write_selection(shards, tmp_path / "student")
+
+
+def open_images(shards, selection, *, classes=CLASSES, soft=True):
+    return PseudoLabeledImages(str(shards), selection, classes, soft=soft)
+
+
+def read_rows(selection):
+    """Return the rows of all tables, in order."""
+    tables = (read_table(path, read_selection(selection)) for path in sorted(selection.glob("*.parquet")))
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def load_all(images):
+    """Return the pixels and the label of each image by name."""
+    return {
+        images.name(number): (np.array(image).tobytes(), np.asarray(label).tolist())
+        for number in range(len(images))
+        for image, label in [images.load(number)]
+    }
+
+
+def test_images_are_joined_with_their_rows(shards, selection):
+    images = open_images(shards, selection, soft=False)
+    shard_images = open_shards(str(shards))[0]["train"]
+    assert len(images) == len(shard_images) == 16
+    assert images.shard_sizes == shard_images.shard_sizes
+    for number, row in enumerate(read_rows(selection)):
+        assert images.name(number) == shard_images.name(number)
+        assert f"/{row['key']}." in images.name(number)
+        assert np.array_equal(images.load(number)[0], shard_images.load(number)[0])
+        assert images.load(number)[1] == row["class"]
+    assert load_all(pickle.loads(pickle.dumps(images))) == load_all(images)
+
+
+def test_images_are_repeated_as_often_as_they_have_copies(shards, tmp_path):
+    selection = write_selection(shards, tmp_path / "student", per_class=40)
+    images = open_images(shards, selection, soft=False)
+    rows = read_rows(selection)
+    assert len(images) == sum(images.shard_sizes) == sum(row["copies"] for row in rows)
+    names = Counter(images.name(number).partition(".tar/")[2].rpartition(".")[0] for number in range(len(images)))
+    assert names == {row["key"]: row["copies"] for row in rows}
+    labels = Counter(images.load(number)[1] for number in range(len(images)))
+    assert labels == dict.fromkeys({row["class"] for row in rows}, 40)
+
+
+def test_shards_without_selected_rows_are_skipped(shards, tmp_path):
+    images = open_images(shards, write_selection(shards, tmp_path / "student", per_class=2))
+    assert 0 in images.shard_sizes
+    assert len(load_all(images)) == len(images) == sum(images.shard_sizes)
+
+
+def test_soft_label_divides_remaining_probability_equally(shards, selection):
+    classes = ("none", *reversed(CLASSES), "neither")  # in another order, with two more classes
+    images = open_images(shards, selection, classes=classes)
+    hard = open_images(shards, selection, classes=classes, soft=False)
+    for number, row in enumerate(read_rows(selection)):
+        label = images.load(number)[1]
+        assert label.dtype == np.float32
+        assert label.sum() == pytest.approx(1, abs=1e-6)
+        expected = np.full(6, (1 - sum(row["probabilities"])) / 4)
+        for class_number, probability in zip(row["classes"], row["probabilities"], strict=True):
+            expected[classes.index(CLASSES[class_number])] = probability
+        np.testing.assert_allclose(label, expected, atol=1e-6)
+        assert classes[hard.load(number)[1]] == CLASSES[row["class"]]
+
+
+def test_soft_label_with_all_classes_stored_has_the_teachers_values(shards, tmp_path):
+    selection = write_selection(shards, tmp_path / "student", top=4)
+    label = open_images(shards, selection).load(0)[1]
+    row = read_rows(selection)[0]
+    np.testing.assert_allclose(label[row["classes"]], row["probabilities"], atol=1e-6)
+
+
+def test_images_of_damaged_and_missing_shards_are_unreadable(shards, selection):
+    images = open_images(shards, selection)
+    replace_bytes(shards, 2, b"IHDR", b"XXXX")
+    (shards / "train-00003.tar").unlink()
+    for number in (4, 6, 7):
+        with pytest.raises(UnreadableImage):
+            images.load(number)
+        assert f"train-0000{number // 2}.tar" in images.name(number)
+
+
+def test_rejects_a_teacher_class_that_the_student_lacks(shards, selection):
+    with pytest.raises(InputError, match=r"must be classes of the labeled images, .*, got 'red'"):
+        open_images(shards, selection, classes=("dark", "light", "striped"))
+
+
+def test_rejects_labels_of_other_images(shards, selection):
+    shard_list = json.loads((shards / "shards.json").read_text())
+    shard_list["splits"]["train"].reverse()
+    (shards / "shards.json").write_text(json.dumps(shard_list))
+    with pytest.raises(InputError, match="selection has labels of other shards"):
+        open_images(shards, selection)
+
+
+def test_rejects_an_unfinished_or_damaged_selection(shards, selection):
+    content = json.loads((selection / "selection.json").read_text())
+    del content["shards"]
+    (selection / "selection.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"selection.json is damaged: .*; remove it and select again"):
+        open_images(shards, selection)
+    (selection / "selection.json").unlink()
+    with pytest.raises(InputError, match=r"finished selection of pseudo-labels, got a folder without"):
+        open_images(shards, selection)
+
+
+def test_rejects_a_table_that_changed_after_selection(shards, selection, tmp_path):
+    other = write_selection(shards, tmp_path / "other", per_class=40)
+    (selection / "train-00000.parquet").write_bytes((other / "train-00000.parquet").read_bytes())
+    with pytest.raises(InputError, match=r"train-00000.parquet has changed"):
+        open_images(shards, selection).load(0)
+    assert open_images(shards, selection).fingerprint != open_images(shards, other).fingerprint

@@ -1,0 +1,229 @@
+"""Shards at a URL are downloaded into a cache, with retries."""
+
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import aiohttp
+import fsspec
+import pytest
+import torch
+
+from data.same_batches import assert_same
+from data.test_shards import batches
+from lambdanets.cli import main
+from lambdanets.data.datasets import open_splits
+from lambdanets.data.images import UnreadableImage
+from lambdanets.data.shards import open_shards
+from lambdanets.errors import InputError
+from lambdanets_lab import remote
+from lambdanets_lab.shards import verify_shards
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder; retries do not wait."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(remote, "DELAY", 0.01)
+    return tmp_path / "lambdanets/shards"
+
+
+class FaultyServer(ThreadingHTTPServer):
+    """A server of a folder, in which the first requests for a file fail.
+
+    faults: for each file name, the faults of the first requests: a status code, "damage", "drop" or "stall".
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.faults: dict[str, list[str]] = {}
+        self.requests: Counter[str] = Counter()
+        self.stopping = threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FaultyServer
+
+    def do_GET(self) -> None:
+        name = self.path.strip("/")
+        self.server.requests[name] += 1
+        faults = self.server.faults.get(name, [])
+        fault = faults.pop(0) if faults else ""
+        if fault.isdecimal():
+            return self.send_error(int(fault))
+        content = (self.server.folder / name).read_bytes()
+        if fault == "damage":
+            content = content[:-1] + b"x"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if fault == "drop":
+            self.wfile.write(content[:700])
+        elif fault == "stall":
+            self.server.stopping.wait(10)
+        else:
+            self.wfile.write(content)
+        return None
+
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def faulty(shards: Path) -> Iterator[FaultyServer]:
+    server = FaultyServer(shards)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield server
+    server.stopping.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def open_train(url):
+    return open_shards(url)[0]["train"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_over_http_equal_those_of_the_folder(faulty, shards, cache, workers):
+    images, local = open_train(f"{faulty.url}/"), open_splits(str(shards)).train
+    assert_same(list(batches(images, workers=workers)), list(batches(local)))
+    assert faulty.requests == {"shards.json": 1, **{f"train-{number:05}.tar": 1 for number in range(8)}}
+    assert images.name(0).startswith(f"{faulty.url}/train-00000.tar/")
+    assert images.fingerprint == local.fingerprint
+    assert len(list(cache.glob("*.tar"))) == 8
+    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_missing_shard_at_a_url_is_not_retried(faulty):
+    faulty.faults = {"train-00003.tar": ["404"]}
+    images = open_train(faulty.url)
+    for number in (7, 6):
+        with pytest.raises(UnreadableImage, match=rf"{faulty.url}/train-00003\.tar, image {number % 2}: there is no"):
+            images.load(number)
+    assert faulty.requests["train-00003.tar"] == 1
+    assert images.load(8)
+
+
+def test_verify_downloads_every_shard_at_a_url_again(faulty, shards, cache):
+    open_train(faulty.url).load(2)
+    assert verify_shards(faulty.url, threads=2)[1] == []
+    path = shards / "train-00001.tar"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (message,) = verify_shards(faulty.url)[1]
+    assert message.startswith(f"{faulty.url}/train-00001.tar: the download has ")
+    assert len(list(cache.glob("*.tar"))) == 1
+
+
+@pytest.mark.parametrize("fault", ["drop", "503", "429", "damage"])
+def test_transient_errors_are_retried(faulty, cache, fault):
+    faulty.faults = {"shards.json": ["500"], "train-00000.tar": [fault, fault]}
+    assert open_train(faulty.url).load(0)
+    assert faulty.requests == {"shards.json": 2, "train-00000.tar": 3}
+    assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".lock", ".tar"]
+
+
+def test_stalled_server_is_retried(faulty, monkeypatch):
+    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
+    monkeypatch.setitem(fsspec.config.conf, "http", timeout)
+    faulty.faults = {"train-00000.tar": ["stall"]}
+    assert open_train(faulty.url).load(0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("drop", r"payload.*\(tried 6 times\)"),
+        ("damage", r"the download has \d+ bytes and SHA-256 .* as in shards\.json \(tried 6 times\)"),
+        ("502", r"the server responded with status 502 \(tried 6 times\)"),
+        ("403", "the server responded with status 403$"),
+    ],
+)
+def test_persistent_errors_are_reported_after_the_last_attempt(faulty, cache, fault, reason):
+    faulty.faults = {"train-00000.tar": [fault] * 9}
+    images = open_train(faulty.url)
+    for number in (0, 1):
+        with pytest.raises(UnreadableImage, match=rf"(?i){faulty.url}/train-00000\.tar, image {number}.*{reason}"):
+            images.load(number)
+    assert faulty.requests["train-00000.tar"] == (1 if fault == "403" else 6)
+    assert not list(cache.glob("*.tar"))
+
+
+def test_command_with_an_unreachable_server_stops_after_2_retries(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/x"
+    assert main(["shard", url, "--verify"]) == 2
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{url}/shards.json: retrying in 0.01 s (1 of 2): Cannot connect to host 127.0.0.1:{port}")
+    assert second.startswith(f"{url}/shards.json: retrying in 0.02 s (2 of 2): ")
+    assert last.endswith("(tried 3 times)")
+
+
+def test_rejects_an_unknown_url_scheme():
+    with pytest.raises(InputError, match=r"nobody://set/shards\.json cannot be read: Protocol not known"):
+        open_train("nobody://set")
+
+
+def test_cache_smaller_than_the_set_stays_below_its_maximum_size(faulty, shards, cache, monkeypatch):
+    max_bytes = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
+    monkeypatch.setenv(remote.CACHE_BYTES, str(max_bytes))
+    images = open_train(faulty.url)
+    for _ in range(2):
+        indices = torch.cat([batch.indices for batch in batches(images)]).tolist()
+        assert sorted(indices) == list(range(16))
+        assert 0 < sum(path.stat().st_size for path in cache.glob("*.tar")) <= max_bytes
+    # each shard is downloaded once, although it was removed from the cache, because the process has it open
+    assert set(faulty.requests.values()) == {1}
+
+
+def test_cache_evicts_the_least_recently_used_shard(faulty, shards, monkeypatch):
+    max_bytes = max(path.stat().st_size for path in shards.glob("*.tar")) * 3
+    monkeypatch.setenv(remote.CACHE_BYTES, str(max_bytes))
+    for number in (0, 1, 2, 0, 3, 0):
+        open_train(faulty.url).load(2 * number)
+        time.sleep(0.01)
+    assert faulty.requests["train-00000.tar"] == 1
+    open_train(faulty.url).load(2)
+    assert faulty.requests["train-00001.tar"] == 2
+    monkeypatch.setenv(remote.CACHE_BYTES, "1000")
+    with pytest.raises(UnreadableImage, match="do not fit into the cache of 1000"):
+        open_train(faulty.url).load(8)
+
+
+def test_unfinished_downloads_of_killed_processes_are_removed(faulty, cache):
+    open_train(faulty.url).load(0)
+    (shard,) = cache.glob("*.tar")
+    shard.rename(cache / f".{shard.name}.17.unfinished")
+    open_train(faulty.url).load(0)
+    assert [path.suffix for path in cache.iterdir() if path.suffix != ".lock"] == [".tar"]
+
+
+def test_damaged_file_in_the_cache_is_downloaded_again(faulty, cache):
+    expected = open_train(faulty.url).load(0)[0]
+    (shard,) = cache.glob("*.tar")
+    content = shard.read_bytes()
+    for number, damaged in enumerate((b"damaged", bytes(reversed(content)))):
+        shard.write_bytes(damaged)
+        assert open_train(faulty.url).load(0)[0] == expected
+        assert faulty.requests["train-00000.tar"] == 2 + number
+
+
+def test_rejects_a_cache_that_cannot_be_used(faulty, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(remote.CACHE, str(tmp_path / "file/cache"))
+    with pytest.raises(UnreadableImage, match=r"file/cache"):
+        open_train(faulty.url).load(0)
+    monkeypatch.setenv(remote.CACHE_BYTES, "many")
+    with pytest.raises(InputError, match="LAMBDANETS_SHARDS_CACHE_BYTES must be a number of bytes, got 'many'"):
+        open_train(faulty.url)

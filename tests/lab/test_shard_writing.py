@@ -1,0 +1,367 @@
+"""Datasets are written as shards, resumed, verified and indexed."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from lambdanets.cli import main
+from lambdanets.data.datasets import open_splits
+from lambdanets.data.image_search import list_images
+from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
+from lambdanets.data.tars import split_name
+from lambdanets.errors import InputError
+from lambdanets.locks import locked_folder
+from lambdanets_lab import shards as module
+from lambdanets_lab.shards import index_shards, unique_keys, verify_shards, write_shards
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def files_by_key(images: ShardedImages) -> dict[str, bytes]:
+    return {images.key(index): images.file(index)[0] for index in range(len(images))}
+
+
+def num_images(content) -> int:
+    return sum(shard.images for shard in content.shards)
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_image_files_are_copied_byte_for_byte(two_classes, tmp_path):
+    Image.open(two_classes / "dark/00.png").save(two_classes / "dark/photo.JPG", quality=40)
+    content = write_shards(open_splits(str(two_classes)), tmp_path / "out", images_per_shard=4)
+    splits, classes = open_shards(str(tmp_path / "out"))
+    files = files_by_key(splits["train"]) | files_by_key(splits["validation"])
+    assert files == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in list_images(two_classes).paths}
+    assert classes == ("dark", "light")
+    assert (num_images(content), content.metadata["unreadable"]) == (21, [])
+    assert {shard.name for shard in content.shards} == {path.name for path in (tmp_path / "out").glob("*.tar")}
+
+
+def test_images_in_memory_are_written_as_png_in_similar_shards(tmp_path):
+    splits = open_splits("digits")
+    write_shards(splits, tmp_path / "out", images_per_shard=500, check_images=False)
+    train = open_shards(str(tmp_path / "out"))[0]["train"]
+    assert max(train.shard_sizes) - min(train.shard_sizes) <= 1
+    assert set(train.labels[: train.shard_sizes[0]].tolist()) == set(range(10))
+    originals = {splits.train.name(index): index for index in range(len(splits.train))}
+    for index in range(0, len(train), 100):
+        image, label = splits.train.load(originals[f"digits/{train.key(index)}"])
+        assert train.load(index)[0].tobytes() == image.tobytes()
+        assert train.load(index)[1] == label
+        assert train.file(index)[1] == ".png"
+
+
+def test_a_list_of_images_is_written_without_classes(two_classes, tmp_path):
+    write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=7)
+    splits, classes = open_shards(str(tmp_path / "out"))
+    assert (list(splits), classes) == (["train"], ())
+    assert splits["train"].labels.tolist() == [splits["train"].load(0)[1]] * 20 == [UNLABELED] * 20
+
+
+def test_written_bytes_do_not_depend_on_the_number_of_processes(two_classes, tmp_path):
+    write_shards(open_splits(str(two_classes)), tmp_path / "first", images_per_shard=3)
+    splits = open_splits(str(tmp_path / "first"))  # shards can be written from shards
+    for processes in (1, 2):
+        write_shards(splits, tmp_path / str(processes), images_per_shard=5, processes=processes)
+    assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
+    write_shards(splits, tmp_path / "3", images_per_shard=5, seed=1)
+    assert read_files(tmp_path / "1") != read_files(tmp_path / "3")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, tmp_path, monkeypatch, processes):
+    splits = open_splits(str(two_classes))
+    write_shards(splits, tmp_path / "uninterrupted", images_per_shard=3)
+    with tarfile.open(tmp_path / "uninterrupted/train-00003.tar") as tar:
+        failing = tar.getnames()[0]
+
+    def fail(images, index):
+        if images.name(index).endswith(failing):
+            raise RuntimeError("the disk is gone")
+        return image_file(images, index)
+
+    image_file = module.image_file
+    monkeypatch.setattr(module, "check_readable", lambda *arguments: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "image_file", fail)
+        with pytest.raises(RuntimeError, match="the disk is gone"):
+            write_shards(splits, tmp_path / "out", images_per_shard=3, processes=processes)
+    assert not (tmp_path / "out/shards.json").exists()
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
+    assert 3 <= len(finished) < 8
+    for options, message in (({"seed": 1}, "seed 0, not 1"), ({"images_per_shard": 5}, "images_per_shard 3, not 5")):
+        with pytest.raises(InputError, match=f"has shards with {message}"):
+            write_shards(splits, tmp_path / "out", **{"images_per_shard": 3, **options})
+    write_shards(splits, tmp_path / "out", images_per_shard=3)
+    assert finished == {path: path.stat().st_mtime_ns for path in finished}
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "uninterrupted")
+
+
+def test_killed_writing_leaves_no_workers_and_resumes_bit_identically(two_classes, tmp_path):
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from lambdanets_lab import shards\n"
+        "from lambdanets.data.datasets import open_splits\n"
+        "image_file = shards.image_file\n"
+        "def wait(images, index):\n"
+        "    if len([*Path(sys.argv[2]).glob('*.tar')]) >= 2: time.sleep(600)\n"
+        "    return image_file(images, index)\n"
+        "shards.image_file = wait\n"
+        "shards.write_shards(open_splits(sys.argv[1]), Path(sys.argv[2]), images_per_shard=2, processes=2)\n"
+    )
+    out = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-c", script, str(two_classes), str(out)])
+    deadline = time.monotonic() + 120
+    while len([*out.glob("*.tar")]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=60)[1]
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+    (out / ".train-00005.tar.17.unfinished").write_bytes(b"incomplete")
+    splits = open_splits(str(two_classes))
+    write_shards(splits, out, images_per_shard=2)
+    write_shards(splits, tmp_path / "uninterrupted", images_per_shard=2)
+    assert finished == {path: path.stat().st_mtime_ns for path in finished}
+    assert read_files(out) == read_files(tmp_path / "uninterrupted")
+
+
+def test_killed_worker_process_is_reported(two_classes, tmp_path, monkeypatch):
+    def kill_worker(images, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    paths = list_images(two_classes).paths
+    monkeypatch.setattr(module, "check_readable", lambda *arguments: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "image_file", kill_worker)
+        with pytest.raises(InputError, match="was killed, perhaps out of memory; run it again"):
+            write_shards(paths, tmp_path / "out", images_per_shard=3, processes=2)
+    assert num_images(write_shards(paths, tmp_path / "out", images_per_shard=3)) == 20
+
+
+def test_rejects_a_folder_that_another_process_writes(two_classes, tmp_path):
+    with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
+        write_shards(list_images(two_classes).paths, tmp_path / "out")
+    with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
+        write_shards(list_images(two_classes).paths, two_classes)
+
+
+def test_finished_shards_are_not_written_again(two_classes, tmp_path):
+    splits = open_splits(str(two_classes))
+    first = write_shards(splits, tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert write_shards(splits, tmp_path / "out") == first
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
+    with pytest.raises(InputError, match="has shards with other images, names or classes"):
+        write_shards(open_splits(str(two_classes), seed=5), tmp_path / "out")
+
+
+def test_unreadable_images_are_skipped_and_listed(two_classes, tmp_path):
+    splits = open_splits(str(two_classes))
+    (two_classes / "dark/03.png").write_bytes(b"no image")
+    (two_classes / "light/04.png").write_bytes((two_classes / "light/05.png").read_bytes()[:50])
+    (two_classes / "light/06.png").unlink()
+    content = write_shards(splits, tmp_path / "out", images_per_shard=4, processes=2)
+    assert num_images(content) == 17
+    unreadable = content.metadata["unreadable"]
+    assert unreadable[0] == f"{two_classes}/dark/03.png: it is not an image of a known format"
+    assert [message.partition(":")[0][-12:] for message in unreadable[1:]] == ["light/04.png", "light/06.png"]
+
+
+def test_repaired_images_are_written_on_resume(two_classes, tmp_path):
+    splits, damaged = open_splits(str(two_classes)), two_classes / "dark/05.png"
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"")
+    with pytest.raises(InputError, match="more than max_unreadable"):
+        write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
+    assert num_images(write_shards(splits, tmp_path / "unchecked", check_images=False)) == 20
+    damaged.write_bytes(content)
+    written = write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
+    assert (num_images(written), written.metadata["unreadable"]) == (20, [])
+
+
+def test_rejects_a_split_without_readable_images(two_classes, tmp_path):
+    splits = open_splits(str(two_classes))
+    for index in range(len(splits.validation)):
+        Path(splits.validation.name(index)).write_bytes(b"")
+    with pytest.raises(InputError, match=r"none of the 4 validation images can be read; the first: \S*png: the"):
+        write_shards(splits, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
+def test_rejects_options_out_of_range(two_classes, tmp_path, option):
+    with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
+        write_shards(list_images(two_classes).paths, tmp_path / "out", **{option: -1})
+
+
+def test_keys_are_unique_paths_relative_to_the_common_folder():
+    assert unique_keys(["/set/a/1.png", "/set/b/2.jpeg"]) == ["a/1", "b/2"]
+    assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]
+    assert unique_keys(["1.png", "2.png"]) == ["1", "2"]
+    # the names of tar members may begin with "..", but keys of shards must not
+    assert unique_keys(["a.tar/../../x/1.png", "a.tar/_/_/x/1.png"]) == ["_/_/x/1", "_/_/x/1-2"]
+    names = ["s/a.b.png", "s/a_b.png", "s/a.b.jpg", "s/c.1/x.png", "s/c_1/x.png", "s/a_b-2.png", "s/v1.2"]
+    keys = unique_keys(names)
+    assert keys == ["a_b", "a_b-2", "a_b-3", "c.1/x", "c_1/x", "a_b-2-2", "v1_2"]
+    assert [split_name(f"{key}.png") for key in keys] == [(key, "png") for key in keys]
+
+
+def test_keys_have_the_characters_of_names_in_any_script(tmp_path):
+    png = io.BytesIO()
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(png, "PNG")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name in ("λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"):
+        (folder / name).write_bytes(png.getvalue())
+    write_shards(list_images(folder).paths, tmp_path / "out")
+    keys = set(files_by_key(open_shards(str(tmp_path / "out"))[0]["train"]))
+    assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}
+
+
+def test_verify_names_corrupt_truncated_and_missing_shards(shards):
+    assert verify_shards(str(shards), threads=2)[1] == []
+    corrupt, truncated, missing = (shards / f"train-0000{number}.tar" for number in (0, 1, 2))
+    content = bytearray(corrupt.read_bytes())
+    content[700] ^= 1
+    corrupt.write_bytes(content)
+    truncated.write_bytes(truncated.read_bytes()[:-512])
+    missing.unlink()
+    path = shards / "shards.json"
+    shard_list = json.loads(path.read_text())
+    shard_list["splits"]["train"][3]["images"] = 3
+    path.write_text(json.dumps(shard_list))
+    first, second, third, fourth = verify_shards(str(shards))[1]
+    assert first == f"{corrupt}: its SHA-256 differs from shards.json"
+    assert second.startswith(f"{truncated}: it has ")
+    assert third == f"{missing}: there is no such file"
+    assert fourth == f"{shards}/train-00003.tar: it has 2 images, not 3"
+
+
+def test_webdataset_reads_our_shards(shards):
+    webdataset = pytest.importorskip("webdataset")
+    train = open_shards(str(shards))[0]["train"]
+    urls = sorted(str(path) for path in shards.glob("train-*.tar"))
+    read = list(webdataset.WebDataset(urls, shardshuffle=False).decode("pil").to_tuple("__key__", "png", "cls"))
+    assert [key for key, _, _ in read] == [train.key(index) for index in range(16)]
+    for index, (_, image, label) in enumerate(read):
+        expected_image, expected_label = train.load(index)
+        assert (image.tobytes(), label) == (expected_image.tobytes(), expected_label)
+
+
+def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes):
+    webdataset = pytest.importorskip("webdataset")
+    png = (two_classes / "dark/00.png").read_bytes()
+    for shard, count in (("train-0", 3), ("train-1", 2), ("Valid-0", 2)):
+        with webdataset.TarWriter(str(tmp_path / f"{shard}.tar")) as writer:
+            for number in range(count):
+                sample = {"png": png, "cls": number, "json": {"width": 8}, "txt": "a caption"}
+                writer.write({"__key__": f"{shard}-{number}", **sample})
+    assert index_shards(tmp_path).classes == ("0", "1", "2")
+    splits = open_splits(str(tmp_path))
+    assert (len(splits.train), len(splits.validation)) == (5, 2)
+    assert [splits.train.load(index)[1] for index in range(5)] == [0, 1, 2, 0, 1]
+    assert verify_shards(str(tmp_path))[1] == []
+    with pytest.raises(InputError, match="exists; remove it"):
+        index_shards(tmp_path)
+
+
+def test_index_accepts_any_member_order_and_ignores_other_files(tmp_path):
+    members = {
+        "./a/1.cls": b"1",
+        "./a/1.json": b"{}",
+        "./a/1.JPG": b"x",
+        "./a/2.txt": b"no image",
+        "./a/3.seg.png": b"a mask",
+        "./a/3.webp": b"x",
+        "./a/3.cls": b"0\n",
+        "./a/.hidden.png": b"",
+        "./README": b"",
+    }
+    write_tar(tmp_path / "0.tar", members)
+    index_shards(tmp_path, ["no", "yes"])
+    images = open_shards(str(tmp_path))[0]["train"]
+    assert [images.key(index) for index in range(2)] == ["./a/1", "./a/3"]
+    assert images.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"must have a class \(\.cls\), got both up to '2\.jpg'"),
+        ({"1.jpg": b"x", "1.cls": b"9" * 5000}, r"class of '1\.jpg' .* must be a number, got b'999"),
+        ({"1.jpg": b"x", "1.cls": b"2"}, "classes must be 3 names or more, .* got 2"),
+        ({"1.jpg": b"x"}, "classes must be 0 names or more, .* got 2"),
+        ({"1.txt": b"x"}, "0.tar must have images, got none"),
+        (None, "0.tar must be a complete tar file"),
+    ],
+)
+def test_index_rejects_tars_with_invalid_samples(tmp_path, members, message):
+    write_tar(tmp_path / "0.tar", members or {"1.jpg": b"x"})
+    if members is None:
+        (tmp_path / "0.tar").write_bytes((tmp_path / "0.tar").read_bytes()[:1100])
+    with pytest.raises(InputError, match=message):
+        index_shards(tmp_path, ["a", "b"])
+    assert not (tmp_path / "shards.json").exists()
+
+
+def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys):
+    def shard(*arguments):
+        code = main(["shard", *map(str, arguments)])
+        return code, capsys.readouterr().out
+
+    (two_classes / "dark/00.png").write_bytes(b"no image")
+    code, out = shard(two_classes, tmp_path / "out", "--images-per-shard", 4, "--processes", 2, "--verify")
+    assert code == 0
+    assert "skipped 1 unreadable images:" in out
+    assert f"19 images in 5 shards of {tmp_path}/out" in out
+    assert "5 of 5 shards are intact" in out
+    (tmp_path / "out/shards.json").unlink()
+    (tmp_path / "names").write_text("black\nwhite\n")
+    code, out = shard(tmp_path / "out", "--index", "--classes", tmp_path / "names")
+    assert (code, out.splitlines()[2][:10]) == (0, "2 classes;")
+    (tmp_path / "out/train-00001.tar").unlink()
+    code, out = shard(tmp_path / "out", "--verify")
+    assert code == 2
+    assert "train-00001.tar: there is no such file\n4 of 5 shards are intact; 19 images in shards.json" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["DATA"], "OUT, or one of --verify and --index, must be given"),
+        (["DATA", "OUT", "--index"], "OUT, or one of --verify and --index, must be given"),
+        (["DATA", "OUT", "--processes", "0"], "processes must be at least 1"),
+        (["digits", "OUT", "--unlabeled"], "a folder of images with --unlabeled"),
+        (["", "OUT"], "DATA must be a dataset, a folder or a URL, got ''"),
+        (["DATA", ""], "OUT must be a path, got ''"),
+    ],
+)
+def test_shard_command_rejects_incompatible_options(two_classes, tmp_path, arguments, message, capsys):
+    words = {"DATA": str(two_classes), "OUT": str(tmp_path / "out")}
+    assert main(["shard", *(words.get(argument, argument) for argument in arguments)]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
