@@ -27,7 +27,8 @@ class SmallTiles(RowTransform):
 
     def __init__(self, problem):
         super().__init__(problem)
-        self.rows = self.rows._replace(**self.sizes)
+        tile, depths = self.sizes
+        self.rows = self.rows._replace(tile=min(tile, self.rows.grid[0]), depths=depths)
 
 
 @cases
@@ -36,7 +37,7 @@ class SmallTiles(RowTransform):
 def test_tiles_and_transforms_equal_query_order(monkeypatch, tile, depths, longest, grid, sides, u, causal):
     monkeypatch.setattr(row_transform, "_MAX_MATRIX_SIDE", longest)
     row_transform._fit_memory.cache_clear()
-    monkeypatch.setattr(SmallTiles, "sizes", {"tile": tile, "depths": depths}, raising=False)
+    monkeypatch.setattr(SmallTiles, "sizes", (tile, depths), raising=False)
     monkeypatch.setitem(ALGORITHMS, "row_transform", SmallTiles)
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="query_order")
