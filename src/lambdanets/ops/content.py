@@ -79,7 +79,7 @@ def check_normalization(normalize_keys: str | None) -> None:
 def shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor | None) -> Tensor:
     """`content_lambda` of checked keys and values with the same dtype; mask: (b, m). Autocast must be off."""
     if keys.ndim == 3 and mask is None and normalize_keys == "softmax":  # along contiguous positions
-        weights = (keys.float() if keys.dtype.itemsize < 4 else keys).transpose(1, 2).softmax(dim=-1)
+        weights = keys.to(accumulation_dtype(keys.dtype)).transpose(1, 2).softmax(dim=-1)
         return weights.to(values.dtype) @ values
     if keys.ndim == 3:
         keys, values = keys.unsqueeze(-1), values.unsqueeze(-1)

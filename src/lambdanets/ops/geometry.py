@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_tensors
-from lambdanets.ops.precision import FLOATING
+from lambdanets.ops.precision import FLOATING, accumulation_dtype
 
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -149,7 +149,7 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     old_sides, channels = table.shape[:dimensions], table.shape[dimensions:]
     if tuple(old_sides) == tuple(sides):
         return table.clone()
-    resized = table.to(torch.promote_types(table.dtype, torch.float32))
+    resized = table.to(accumulation_dtype(table.dtype))
     for axis, side in enumerate(sides):
         if side == 1:
             resized = resized.narrow(axis, old_sides[axis] // 2, 1)

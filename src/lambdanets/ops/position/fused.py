@@ -37,7 +37,7 @@ from lambdanets.ops.position.fused_sizes import (
     max_value_channels,
     next_power_of_2,
 )
-from lambdanets.ops.precision import output_dtype
+from lambdanets.ops.precision import product_dtype
 
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 K = 16  # query depth of a launch; larger depths need several launches
@@ -92,7 +92,7 @@ class Fused(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.dtype = output_dtype(problem.dtype)
+        self.dtype = product_dtype(problem.dtype, is_gpu=True)
         self.capability = gpu_capability(problem.device) or (0, 0)  # if unpickled elsewhere
 
     @classmethod

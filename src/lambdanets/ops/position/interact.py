@@ -19,7 +19,7 @@ from torch import Tensor
 from lambdanets.ops.geometry import crop_to_grid, join_phases, mask_future, split_phases
 from lambdanets.ops.position.algorithm import Algorithm, Factors, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
-from lambdanets.ops.precision import output_dtype, without_autocast
+from lambdanets.ops.precision import accumulation_dtype, output_dtype, without_autocast
 
 # Gradients of queries, table, values and content; None if not needed.
 FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -213,10 +213,9 @@ def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor 
     queries, table, values = queries.resolve_neg(), table.resolve_neg(), values.resolve_neg()
     content = None if content is None else content.resolve_neg()
     algorithm = plan.implementation
-    batch, heads, n, _ = queries.shape
+    (batch, heads, n, _), result_dtype = queries.shape, output_dtype(queries.dtype)
     if batch == 0:
-        return queries.new_zeros(0, heads, n, values.shape[2], dtype=output_dtype(queries.dtype))
-    result_dtype = torch.float32 if queries.dtype == torch.float16 else queries.dtype
+        return queries.new_zeros(0, heads, n, values.shape[2], dtype=result_dtype)
     prepared = prepared_tables.get(table, algorithm)
     if not (queries.dtype == values.dtype == algorithm.dtype == (values if content is None else content).dtype):
         queries, values, content = _cast(algorithm.dtype, queries, values, content)
@@ -288,7 +287,7 @@ def _backward_in_chunks(
                 parts.append(part)
         if grad_prepared is not None and total is None:
             # A sum of several calls in bfloat16 would lose precision.
-            total = tuple(x.float() if x.dtype == torch.bfloat16 else x for x in grad_prepared)
+            total = tuple(x.to(accumulation_dtype(x.dtype)) for x in grad_prepared)
         elif grad_prepared is not None and total is not None:
             total = tuple(x.add_(part) for x, part in zip(total, grad_prepared, strict=True))
     grad_q, grad_v, grad_c = (torch.cat(parts) if parts else None for parts in grads)

@@ -36,7 +36,7 @@ from lambdanets.ops.position.windows import (
     unpack_queries,
     unpack_values,
 )
-from lambdanets.ops.precision import accumulation_dtype
+from lambdanets.ops.precision import accumulation_dtype, product_dtype
 
 # Maximum size of the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; larger batches are split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
@@ -53,8 +53,7 @@ class QueryOrder(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        if problem.dtype == torch.bfloat16 and problem.select_by_device(0, 1):
-            self.dtype = problem.dtype  # without hardware for it, products are slower than in float32
+        self.dtype = product_dtype(problem.dtype, problem.is_gpu)
         self._tiling = best_tiling(problem.at_least_2d())
         self.batch = _limit_logits_bytes(problem, self._tiling).batch
 
@@ -174,14 +173,14 @@ def best_tiling(problem: Problem) -> Tiling:
         can_tile = before + after < side  # otherwise windows are longer than the axis
         choices.append([*(x for x in _TILE_COLUMNS if can_tile and 2 * x <= side), side])
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
-    limit = problem.select_by_device(*_LOGITS_BYTES)
+    limit = _LOGITS_BYTES[problem.is_gpu]
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
     return min(fitting, key=lambda tiling: _cost(tiling).work)
 
 
 def _limit_logits_bytes(problem: Problem, tiling: Tiling) -> Problem:
     """Return the problem with the largest batch whose logits of a row of tiles fit the cache."""
-    limit = problem.select_by_device(*_LOGITS_BYTES)
+    limit = _LOGITS_BYTES[problem.is_gpu]
     return problem.limit_batch(limit // tiling.logits_bytes(1))
 
 

@@ -322,7 +322,7 @@ def _fit_memory(problem: Problem) -> tuple[int, Rows]:
     """The examples per call and the tiles for which the lambdas of a tile fit the cache, and the block memory."""
     p = problem
     rows = choose_rows(p.grid, p.before, p.after, for_graph=False)
-    limit = p.select_by_device(*_LAMBDA_BYTES)
+    limit = _LAMBDA_BYTES[p.is_gpu]
     bytes_per_depth = 4 * (p.num_positions // rows.grid[0]) * p.value_depth
     # Products of at least 64 columns are fast.
     batch = max(1, limit // (bytes_per_depth * p.query_depth), 64 // p.value_depth)
@@ -363,4 +363,4 @@ def _cost(problem: Problem) -> Cost:
     lambdas = rows.tile * rows.length * rows.depths * batch * v
     packed = batch * p.num_positions * p.heads * (k + v)
     elements = 6 * _block_elements(rows, p) + 4 * spectra + 8 * lambdas + 2 * packed
-    return Cost(products + applied, max(4, p.dtype.itemsize) * elements, _SLOWDOWN * work)
+    return Cost(products + applied, accumulation_dtype(p.dtype).itemsize * elements, _SLOWDOWN * work)
