@@ -16,7 +16,7 @@ from lambdanets.inference.model_card import Card, read_card, read_description
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.packaged import HUB_WEIGHTS, find_weights, is_hub_folder
 from lambdanets.models.weights import copied, read_weights
-from lambdanets.ops.geometry import resize_table
+from lambdanets.ops.tables import resize_table
 from lambdanets.records import reraise_as_input_error
 
 RECIPE = "recipe.json"  # in run folders

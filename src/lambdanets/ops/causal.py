@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.geometry import is_exporting
 from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
+from lambdanets.ops.tracing import is_exporting
 
 CHUNK = 16  # positions
 GROUP = 32  # chunks

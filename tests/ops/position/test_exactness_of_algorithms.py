@@ -7,7 +7,7 @@ import torch
 from interactions import make_inputs, run, supported_algorithms, with_gradients
 
 from lambdanets.ops import definition
-from lambdanets.ops.geometry import crop_to_grid, mask_future, pairwise_embeddings
+from lambdanets.ops.tables import crop_to_grid, mask_future, pairwise_embeddings
 from ops.exactness import assert_error_within_budget
 
 

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lambdanets.ops.geometry import is_transposed
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.native_lengths import Axis, Transforms, choose_transforms, cross_twiddles, twiddles
 from lambdanets.ops.precision import accumulation_dtype
@@ -405,11 +404,11 @@ class _Part:
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
         grad_queries = grad_spectra = grad_values = grad_content = None
         if needs.queries:
-            grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, is_transposed(queries))
+            grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, _is_transposed(queries))
             c.grad_queries = _address(grad_queries)
             c.dq_b, c.dq_h, c.dq_n, c.dq_k = grad_queries.stride()
         if needs.values:
-            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, is_transposed(values[..., 0])).movedim(1, 3)
+            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, _is_transposed(values[..., 0])).movedim(1, 3)
             # Tiles add to the values around them; a single one writes each value once.
             grad_values = grad_values.zero_() if self.num_tiles > 1 else grad_values
             c.grad_values = _address(grad_values)
@@ -423,6 +422,11 @@ class _Part:
         if c.grad_output:
             self._library.run(c, self._kernel)
         return grad_queries, grad_spectra, grad_values, grad_content
+
+
+def _is_transposed(x: Tensor) -> bool:
+    """Whether the last two axes are swapped in memory, as in rows (.., n, c) that are maps."""
+    return x.stride(-2) == 1 and x.stride(-1) != 1
 
 
 def _address(x: Tensor) -> int:

@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.geometry import windows
 from lambdanets.ops.position.algorithm import (
     CALL,
     Algorithm,
@@ -37,6 +36,7 @@ from lambdanets.ops.position.algorithm import (
 )
 from lambdanets.ops.position.windows import Axis, Tile, pad_table, sum_pairs
 from lambdanets.ops.precision import accumulation_dtype
+from lambdanets.ops.tracing import unfold
 
 _MAX_MATRIX_SIDE = 128  # longer rows are transformed by torch.fft
 _SMOOTH_SIZES = (16, 18, 20, 24, 25, 27, 30, 32)
@@ -111,7 +111,7 @@ def prepare(table: Tensor, rows: Rows) -> Prepared:
     matrix = [torch.stack(row, dim=-1) for row in ((real, -imaginary), (imaginary, real))]
     spectra = torch.stack(matrix, dim=-4)  # (r_1, f, 2, k, u, 2)
     padded = pad_table(spectra.flatten(1), [rows.axis]).unflatten(1, spectra.shape[1:])
-    block = windows(padded, 0, rows.axis.tile, rows.axis.window).flip(0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()
+    block = unfold(padded, 0, rows.axis.tile, rows.axis.window).flip(0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()
     return (block,) if rows.uses_fft else (block, *_transforms(rows, table))
 
 

@@ -125,12 +125,8 @@ class Tiling:
         """Return the size of the logits of one row of tiles."""
         p = self.problem
         num_queries = self.tile[0] * self.positions_per_tile_row * p.heads * math.prod(self.num_tiles) * batch
-        return (
-            accumulation_dtype(p.dtype).itemsize
-            * num_queries
-            * min(self.window[0], p.grid[0])
-            * self.elements_per_window_row
-        )
+        window = min(self.window[0], p.grid[0]) * self.elements_per_window_row
+        return accumulation_dtype(p.dtype).itemsize * num_queries * window
 
     def split(self, x: Tensor) -> Tensor:
         """Reshape (b, S_1..S_D, ...) to (b, S_1, J_2, T_2, .., J_D, T_D, ...), zero-padded to multiples of the tile."""
