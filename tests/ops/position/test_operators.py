@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
+from all_pairs import all_pairs
 from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.operators import backward_operator, position_interaction_operator
@@ -21,17 +22,19 @@ CASES = {
 cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
 
-@cases
-@pytest.mark.parametrize("algorithm", ["auto", "row_transform"])
-def test_operator_passes_opcheck(grid, sides, u, causal, algorithm):
+CONTENT = (True, False)
+NEEDS_GRAD = ([True, True, True, True], [False, True, False, False])
+
+
+@pytest.mark.parametrize(("case", "algorithm", "has_content"), all_pairs([*CASES], ["auto", "row_transform"], CONTENT))
+def test_operator_passes_opcheck(case, algorithm, has_content):
+    grid, sides, u, causal = CASES[case]
     inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u, heads=2, k=2, v=3)]
-    content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
-    for optional_content in (content, None):
-        opcheck(position_interaction_operator, (*inputs, optional_content, grid, causal, algorithm))
+    content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True) if has_content else None
+    opcheck(position_interaction_operator, (*inputs, content, grid, causal, algorithm))
 
 
-@pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
-@pytest.mark.parametrize("has_content", [True, False])
+@pytest.mark.parametrize(("has_content", "needs_grad"), zip(CONTENT, NEEDS_GRAD, strict=True))
 def test_operators_pass_opcheck_in_float16(has_content, needs_grad):
     queries, table, values = make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3, dtype=torch.float16)
     content = torch.randn(2, 2, 3) if has_content else None
@@ -41,9 +44,9 @@ def test_operators_pass_opcheck_in_float16(has_content, needs_grad):
     opcheck(backward_operator, (grad_output, *options, needs_grad))
 
 
-@cases
-@pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
-def test_backward_operator_passes_opcheck(grid, sides, u, causal, needs_grad):
+@pytest.mark.parametrize(("case", "needs_grad"), zip(CASES.values(), NEEDS_GRAD * 2, strict=True))
+def test_backward_operator_passes_opcheck(case, needs_grad):
+    grid, sides, u, causal = case
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
     grad_output = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
