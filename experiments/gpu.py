@@ -14,7 +14,7 @@ First command. PyTorch with CUDA and Triton must be installed; the other package
 | 2.8 to 4.3 | layers | 3x3 convolution, lambda layers by algorithm, layers of other packages; peak memory |
 | 4.3 to 5.2 | networks | four networks, inference and training, eager and as a CUDA graph |
 | 5.2 to 6.8 | kernels | microseconds of each kernel |
-| 6.8 to 7.8 | tiles | other tiles than the chosen ones: what `fused.choose_tiles` should choose |
+| 6.8 to 7.8 | tiles | other tiles than the chosen ones: what `fused.choose_program_sizes` should choose |
 | 7.8 to 8.1 | profile | operations of a layer by CPU time, kernels of a network by GPU time |
 | 8.1 to 8.6 | smoke | unusual layers against query_order in float32 |
 

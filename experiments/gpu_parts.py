@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
-from lambdanets.ops.geometry import crop_to_grid
 from lambdanets.ops.position import fused, fused_check
 from lambdanets.ops.position.algorithm import Problem
-from lambdanets.ops.position.fused import KERNELS, Fused, Tiles, choose_tiles, kernels_for_dtype, max_value_channels
+from lambdanets.ops.position.fused import KERNELS, Fused, kernels_for_dtype
 from lambdanets.ops.position.fused_check import CASES, FULL_TILE_CASE, Case, Example, max_relative_error, run_kernel
+from lambdanets.ops.position.fused_sizes import ProgramSizes, choose_program_sizes, max_value_channels
 from lambdanets.ops.position.interact import make_problem
+from lambdanets.ops.tables import crop_to_grid
 
 # side of the map, value depth, scope (None: global), batch: layers of LambdaResNet-50 at 224 pixels, and others
 SHAPES = [(56, 16, 23, 128), (28, 32, 23, 128), (14, 64, 23, 128), (7, 128, 23, 128)]
@@ -64,8 +65,8 @@ CHECKS = [
 # The problems of `layers`, at full size. Their tiles differ from those of `CASES`.
 LAYER_CHECKS = [Case(b, 4, (side, side), (r or 1,) * 2, 16, v, content=True) for side, v, r, b in SHAPES]
 # Other tiles for these kernels, in bfloat16: shape, kernel, positions, examples, step, values, warps, stages
-CANDIDATES: list[tuple[tuple[int, int, int | None, int], str, Tiles]] = [
-    (SHAPES[i], kernel, Tiles(*sizes))
+CANDIDATES: list[tuple[tuple[int, int, int | None, int], str, ProgramSizes]] = [
+    (SHAPES[i], kernel, ProgramSizes(*sizes))
     for i, kernel, sizes in (
         (0, "forward_lambda_order", (16, 8, 32, 16, 8, 3, True)),
         (0, "grad_queries_lambda_order", (8, 16, 32, 16, 8, 3, True)),
@@ -246,7 +247,7 @@ def launched_configurations(architecture: int) -> list[Any]:
     distinct: dict[Any, None] = {}
     capability = divmod(architecture, 10)
 
-    def add(kernel: str, dtype: torch.dtype, heads: int, tiles: Tiles, contents: tuple[bool, ...]) -> None:
+    def add(kernel: str, dtype: torch.dtype, heads: int, tiles: ProgramSizes, contents: tuple[bool, ...]) -> None:
         contents = contents if kernel.startswith(("forward", "grad_queries")) else (True,)
         configuration = Configuration(kernel, architecture, heads, str(dtype)[6:], tiles)
         distinct.update(dict.fromkeys((configuration, content) for content in contents))
@@ -255,7 +256,7 @@ def launched_configurations(architecture: int) -> list[Any]:
         heads, depth, batch = each
         depth = min(depth, max_value_channels(dtype.itemsize))
         for kernel in kernels_for_dtype(dtype):
-            tiles = choose_tiles(kernel, capability, dtype.itemsize, batch, heads, depth)
+            tiles = choose_program_sizes(kernel, capability, dtype.itemsize, batch, heads, depth)
             add(kernel, dtype, heads, tiles, (True, False) if (dtype, each) in both else (True,))
     for _, kernel, tiles in CANDIDATES:
         add(kernel, torch.bfloat16, HEADS, tiles, (True,))
@@ -411,7 +412,7 @@ def time_kernels(part: Part) -> None:
 
 def time_tiles(part: Part) -> None:
     """Measure kernels with other tiles, after comparing their results with those of the chosen tiles."""
-    choose = fused.choose_tiles
+    choose = fused.choose_program_sizes
     inputs: dict[Any, tuple[list[list[Tensor]], Problem]] = {}
     for shape, kernel, tiles in CANDIDATES[:2] if part.dry_run else CANDIDATES:
         name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} {tuple(tiles)}"
@@ -423,13 +424,13 @@ def time_tiles(part: Part) -> None:
         call = kernel_calls(problem)[kernel]
 
         def choose_candidate(
-            other: str, *sizes: Any, kernel: str = kernel, tiles: Tiles = tiles, **named: Any
-        ) -> Tiles:
+            other: str, *sizes: Any, kernel: str = kernel, tiles: ProgramSizes = tiles, **named: Any
+        ) -> ProgramSizes:
             return tiles if other == kernel else choose(other, *sizes, **named)
 
         with part.record_errors(name, f"{kernel} {tiles}"):
             expected = call(*sets[0]).float()
-            fused.choose_tiles = choose_candidate
+            fused.choose_program_sizes = choose_candidate
             try:
                 result = call(*sets[0]).float()
                 error = ((result - expected).norm() / expected.norm()).item()
@@ -439,7 +440,7 @@ def time_tiles(part: Part) -> None:
                     times |= profiled_time(KERNELS[kernel].function, calls)
                 part.write_row(name, error=error, correct=error < 0.02, **times)
             finally:
-                fused.choose_tiles = choose
+                fused.choose_program_sizes = choose
 
 
 def kernel_calls(problem: Problem) -> dict[str, Callable[..., Tensor]]:

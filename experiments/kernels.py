@@ -21,14 +21,8 @@ from typing import Any
 
 import torch
 
-from lambdanets.ops.position.fused import (
-    KERNELS,
-    WARPGROUPS,
-    Tiles,
-    choose_tiles,
-    kernel_constants,
-    kernels_for_dtype,
-)
+from lambdanets.ops.position.fused import KERNELS, kernel_constants, kernels_for_dtype
+from lambdanets.ops.position.fused_sizes import WARPGROUPS, ProgramSizes, choose_program_sizes
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
@@ -47,7 +41,7 @@ class Configuration:
     architecture: int
     heads: int
     dtype: str
-    tiles: Tiles
+    tiles: ProgramSizes
 
 
 def configurations(
@@ -66,7 +60,7 @@ def configurations(
             for kernel, h, depth, batch in itertools.product(kernels, heads, depths, batches):
                 if kernel == "grad_queries_lambda_order" and capability[0] not in WARPGROUPS:
                     continue  # not launched
-                tiles = choose_tiles(kernel, capability, getattr(torch, dtype).itemsize, batch, h, depth)
+                tiles = choose_program_sizes(kernel, capability, getattr(torch, dtype).itemsize, batch, h, depth)
                 distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(distinct)
 
@@ -222,7 +216,7 @@ def to_json(rows: list[dict[str, Any]], version: str) -> str:
     """JSON with the column names once and one line per row."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [[[*row["tiles"].values()] if name == "tiles" else row.get(name) for name in columns] for row in rows]
-    head = f'{{"triton": {json.dumps(version)},\n "tiles": {json.dumps(Tiles._fields)},\n'
+    head = f'{{"triton": {json.dumps(version)},\n "tiles": {json.dumps(ProgramSizes._fields)},\n'
     head += f' "columns": {json.dumps(columns)},\n'
     return head + ' "rows": [\n' + ",\n".join(json.dumps(line) for line in lines) + "\n]}\n"
 

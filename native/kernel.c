@@ -1,17 +1,44 @@
 /* The position interaction of a lambda layer by fused Fourier transforms; compiled once per instruction set and type.
  *
- * Task = (example, VL value channels, tile of the grid). Two query depths k, k + 1 share one complex transform:
- * R' = R_k + i R_{k+1}, and V is real, so lambda_k + i lambda_{k+1} = IDFT(R'^ V^). No half spectra in the inverse.
- *   forward per task:   V^ (half spectrum, columns f2 of N1 values) once for each slice of depth and each u;
- *                       per pair: for each f2: sum of products over (depth offset, u), inverse DFT over f1 -> map T;
- *                       for each row of T: inverse DFT over f2 -> lambdas in L1 -> y += q lambda.
- *   backward per task:  D = DFT of the gradients of the lambdas, sum over h of q g. With * for the conjugate,
- *                       grad R'^ += sum over lanes of V^* D, G += R'^* D (D at -f mirrored), grad V = IDFT(G),
- *                       and grad q = sum over lanes of g lambda.
- * p problem, w work memory, t tile, m or team the threads of a task, x y columns and rows, h heads; p->spectrum is
- * R'^, divided by N1 N2, w->spectrum V^. libraries.py defines REAL, VL (lanes) and KERNEL (suffix of names).
- * Sequences are maps with twiddles between the two steps. An inverse DFT is a forward DFT with real and imaginary parts
- * exchanged, so codelets have one direction.
+ * Transforms. w f n means 2 pi (f1 n1 / N1 + f2 n2 / N2); * is the conjugate. Inputs are padded with zeros (native_lengths.py).
+ *   V^[f]   = sum_n V[n] e^{-iwfn}                      values, real, one channel per lane of a vector
+ *   R'^[f]  = 1 / (N1 N2) sum_d R'[d] e^{+iwfd}         R' = R_k + i R_{k+1}: two query depths in one transform
+ *   lambda' = sum_f R'^[f] V^[f] e^{+iwfn} = sum_d R'[d] V[n + d] = lambda_k + i lambda_{k+1}
+ * The plus in R'^ makes it a correlation. native.py computes R'^ with the only division, so no transform here divides.
+ * Sequences are maps, n = n1 + N1 n2 and f = N2 f1 + f2, with factors `cross` between the transforms of the two axes.
+ *
+ * Inverse. With E(a + ib) = b + ia, sum_f z[f] e^{+iwfn} = E(DFT(E z)): codelets need only the forward direction.
+ * LOAD_PRODUCT and `multiply` store E(R'^ V^), both axes are transformed forward, and the last E is left out: the map T
+ * and the lambdas are exchanged, (lambda_{k+1}, lambda_k), where they are read. A content lambda is a constant, so it
+ * is added to T at f2 = 0. Gradients of lambdas and D are not exchanged; G is at the start of its inverse.
+ *
+ * Half spectrum. V is real, so V^[-f] = V^[f]*. Only columns f2 <= N2 / 2 are stored; column f2 above is column
+ * N2 - f2 at index `mirror` - f1, conjugated, where mirror = N1, and N1 stands for 0. In a sequence
+ * -f = N2 (N1 - 1 - f1) + N2 - f2, so mirror = N1 - 1.
+ * Two rows a, b of values are one complex row with Z = DFT(a + ib): a^[f] = (Z[f] + Z[-f]*) / 2 and
+ * b^[f] = (Z[f] - Z[-f]*) / 2i.
+ *
+ * Forward, per task (example, VL value channels, tile of the grid): V^ of each slice of depth and each u, once.
+ * For each pair of depths: for each f2, the sum of products over (depth offset, u), transformed back over f1 to T; each
+ * row of T, transformed back over f2 to lambdas in the first-level cache; y[h,n] += q_k lambda_k + q_{k+1} lambda_{k+1}.
+ *
+ * Backward. dlambda' = sum_h (q_k + i q_{k+1}) g with g the gradient of y, and D[f] = sum_n dlambda'[n] e^{-iwfn}. Then
+ *   grad q_k = sum over lanes of g lambda_k           grad content = D[0]
+ *   grad R'^[f] = sum over lanes of V^[f]* D[f]       native.py transforms it back to the table
+ *   G[f] = R'^[f]* D[f]                               gradient of V^[f]
+ *   grad V[n] = Re sum_f G[f] e^{+iwfn}
+ * Re(z) = Re(z*), so G[f] of the columns above N2 / 2 is added as G[f]* at -f, to those that are stored. Two rows a, b
+ * of the sum over f1 are again one complex row: Re sum_{f <= N2/2} a[f] e^{+iwfx} is the sum over all f of a[f] / 2 and,
+ * at -f, a[f]* / 2, so Z[f] = (a + ib) / 2 and Z[-f] = (a* + ib*) / 2; f = 0 and f = N2 / 2 are their own mirror
+ * images, with Z = Re a + i Re b. Its real part is row a, its imaginary part row b.
+ *
+ * Sums over lanes. sum_lanes adds the lanes of VL vectors at once, by a butterfly: with T = 1, 2, 4 .. VL / 2,
+ * COMBINE(a, b, T) has in lane i the sum x[i] + x[i xor T] of x = a, or of x = b if bit T of i is set. Each step halves
+ * the vectors, and lane i of the last one is the sum of p[i].
+ *
+ * Names: p problem, w work memory, t tile, m or team the threads of a task, x y columns and rows, h heads; p->spectrum is
+ * R'^, w->spectrum V^, w->grad G. libraries.py defines REAL, VL (lanes) and KERNEL (suffix of names). A transform of
+ * length A B is pass 1, B DFTs of length A with twiddles, and pass 2, A DFTs of length B; a third pass splits pass 2.
  */
 #include "native.h"
 
@@ -34,100 +61,64 @@ typedef REAL VU __attribute__((vector_size(VL * sizeof(REAL)), aligned(sizeof(RE
 #define CAT(a, b) CAT2(a, b)
 #define NAME(x) CAT(CAT(x, _), KERNEL)
 
-/* pass 1: DFTs of length A over inputs f = B fa + fb, then twiddles; tmp[fb][na] */
-#define TWIDDLE_STORE(A)                                                                   \
-  {                                                                                        \
-    V *o = tmp + 2 * A * fb;                                                               \
-    const REAL *t = tw + 2 * A * fb;                                                      \
-    o[0] = r[0];                                                                           \
-    o[1] = i[0];                                                                           \
-    UNROLL for (int na = 1; na < A; na++) {                                                \
-      REAL c = t[2 * na], s = t[2 * na + 1];                                              \
-      o[2 * na] = r[na] * c - i[na] * s;                                                   \
-      o[2 * na + 1] = r[na] * s + i[na] * c;                                               \
-    }                                                                                      \
+/* Pass 1: DFTs of length A over inputs f = B fa + fb, which LOAD reads to r[fa], i[fa]; then twiddles; tmp[fb][na].
+ * `factors` and `n` are those of LOAD. */
+#define PASS1(VARIANT, A, LOAD)                                                                         \
+  static void NAME(VARIANT##_##A)(const V *in, ptrdiff_t stride, int B, V *tmp, const REAL *tw,         \
+                                  const REAL *factors, ptrdiff_t n) {                                   \
+    for (int fb = 0; fb < B; fb++) {                                                                    \
+      V r[A], i[A];                                                                                     \
+      UNROLL for (int fa = 0; fa < A; fa++) {                                                           \
+        int f = B * fa + fb;                                                                            \
+        LOAD(A)                                                                                         \
+      }                                                                                                 \
+      dft_##A(r, i);                                                                                    \
+      V *o = tmp + 2 * A * fb;                                                                          \
+      const REAL *t = tw + 2 * A * fb;                                                                  \
+      o[0] = r[0];                                                                                      \
+      o[1] = i[0];                                                                                      \
+      UNROLL for (int na = 1; na < A; na++) {                                                           \
+        REAL c = t[2 * na], s = t[2 * na + 1];                                                          \
+        o[2 * na] = r[na] * c - i[na] * s;                                                              \
+        o[2 * na + 1] = r[na] * s + i[na] * c;                                                          \
+      }                                                                                                 \
+    }                                                                                                   \
   }
-
-#define PASS1(A)                                                                           \
-  static void NAME(pass1_##A)(const V *in, ptrdiff_t stride, int B, V *tmp, const REAL *tw) {  \
-    for (int fb = 0; fb < B; fb++) {                                                       \
-      V r[A], i[A];                                                                        \
-      UNROLL for (int fa = 0; fa < A; fa++) {                                              \
-        const V *p = in + (ptrdiff_t)(B * fa + fb) * stride;                                    \
-        r[fa] = p[0];                                                                      \
-        i[fa] = p[1];                                                                      \
-      }                                                                                    \
-      dft_##A(r, i);                                                                       \
-      TWIDDLE_STORE(A)                                                                     \
-    }                                                                                      \
-  }
-/* pass 1 with inputs from `limit` on equal to zero */
-#define PASS1Z(A)                                                                          \
-  static void NAME(pass1z_##A)(const V *in, ptrdiff_t stride, int B, V *tmp, const REAL *tw,   \
-                               int limit) {                                                \
-    static const V zeros[2] __attribute__((aligned(64)));                                  \
-    for (int fb = 0; fb < B; fb++) {                                                       \
-      V r[A], i[A];                                                                        \
-      UNROLL for (int fa = 0; fa < A; fa++) {                                              \
-        int f = B * fa + fb;                                                               \
-        const V *p = f < limit ? in + f * stride : zeros;                                  \
-        r[fa] = p[0];                                                                      \
-        i[fa] = p[1];                                                                      \
-      }                                                                                    \
-      dft_##A(r, i);                                                                       \
-      TWIDDLE_STORE(A)                                                                     \
-    }                                                                                      \
-  }
-/* pass 1 with inputs multiplied by (cos, sin) = cross[2 f cross_stride ..] */
-#define PASS1T(A)                                                                          \
-  static void NAME(pass1t_##A)(const V *in, ptrdiff_t stride, int B, V *tmp, const REAL *tw,    \
-                               const REAL *cross, ptrdiff_t cross_stride) {                \
-    for (int fb = 0; fb < B; fb++) {                                                       \
-      V r[A], i[A];                                                                        \
-      UNROLL for (int fa = 0; fa < A; fa++) {                                              \
-        int f = B * fa + fb;                                                               \
-        const V *p = in + f * stride;                                                      \
-        REAL c = cross[2 * f * cross_stride], s = cross[2 * f * cross_stride + 1];         \
-        r[fa] = p[0] * c - p[1] * s;                                                       \
-        i[fa] = p[0] * s + p[1] * c;                                                       \
-      }                                                                                    \
-      dft_##A(r, i);                                                                       \
-      TWIDDLE_STORE(A)                                                                     \
-    }                                                                                      \
-  }
-/* pass 1 of an inverse transform of the product of a column of V^ and a column of R'^ */
-#define PASS1P(A)                                                                          \
-  static void NAME(pass1p_##A)(const V *v, const REAL *R, int B, V *tmp,                  \
-                               const REAL *tw, int mirror) {                              \
-    for (int fb = 0; fb < B; fb++) {                                                       \
-      V r[A], i[A];                                                                        \
-      UNROLL for (int fa = 0; fa < A; fa++) {                                              \
-        int f = B * fa + fb;                                                               \
-        V vr = v[2 * f], vi = v[2 * f + 1];                                                \
-        REAL a = R[2 * f], b = R[2 * f + 1];                                              \
-        r[fa] = vi * a + vr * b;                                                           \
-        i[fa] = vr * a - vi * b;                                                           \
-      }                                                                                    \
-      dft_##A(r, i);                                                                       \
-      TWIDDLE_STORE(A)                                                                     \
-    }                                                                                      \
-  }                                                                                        \
-  /* the same with V^[-f] = conj V^[f] */                                                  \
-  static void NAME(pass1c_##A)(const V *v, const REAL *R, int B, V *tmp,                  \
-                               const REAL *tw, int mirror) {                              \
-    for (int fb = 0; fb < B; fb++) {                                                       \
-      V r[A], i[A];                                                                        \
-      UNROLL for (int fa = 0; fa < A; fa++) {                                              \
-        int f = B * fa + fb, m = mirror - f < A * B ? mirror - f : 0;                                   \
-        V vr = v[2 * m], vi = v[2 * m + 1];                                                \
-        REAL a = R[2 * f], b = R[2 * f + 1];                                              \
-        r[fa] = vr * b - vi * a;                                                           \
-        i[fa] = vr * a + vi * b;                                                           \
-      }                                                                                    \
-      dft_##A(r, i);                                                                       \
-      TWIDDLE_STORE(A)                                                                     \
-    }                                                                                      \
-  }
+#define LOAD_PLAIN(A)                       \
+  const V *p = in + (ptrdiff_t)f * stride; \
+  r[fa] = p[0];                             \
+  i[fa] = p[1];
+/* inputs from n on are zero */
+static const V NAME(zeros)[2] __attribute__((aligned(64)));
+#define LOAD_LIMITED(A)                                    \
+  const V *p = f < n ? in + f * stride : NAME(zeros);      \
+  r[fa] = p[0];                                            \
+  i[fa] = p[1];
+/* inputs times factors[f n], a `cross` twiddle */
+#define LOAD_TURNED(A)                                       \
+  const V *p = in + f * stride;                              \
+  REAL c = factors[2 * f * n], s = factors[2 * f * n + 1];   \
+  r[fa] = p[0] * c - p[1] * s;                               \
+  i[fa] = p[0] * s + p[1] * c;
+/* E(V^[f] R'^[f]): in is a column of V^, factors one of R'^ */
+#define LOAD_PRODUCT(A)                          \
+  V vr = in[2 * f], vi = in[2 * f + 1];          \
+  REAL a = factors[2 * f], b = factors[2 * f + 1]; \
+  r[fa] = vi * a + vr * b;                       \
+  i[fa] = vr * a - vi * b;
+/* the same with V^[-f] = V^[m]* */
+#define LOAD_MIRRORED(A)                         \
+  int m = n - f < A * B ? n - f : 0;             \
+  V vr = in[2 * m], vi = in[2 * m + 1];          \
+  REAL a = factors[2 * f], b = factors[2 * f + 1]; \
+  r[fa] = vr * b - vi * a;                       \
+  i[fa] = vr * a + vi * b;
+#define PASSES1(A)                  \
+  PASS1(plain, A, LOAD_PLAIN)       \
+  PASS1(limited, A, LOAD_LIMITED)   \
+  PASS1(turned, A, LOAD_TURNED)     \
+  PASS1(product, A, LOAD_PRODUCT)   \
+  PASS1(mirrored, A, LOAD_MIRRORED)
 /* pass 2: DFTs of length B over fb; outputs na + A nb below `limit` */
 #define PASS2(B)                                                                           \
   static void NAME(pass2_##B)(const V *tmp, int A, V *out, ptrdiff_t stride, int limit, ptrdiff_t streamed) { \
@@ -157,26 +148,17 @@ typedef REAL VU __attribute__((vector_size(VL * sizeof(REAL)), aligned(sizeof(RE
         }                                                                                  \
     }                                                                                      \
   }
-FOR_EACH_RADIX(PASS1)
-FOR_EACH_RADIX(PASS1Z)
-FOR_EACH_RADIX(PASS1T)
-FOR_EACH_RADIX(PASS1P)
+FOR_EACH_RADIX(PASSES1)
 FOR_EACH_RADIX(PASS2)
 
-typedef void (*NAME(pass1_t))(const V *, ptrdiff_t, int, V *, const REAL *);
-typedef void (*NAME(pass1z_t))(const V *, ptrdiff_t, int, V *, const REAL *, int);
-typedef void (*NAME(pass1t_t))(const V *, ptrdiff_t, int, V *, const REAL *, const REAL *, ptrdiff_t);
-typedef void (*NAME(pass1p_t))(const V *, const REAL *, int, V *, const REAL *, int);
+typedef void (*NAME(pass1_t))(const V *, ptrdiff_t, int, V *, const REAL *, const REAL *, ptrdiff_t);
 typedef void (*NAME(pass2_t))(const V *, int, V *, ptrdiff_t, int, ptrdiff_t);
 /* codelets of one radix */
 static const struct {
-  NAME(pass1_t) pass1;
-  NAME(pass1z_t) pass1z;
-  NAME(pass1t_t) pass1t;
-  NAME(pass1p_t) pass1p, pass1c;
+  NAME(pass1_t) plain, limited, turned, product, mirrored;
   NAME(pass2_t) pass2;
 } NAME(radix)[17] = {
-#define X(n) [n] = {NAME(pass1_##n), NAME(pass1z_##n), NAME(pass1t_##n), NAME(pass1p_##n), NAME(pass1c_##n), NAME(pass2_##n)},
+#define X(n) [n] = {NAME(plain_##n), NAME(limited_##n), NAME(turned_##n), NAME(product_##n), NAME(mirrored_##n), NAME(pass2_##n)},
     FOR_EACH_RADIX(X)
 #undef X
 };
@@ -190,7 +172,7 @@ static void NAME(finish)(const axis *a, V *tmp, V *tmp2, V *out, ptrdiff_t strid
     return;
   }
   for (int n = 0; n < a->f[0] && n < limit; n++) {
-    NAME(radix)[a->f[1]].pass1(tmp + 2 * n, 2 * a->f[0], a->f[2], tmp2, a->twiddles[1]);
+    NAME(radix)[a->f[1]].plain(tmp + 2 * n, 2 * a->f[0], a->f[2], tmp2, a->twiddles[1], 0, 0);
     NAME(radix)[a->f[2]].pass2(tmp2, a->f[1], out + n * stride, stride * a->f[0], (limit - n + a->f[0] - 1) / a->f[0], a->streamed);
   }
 }
@@ -200,16 +182,16 @@ static void NAME(dft)(const axis *a, V *tmp, const V *in, ptrdiff_t in_stride, i
                       int limit_out) {
   int rest = a->n / a->f[0];
   if (limit_in < a->n)
-    NAME(radix)[a->f[0]].pass1z(in, in_stride, rest, tmp, a->twiddles[0], limit_in);
+    NAME(radix)[a->f[0]].limited(in, in_stride, rest, tmp, a->twiddles[0], 0, limit_in);
   else
-    NAME(radix)[a->f[0]].pass1(in, in_stride, rest, tmp, a->twiddles[0]);
+    NAME(radix)[a->f[0]].plain(in, in_stride, rest, tmp, a->twiddles[0], 0, 0);
   NAME(finish)(a, tmp, tmp + 2 * a->n, out, out_stride, limit_out);
 }
 
 /* inputs times cross[f cross_stride] */
 static void NAME(dft_twiddled)(const axis *a, V *tmp, const V *in, ptrdiff_t in_stride, const REAL *cross, ptrdiff_t cross_stride,
                                V *out, ptrdiff_t out_stride, int limit_out) {
-  NAME(radix)[a->f[0]].pass1t(in, in_stride, a->n / a->f[0], tmp, a->twiddles[0], cross, cross_stride);
+  NAME(radix)[a->f[0]].turned(in, in_stride, a->n / a->f[0], tmp, a->twiddles[0], cross, cross_stride);
   NAME(finish)(a, tmp, tmp + 2 * a->n, out, out_stride, limit_out);
 }
 
@@ -402,7 +384,7 @@ INLINE ptrdiff_t NAME(table_column)(const problem *p, int table_slot, int pair, 
   return 2 * (((ptrdiff_t)table_slot * p->pairs + pair) * p->axes[1].n + f) * p->axes[0].n;
 }
 
-/* line (+)= product with exchanged parts; mirrored: V^[-f] = conj V^[f] at index mirror - f */
+/* line (+)= E(V^ R'^), `mirrored` for columns that are not stored */
 static __attribute__((noinline)) void NAME(multiply)(const V *v, const REAL *R, V *line, int N, int mirrored, int mirror, int fresh) {
   for (int f = 0; f < N; f++) {
     int m = !mirrored ? f : mirror - f < N ? mirror - f : 0;
@@ -413,7 +395,6 @@ static __attribute__((noinline)) void NAME(multiply)(const V *v, const REAL *R, 
   }
 }
 
-/* index m of V^[-f] at column N2 - f2 is mirror - f1, where mirror - 0 = N1 means 0 */
 INLINE int NAME(mirror)(const problem *p) { return p->axes[0].n - p->sequence; }
 
 /* T of slice z for pairs first .. first + count - 1 */
@@ -430,8 +411,8 @@ static __attribute__((noinline)) void NAME(lambda_columns)(const problem *p, NAM
       if (terms == 1) {
         const V *v = w->spectrum + z * NAME(spectrum_size)(p) + 2 * (ptrdiff_t)column * N1;
         const REAL *R = spectrum + NAME(table_column)(p, 0, first + g, f);
-        (mirrored ? NAME(radix)[a->f[0]].pass1c : NAME(radix)[a->f[0]].pass1p)(v, R, N1 / a->f[0], w->tmp, a->twiddles[0],
-                                                                               NAME(mirror)(p));
+        (mirrored ? NAME(radix)[a->f[0]].mirrored : NAME(radix)[a->f[0]].product)(v, 2, N1 / a->f[0], w->tmp, a->twiddles[0], R,
+                                                                                  NAME(mirror)(p));
         NAME(finish)(a, w->tmp, w->tmp + 2 * N1, out, ms, rows);
         continue;
       }
@@ -658,9 +639,8 @@ static __attribute__((noinline)) void NAME(query_gradients)(const V *even, const
 OUTER(1)
 OUTER(2)
 
-/* One column of D, the transform of the gradients of the lambdas:
- * S[f] += sum over lanes of conj(V^[f]) D[f];  G[f] += conj(R'^[f]) D[f], or mirrored, with V^ and G at -f,
- * G[-f] += R'^[f] conj(D[f]). */
+/* One column of D: S[f] += sum over lanes of V^[f]* D[f];  G[f] += R'^[f]* D[f], or mirrored, with V^ and G at -f,
+ * G[-f] += R'^[f] D[f]*. */
 #define FREQUENCIES (VL / 2)
 #define CONSUME(NAME_, INDEX, SIGN)                                                                                \
   static __attribute__((noinline)) void NAME(NAME_)(const V *D, const V *spectrum, const REAL *R, V *G, REAL *S,   \

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from lambdanets.ops.position import native
 from lambdanets.ops.position.algorithm import NeedsGrad, Problem
-from lambdanets.ops.position.native_lengths import Geometry, cheapest_axis, choose_geometry
+from lambdanets.ops.position.native_lengths import Transforms, cheapest_axis, choose_transforms
 
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:max_malloc_fill_size=1073741824:malloc_fill_byte=255",
@@ -137,15 +137,17 @@ def random_problem(r: random.Random) -> Problem:
     return Problem(b, h, *sizes, False, dtype, "cpu", channels_first=r.random() < 0.5)
 
 
-def random_geometry(r: random.Random, sides: Sequence[int], before: Sequence[int], after: Sequence[int]) -> Geometry:
+def random_transforms(
+    r: random.Random, sides: Sequence[int], before: Sequence[int], after: Sequence[int]
+) -> Transforms:
     """Tiles also of small maps, with transforms of any length that is long enough."""
     if len(sides) == 1:
         tile = r.randint(1 + sides[0] // 8, sides[0])
         first = cheapest_axis(r.randint(4, 20))
-        return Geometry((tile,), (first, cheapest_axis(max(4, -(-(tile + before[0] + after[0]) // first.n)))))
+        return Transforms((tile,), (first, cheapest_axis(max(4, -(-(tile + before[0] + after[0]) // first.n)))))
     tile = tuple(r.randint(1 + side // 3, side) for side in sides)
     axes = [cheapest_axis(t + b + a + r.randint(0, 3)) for t, b, a in zip(tile, before, after, strict=True)]
-    return Geometry(tile, (axes[0], axes[1]))
+    return Transforms(tile, (axes[0], axes[1]))
 
 
 def with_random_strides(r: random.Random, x: Tensor) -> Tensor:
@@ -197,13 +199,13 @@ def check_problem(process: Process, seed: int) -> bool:
     native.load_library = lambda: process
     native._L2_BYTES, native._STREAMED_BYTES = 1 << r.choice((12, 20)), r.choice((0, 1 << 24))
     tiled = r.random() < 0.4
-    native.choose_geometry = (lambda *sides: random_geometry(r, *sides)) if tiled else choose_geometry
+    native.choose_transforms = (lambda *sides: random_transforms(r, *sides)) if tiled else choose_transforms
     algorithm = native.Native(p)
     part = algorithm.parts[0]
     needs_grad = NeedsGrad(*r.choice([flags for flags in itertools.product((False, True), repeat=4) if any(flags)]))
-    text = f"problem {seed}: {p}, {part.geometry}, {needs_grad}, {process.threads} threads, {process.lanes} lanes"
+    text = f"problem {seed}: {p}, {part.transforms}, {needs_grad}, {process.threads} threads, {process.lanes} lanes"
     tasks = p.batch * part.num_tiles * -(-p.value_depth // part.lanes)
-    points = part.full[0] * math.prod(axis.n for axis in part.geometry.axes)
+    points = part.full[0] * math.prod(axis.n for axis in part.transforms.axes)
     if points * p.intra_depth * (p.query_depth + 1) // 2 * tasks > MAX_WORK:
         return False
     (b, h, k, v, u), n = (

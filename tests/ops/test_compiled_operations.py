@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from all_pairs import all_pairs
 from compilation import CompileCounter
 from lambdanets.ops import lambda_interaction, position_interaction
 
@@ -23,27 +24,16 @@ def assert_equal_with_gradients(compiled, function, inputs):
         torch.testing.assert_close(actual_grad, expected_grad, rtol=1e-3, atol=1e-3)
 
 
-OPTIONS = {
-    "causal": {"causal": True},
-    "mask, multi-head": {"mask": True, "multi_head": True},
-}
-
-
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("option", ["causal", "mask"])  # multi-head: tests/layers/test_compiled_layers.py
 def test_lambda_interaction_compiles_once_for_all_sizes(option):
     torch.compiler.reset()
     counter = CompileCounter()
 
     def function(queries, keys, values):
         n = queries.shape[2]
-        options = dict(option)
         embeddings = (queries[0, 0, :, None] * keys[0, None]).contiguous()  # (n, m, k)
-        if "mask" in options:
-            options["mask"] = torch.ones(n, n, dtype=torch.bool).triu(-2)
-        if "multi_head" in options:
-            keys, values = (x.unsqueeze(1).expand(-1, 2, -1, -1) for x in (keys, values))
-            embeddings = embeddings.expand(2, -1, -1, -1)
-        return lambda_interaction(queries, keys, values, embeddings, **options)
+        mask = torch.ones(n, n, dtype=torch.bool).triu(-2) if option == "mask" else None
+        return lambda_interaction(queries, keys, values, embeddings, mask=mask, causal=option == "causal")
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, n in ((2, 40), (3, 7), (2, 257)):
@@ -54,9 +44,9 @@ def test_lambda_interaction_compiles_once_for_all_sizes(option):
 GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("algorithm", ["native", "row_transform"])
-@pytest.mark.parametrize("dimensions", GRIDS)
+@pytest.mark.parametrize(
+    ("causal", "algorithm", "dimensions"), all_pairs([False, True], ["native", "row_transform"], [*GRIDS])
+)
 def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm, causal):
     torch.compiler.reset()
     counter = CompileCounter()

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from torch.autograd import gradcheck, gradgradcheck
 
 import lambdanets as ln
+from all_pairs import all_pairs
 from lambdanets.ops import definition, position_interaction
 from ops.position.interactions import supported_algorithms
 
-algorithms = pytest.mark.parametrize("algorithm", supported_algorithms(4, 4))
+ALGORITHMS = supported_algorithms(4, 4)
+algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 # grid, sides of the table, u, dilation, causal
 CASES = {
@@ -32,12 +34,8 @@ CASES = {
 
 
 algorithms_and_cases = pytest.mark.parametrize(
-    ("algorithm", "grid", "sides", "u", "dilation", "causal"),
-    [
-        pytest.param(name, *case, id=f"{id}-{name}")
-        for id, case in CASES.items()
-        for name in supported_algorithms(*case[0])
-    ],
+    ("id", "algorithm", "batch"),
+    all_pairs([*CASES], ALGORITHMS, (1, 2), valid=lambda id, name, _: name in supported_algorithms(*CASES[id][0])),
 )
 
 
@@ -56,8 +54,9 @@ def make_inputs(grid, sides, u, batch=2, heads=3, k=4, v=5, dtype=torch.float64)
 
 
 @algorithms_and_cases
-def test_every_algorithm_equals_the_definition_in_float64(grid, sides, u, dilation, causal, algorithm):
-    queries, table, values = make_inputs(grid, sides, u)
+def test_every_algorithm_equals_the_definition_in_float64(id, algorithm, batch):
+    grid, sides, u, dilation, causal = CASES[id]
+    queries, table, values = make_inputs(grid, sides, u, batch)
     expected = definition.position_interaction(queries, table, values, grid, dilation=dilation, causal=causal)
     result = position_interaction(queries, table, values, grid, dilation=dilation, causal=causal, algorithm=algorithm)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
@@ -92,10 +91,16 @@ def test_negated_views_of_complex_tensors_keep_their_sign(algorithm):
     torch.testing.assert_close(*gradients)
 
 
-@algorithms
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("grid", "sides", "u"), [((6, 9), (5, 7), 0), ((5, 5), (23, 23), 0), ((6, 5), (3, 5), 2)])
-def test_error_is_at_most_twice_the_reference_error(grid, sides, u, dtype, algorithm):
+@pytest.mark.parametrize(
+    ("case", "dtype", "algorithm"),
+    all_pairs(
+        [((6, 9), (5, 7), 0), ((5, 5), (23, 23), 0), ((6, 5), (3, 5), 2)],
+        [torch.float32, torch.bfloat16, torch.float16],
+        ALGORITHMS,
+    ),
+)
+def test_error_is_at_most_twice_the_reference_error(case, dtype, algorithm):
+    grid, sides, u = case
     inputs = make_inputs(grid, sides, u, k=16, v=8, dtype=dtype)
     exact = definition.position_interaction(*(x.double() for x in inputs), grid)
     reference = definition.position_interaction(*inputs, grid)
@@ -104,10 +109,12 @@ def test_error_is_at_most_twice_the_reference_error(grid, sides, u, dtype, algor
     assert_error_within_budget(result, reference, exact)
 
 
-@algorithms
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("grid", "sides"), [((5, 6), (5, 7)), ((14, 13), (7, 7)), ((9, 10), (23, 23))], ids=str)
-def test_gradient_error_is_at_most_twice_the_reference_error(grid, sides, dtype, algorithm):
+@pytest.mark.parametrize(
+    ("case", "dtype", "algorithm"),
+    all_pairs([((5, 6), (5, 7)), ((14, 13), (7, 7)), ((9, 10), (23, 23))], [torch.float32, torch.bfloat16], ALGORITHMS),
+)
+def test_gradient_error_is_at_most_twice_the_reference_error(case, dtype, algorithm):
+    grid, sides = case
     inputs, references, exact_results = reference_and_exact_gradients(grid, sides, dtype)
     results = gradients(lambda *x: position_interaction(*x, algorithm=algorithm), inputs, grid)
     for result, reference, exact in zip(results, references, exact_results, strict=True):
@@ -128,9 +135,9 @@ def reference_and_exact_gradients(grid, sides, dtype):
     return inputs, gradients(definition.position_interaction, inputs, grid), exact
 
 
-@pytest.mark.parametrize("batch", [1, 2])
 @algorithms_and_cases
-def test_first_and_second_derivatives(grid, sides, u, dilation, causal, batch, algorithm):
+def test_first_and_second_derivatives(id, algorithm, batch):
+    grid, sides, u, dilation, causal = CASES[id]
     inputs = make_inputs(grid, sides, u, batch=batch, heads=2, k=2, v=2)
     for tensor in inputs:
         tensor.requires_grad_()

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.ops.geometry import windows
+from lambdanets.ops.tracing import unfold
 from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1
 from lambdanets_lab.mixers.neighborhoods import check_scope
 from lambdanets_lab.mixers.relative_attention import attend, extend_keys, extend_queries, relative_to_absolute
@@ -80,7 +80,7 @@ class LocalAttention(Mixer):
 
         def extract_windows(maps: Tensor) -> Tensor:
             maps = F.pad(maps, (halo, halo + right, halo, halo + below)).flatten(0, 1)
-            maps = windows(windows(maps, 2, num_tiles[0], window[0], tile[0]), 3, num_tiles[1], window[1], tile[1])
+            maps = unfold(unfold(maps, 2, num_tiles[0], window[0], tile[0]), 3, num_tiles[1], window[1], tile[1])
             return maps.permute(0, 2, 3, 4, 5, 1).flatten(3, 4).flatten(1, 2)  # (b h, tiles, m, c)
 
         output = attend(

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.ops.checks import check_sizes
-from lambdanets.ops.linear_attention import linear_attention
 from lambdanets.ops.precision import accumulation_dtype, without_autocast
+from lambdanets_lab.mixers.linear_attention import linear_attention
 from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
 
 _RELU_FLOOR = 1e-3  # keeps denominators positive; the value is from the authors' code

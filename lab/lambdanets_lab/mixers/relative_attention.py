@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.ops.checks import check_sizes
-from lambdanets.ops.geometry import windows
+from lambdanets.ops.tracing import unfold
 
 
 class RelativeTable(nn.Module):
@@ -42,7 +42,7 @@ class RelativeTable(nn.Module):
 
 def relative_to_absolute(table: Tensor, num_queries: int) -> Tensor:
     """Return R[m - n] (n, depth, m), from a table (n + m - 1, depth) of embeddings for the offsets 1 - n to m - 1."""
-    return windows(table, 0, num_queries, table.shape[0] - num_queries + 1).flip(0)
+    return unfold(table, 0, num_queries, table.shape[0] - num_queries + 1).flip(0)
 
 
 def attend_on_axis(queries: Tensor, keys: Tensor, values: Tensor, table: RelativeTable) -> Tensor:

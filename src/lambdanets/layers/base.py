@@ -14,7 +14,7 @@ from lambdanets.layers.module import Layer
 from lambdanets.layers.projection import Projection, is_plain, project
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
-from lambdanets.ops.content import check_normalization, shared_lambda
+from lambdanets.ops.content import check_normalization, mask_context, shared_lambda
 from lambdanets.ops.position.interact import compute_position_term
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, output_dtype, without_autocast
 
@@ -215,14 +215,12 @@ class LambdaBase(Layer, ABC):
         if not tables:
             output = self.pair_terms(inputs)
         else:
-            if mask is not None:  # (b, 1, m); values are (b, [h,] m, v[, u])
-                padding = ~mask if self.multi_head else ~mask[:, 0]
-                padding = padding[(..., *(None,) * (values.ndim - padding.ndim))]
-                values = values.masked_fill(padding, 0)
+            if mask is not None:  # (b, 1, m); keys and values are (b, [h,] m, ..[, u])
+                valid = mask if self.multi_head else mask[:, 0]
+                keys, values = mask_context(keys, values, valid, self.normalize_keys)
             one_lambda = not (self.multi_head or self.causal or self.content_by_slice)
             if keys is not None and one_lambda:  # the position interaction adds its term
-                padding_mask = None if mask is None else mask[:, 0]
-                content = shared_lambda(keys, values, self.normalize_keys, padding_mask)
+                content = shared_lambda(keys, values, self.normalize_keys)
                 if bias is not None:
                     content = content + bias.to(content.dtype).unsqueeze(-1)
             output = self._position_term(tables[0], content, values, inputs, channels_first)

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lambdanets.layers.module import Layer
 from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.geometry import check_resize, pairwise_embeddings, resize_table
+from lambdanets.ops.tables import check_resize, pairwise_embeddings, resize_table
 
 
 class EmbeddingTable(Layer):

@@ -12,8 +12,8 @@ from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.pooling import average_pool, check_pool, counts_padding, memory_format
 from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import fix_sides, static_shape
 from lambdanets.ops.position.choose import check_algorithm
+from lambdanets.ops.tracing import fix_sides, static_shape
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
-from lambdanets.ops.geometry import fix_sides, static_shape
 from lambdanets.ops.interaction import expand_mask
+from lambdanets.ops.tracing import fix_sides, static_shape
 
 
 class LambdaLayer(LambdaBase):

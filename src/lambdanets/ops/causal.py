@@ -10,29 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.geometry import is_exporting
 from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
+from lambdanets.ops.tracing import is_exporting
 
 CHUNK = 16  # positions
 GROUP = 32  # chunks
 _MAX_EXPORTED_CHUNKS = 1 << 16  # in exported graphs with dynamic length: 1,048,576 positions
 
 
-def causal_content(
-    queries: Tensor, keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor | None
-) -> Tensor:
+def causal_content(queries: Tensor, keys: Tensor, values: Tensor, normalize_keys: str | None) -> Tensor:
     """y[b,h,n,:] = (sum_{m<=n} kbar[b,n,m] v[b,m]^T)^T q[b,h,n], keys normalized over m <= n.
 
-    queries (b, h, n, k), keys (b, n, k, u) and values (b, n, v, u) have the same dtype. mask: (b, n) or None, True for
-    valid context positions. Computes in float32 or wider and returns (b, h, n, v) in the dtype of queries.
+    queries (b, h, n, k), keys (b, n, k, u) and values (b, n, v, u) have the same dtype. Computes in float32 or wider
+    and returns (b, h, n, v) in the dtype of queries.
     Cost: about b n u (k v (h + 3) + h (k + v) c) multiply-adds with chunks of c = 16 positions. For normalized keys the
     largest tensor has b n c k u elements. The only quadratic cost is (n / 512)^2, over groups of 512 positions.
     """
     num_positions, intra_depth = queries.shape[2], keys.shape[3]
     dtype = queries.dtype
-    if mask is not None:
-        values = values.masked_fill(~mask[..., None, None], 0)
-        keys = keys.masked_fill(~mask[..., None, None], -torch.inf if normalize_keys == "softmax" else 0)
     queries, keys, values = (x.to(accumulation_dtype(dtype)) for x in (queries, keys, values))
     # u is a batch axis, since keys are normalized for each (k, u)
     queries = queries.unsqueeze(1).expand(-1, intra_depth, -1, -1, -1)  # (b, u, h, n, k)

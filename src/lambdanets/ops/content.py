@@ -1,5 +1,7 @@
 """The content term: keys normalized over the context and multiplied by values."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,17 +34,19 @@ def content_lambda(
     if keys.shape[3:] != values.shape[3:]:
         raise ValueError(f"values must have u = {keys.shape[3]}, like keys, got shape {tuple(values.shape)}")
     check_normalization(normalize_keys)
-    if mask is not None:
-        batch, context = keys.shape[:2]
-        if mask.dtype != torch.bool or tuple(mask.shape) not in ((context,), (1, context), (batch, context)):
-            raise ValueError(
-                f"mask must be bool, (m,) = {(context,)} or (b, m) = {(batch, context)}; "
-                f"got {mask.dtype} of shape {tuple(mask.shape)}"
-            )
-        mask = mask.expand(batch, context)
+    batch, context = keys.shape[:2]
+    shapes = ((context,), (1, context), (batch, context))
+    if mask is not None and (mask.dtype != torch.bool or tuple(mask.shape) not in shapes):
+        raise ValueError(
+            f"mask must be bool, (m,) = {(context,)} or (b, m) = {(batch, context)}; "
+            f"got {mask.dtype} of shape {tuple(mask.shape)}"
+        )
     dtype, result_dtype = compute_and_result_dtype(keys=keys, values=values)
+    keys, values = keys.to(dtype), values.to(dtype)
+    if mask is not None:
+        keys, values = mask_context(keys, values, mask.expand(batch, context), normalize_keys)
     with without_autocast(keys.device):
-        return shared_lambda(keys.to(dtype), values.to(dtype), normalize_keys, mask).to(result_dtype)
+        return shared_lambda(keys, values, normalize_keys).to(result_dtype)
 
 
 def content_interaction(
@@ -56,18 +60,27 @@ def content_interaction(
 ) -> Tensor:
     """y[b,h,n,:] = (sum_m kbar[b,n,m] v[b,m]^T)^T q[b,h,n], keys normalized over each query's own context (C.2).
 
-    queries (b, h, n, k), keys (b, m, k, u) and values (b, m, v, u) have the same dtype. mask: (n, m) or (b, n, m), or
-    (1, m) or (b, 1, m) if all queries share one context. Returns (b, h, n, v).
+    queries (b, h, n, k), keys (b, m, k, u) and values (b, m, v, u) have the same dtype. mask: of pairs, (n, m) or
+    (b, n, m). Returns (b, h, n, v).
     """
-    if mask is not None and mask.shape[-2] != 1:
-        if causal:
-            mask = mask.tril()
+    if mask is not None:
+        mask = mask.tril() if causal else mask
         return _interact_with_mask(queries, keys, values, normalize_keys, mask if mask.ndim == 3 else mask.unsqueeze(0))
-    shared = None if mask is None else mask.squeeze(-2).expand(keys.shape[0], -1)
     if causal:
-        return causal_content(queries, keys, values, normalize_keys, shared)
-    content = shared_lambda(keys, values, normalize_keys, shared)
-    return queries @ content.unsqueeze(1)
+        return causal_content(queries, keys, values, normalize_keys)
+    return queries @ shared_lambda(keys, values, normalize_keys).unsqueeze(1)
+
+
+def mask_context(keys: Tensor | None, values: Tensor, valid: Tensor, normalize_keys: str | None) -> tuple[Any, Tensor]:
+    """Replace keys and values (.., m, c[, u]) where valid (.., m) is False, so that no sum over m needs the mask.
+
+    The lowest finite key has no weight in a softmax, and unlike -inf gives no 0 / 0 in an empty context, whose values
+    are 0. Masked numbers may be NaN.
+    """
+    invalid = ~valid[(..., *(None,) * (values.ndim - valid.ndim))]
+    if keys is not None:
+        keys = keys.masked_fill(invalid, torch.finfo(keys.dtype).min if normalize_keys == "softmax" else 0)
+    return keys, values.masked_fill(invalid, 0)
 
 
 def check_normalization(normalize_keys: str | None) -> None:
@@ -76,18 +89,14 @@ def check_normalization(normalize_keys: str | None) -> None:
         raise ValueError(f"normalize_keys must be 'softmax', 'l2' or None, got {normalize_keys!r}")
 
 
-def shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor | None) -> Tensor:
-    """`content_lambda` of checked keys and values with the same dtype; mask: (b, m). Autocast must be off."""
-    if keys.ndim == 3 and mask is None and normalize_keys == "softmax":  # along contiguous positions
-        weights = (keys.float() if keys.dtype.itemsize < 4 else keys).transpose(1, 2).softmax(dim=-1)
+def shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None) -> Tensor:
+    """`content_lambda` of checked keys and values with the same dtype. Autocast must be off."""
+    if keys.ndim == 3 and normalize_keys == "softmax":  # along contiguous positions
+        weights = keys.to(accumulation_dtype(keys.dtype)).transpose(1, 2).softmax(dim=-1)
         return weights.to(values.dtype) @ values
     if keys.ndim == 3:
         keys, values = keys.unsqueeze(-1), values.unsqueeze(-1)
-    allowed = None
-    if mask is not None:
-        allowed = mask[..., None, None]
-        values = values.masked_fill(~allowed, 0)
-    normalized = normalize(keys, allowed, normalize_keys)
+    normalized = normalize(keys, None, normalize_keys)
     return torch.einsum("bmku,bmvu->bkv", normalized.to(values.dtype), values)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_tensors
-from lambdanets.ops.content import check_normalization, content_interaction
+from lambdanets.ops.content import check_normalization, content_interaction, mask_context
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
@@ -86,12 +86,11 @@ def _interaction(
     causal: bool,
 ) -> Tensor:
     """`lambda_interaction` with one lambda for all heads and the axis u; embeddings: ([b, ]n, m, k, u)."""
-    if mask is not None and mask.shape[-2] != 1:
-        # Replace values at positions that are masked for all queries, because 0 * NaN is NaN.
-        # Masks with one row are applied below.
-        unused = ~mask.any(dim=-2)[..., None, None]
-        values = values.masked_fill(unused, 0)
-        keys = None if keys is None else keys.masked_fill(unused, 0)
+    if mask is not None:
+        one_row = mask.shape[-2] == 1
+        valid = mask.squeeze(-2) if one_row else mask.any(dim=-2)
+        keys, values = mask_context(keys, values, valid.expand(len(values), -1), normalize_keys)
+        mask = None if one_row else mask
     output: Tensor | None = None
     if keys is not None:
         output = content_interaction(queries, keys, values, normalize_keys=normalize_keys, mask=mask, causal=causal)
@@ -103,9 +102,6 @@ def _interaction(
 
 
 def _position_term(queries: Tensor, values: Tensor, embeddings: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    if mask is not None and mask.shape[-2] == 1:
-        values = values.masked_fill(~mask.squeeze(-2)[..., None, None], 0)
-        mask = None
     if causal:
         causal_mask = torch.ones(embeddings.shape[-4:-2], dtype=torch.bool, device=values.device).tril()
         mask = causal_mask if mask is None else mask & causal_mask

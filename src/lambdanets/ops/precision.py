@@ -1,4 +1,11 @@
-"""The dtypes in which operations compute and return results."""
+"""The dtypes in which operations compute and return results; all decided here.
+
+| inputs | factors of matrix products | sums, exponentials | results |
+|---|---|---|---|
+| float64, float32 | the same | the same | the same |
+| bfloat16 | float32; bfloat16 on GPUs, if they are large | float32 | bfloat16 |
+| float16 | float32 | float32 | float16; float32 under autocast |
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -50,9 +57,14 @@ def output_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
+def product_dtype(dtype: torch.dtype, is_gpu: bool) -> torch.dtype:
+    """Return the dtype of the factors of large products: without hardware for bfloat16, it is slower than float32."""
+    return output_dtype(dtype) if is_gpu else accumulation_dtype(dtype)
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums and exponentials: float64 for float64, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    """Return the dtype for sums and exponentials: float32, or the dtype if it is wider."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def sqrt_or_one(squares: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from lambdanets.inference.hub_folder import read_source
 from lambdanets.inference.model_card import read_description
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import find_weights, load_tensors, match_names
-from lambdanets.ops.geometry import resize_table
+from lambdanets.ops.tables import resize_table
 
 
 class InitialWeights(NamedTuple):

@@ -126,7 +126,8 @@ def test_a_split_batch_gives_the_same_result(monkeypatch):
 def test_plan_prints_every_algorithm_and_marks_its_choice():
     plan = ln.plan(*make_inputs((4, 4), (3, 3), 0), (4, 4))
     assert all(name in str(plan) for name in ALGORITHMS)
-    assert re.search(rf"^\* {plan.algorithm} ", str(plan), re.MULTILINE)
+    work = 2e-9 * plan.costs[plan.algorithm].work
+    assert re.search(rf"^\* {plan.algorithm} +{work:.3f} ", str(plan), re.MULTILINE)
 
 
 def test_an_algorithm_that_does_not_support_the_problem_is_refused():

@@ -7,62 +7,64 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
+from all_pairs import all_pairs
 from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.operators import backward_operator, position_interaction_operator
 
-# grid, sides, u, dilation, causal
+# grid, sides, u, causal
 CASES = {
-    "plane": ((3, 4), (3, 5), 1, 1, False),
-    "dilated, intra-depth": ((5, 4), (3, 3), 2, 2, False),
-    "causal, larger table": ((3, 4), (9, 9), 1, 1, True),
-    "sequence, dilated and causal": ((9,), (5,), 1, 2, True),
+    "plane": ((3, 4), (3, 5), 1, False),
+    "intra-depth": ((5, 4), (3, 3), 2, False),
+    "causal, larger table": ((3, 4), (9, 9), 1, True),
+    "causal sequence": ((9,), (5,), 1, True),
 }
-cases = pytest.mark.parametrize(("grid", "sides", "u", "dilation", "causal"), CASES.values(), ids=CASES.keys())
+cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
 
-@cases
-@pytest.mark.parametrize("algorithm", ["auto", "row_transform"])
-def test_operator_passes_opcheck(grid, sides, u, dilation, causal, algorithm):
+CONTENT = (True, False)
+NEEDS_GRAD = ([True, True, True, True], [False, True, False, False])
+
+
+@pytest.mark.parametrize(("case", "algorithm", "has_content"), all_pairs([*CASES], ["auto", "row_transform"], CONTENT))
+def test_operator_passes_opcheck(case, algorithm, has_content):
+    grid, sides, u, causal = CASES[case]
     inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u, heads=2, k=2, v=3)]
-    content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
-    for optional_content in (content, None):
-        opcheck(position_interaction_operator, (*inputs, optional_content, grid, dilation, causal, algorithm))
+    content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True) if has_content else None
+    opcheck(position_interaction_operator, (*inputs, content, grid, causal, algorithm))
 
 
-@pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
-@pytest.mark.parametrize("has_content", [True, False])
+@pytest.mark.parametrize(("has_content", "needs_grad"), zip(CONTENT, NEEDS_GRAD, strict=True))
 def test_operators_pass_opcheck_in_float16(has_content, needs_grad):
     queries, table, values = make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3, dtype=torch.float16)
     content = torch.randn(2, 2, 3) if has_content else None
     grad_output = torch.randn(2, 2, 12, 3)
-    options = (queries, table.float(), values, content, (3, 4), 1, False, "auto")
+    options = (queries, table.float(), values, content, (3, 4), False, "auto")
     opcheck(position_interaction_operator, options)
     opcheck(backward_operator, (grad_output, *options, needs_grad))
 
 
-@cases
-@pytest.mark.parametrize("needs_grad", [[True, True, True, True], [False, True, False, False]], ids=str)
-def testbackward_operator_passes_opcheck(grid, sides, u, dilation, causal, needs_grad):
+@pytest.mark.parametrize(("case", "needs_grad"), zip(CASES.values(), NEEDS_GRAD * 2, strict=True))
+def test_backward_operator_passes_opcheck(case, needs_grad):
+    grid, sides, u, causal = case
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
     grad_output = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
-    opcheck(backward_operator, (grad_output, *inputs, content, grid, dilation, causal, "auto", needs_grad))
+    opcheck(backward_operator, (grad_output, *inputs, content, grid, causal, "auto", needs_grad))
 
 
 @cases
-def test_operator_and_its_gradients_equal_eager_mode(grid, sides, u, dilation, causal):
+def test_operator_and_its_gradients_equal_eager_mode(grid, sides, u, causal):
     inputs = [*make_inputs(grid, sides, u), torch.randn(2, 4, 5, dtype=torch.float64)]
-    options = {"dilation": dilation, "causal": causal}
-    expected = with_gradients(lambda *x: position_interaction(*x[:3], grid, content=x[3], **options), inputs)
-    results = with_gradients(lambda *x: position_interaction_operator(*x, grid, dilation, causal, "auto"), inputs)
+    expected = with_gradients(lambda *x: position_interaction(*x[:3], grid, content=x[3], causal=causal), inputs)
+    results = with_gradients(lambda *x: position_interaction_operator(*x, grid, causal, "auto"), inputs)
     assert_all_close(results, expected, 1e-12)
 
 
 def test_gradients_that_are_not_needed_are_empty():
     inputs = make_inputs((3, 4), (3, 5), 1)
     grad_output = torch.ones(2, 3, 12, 5, dtype=torch.float64)
-    results = backward_operator(grad_output, *inputs, None, (3, 4), 1, False, "auto", [False, True, False, False])
+    results = backward_operator(grad_output, *inputs, None, (3, 4), False, "auto", [False, True, False, False])
     assert [x.numel() for x in results] == [0, inputs[1].numel(), 0, 0]
 
 

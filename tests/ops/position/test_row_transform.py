@@ -3,6 +3,7 @@ import torch
 from interactions import assert_all_close, make_inputs, run
 
 import lambdanets as ln
+from all_pairs import all_pairs
 from lambdanets.ops.position import row_transform
 from lambdanets.ops.position.choose import ALGORITHMS
 from lambdanets.ops.position.row_transform import RowTransform, choose_rows
@@ -19,7 +20,6 @@ CASES = {
     "volume": ((3, 4, 5), (3, 3, 5), 0, False),
     "causal volume, intra-depth": ((4, 3, 5), (7, 5, 9), 2, True),
 }
-cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
 
 class SmallTiles(RowTransform):
@@ -27,16 +27,19 @@ class SmallTiles(RowTransform):
 
     def __init__(self, problem):
         super().__init__(problem)
-        self.rows = self.rows._replace(**self.sizes)
+        tile, depths = self.sizes
+        self.rows = self.rows._replace(tile=min(tile, self.rows.grid[0]), depths=depths)
 
 
-@cases
-@pytest.mark.parametrize(("tile", "depths"), [(1, 100), (2, 3), (3, 1), (100, 100)])
-@pytest.mark.parametrize("longest", [0, 128], ids=["torch.fft", "matrices"])
-def test_tiles_and_transforms_equal_query_order(monkeypatch, tile, depths, longest, grid, sides, u, causal):
+@pytest.mark.parametrize(
+    ("case", "sizes", "longest"),
+    all_pairs([*CASES], [(1, 100), (2, 3), (3, 1), (100, 100)], [0, 128]),  # 0: all rows by torch.fft
+)
+def test_tiles_and_transforms_equal_query_order(monkeypatch, case, sizes, longest):
+    grid, sides, u, causal = CASES[case]
     monkeypatch.setattr(row_transform, "_MAX_MATRIX_SIDE", longest)
     row_transform._fit_memory.cache_clear()
-    monkeypatch.setattr(SmallTiles, "sizes", {"tile": tile, "depths": depths}, raising=False)
+    monkeypatch.setattr(SmallTiles, "sizes", sizes, raising=False)
     monkeypatch.setitem(ALGORITHMS, "row_transform", SmallTiles)
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="query_order")

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -6,6 +7,8 @@ import torch
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.windows import (
     Tiling,
+    make_block,
+    make_block_backward,
     pack_outputs,
     pack_queries,
     pack_values,
@@ -16,6 +19,7 @@ from lambdanets.ops.position.windows import (
 
 # grid, offsets before and after 0, tile
 TILINGS = {
+    "one position": ((1, 1), (0, 0), (0, 0), (1, 1)),
     "whole grid": ((4, 5), (2, 1), (2, 1), (4, 5)),
     "rows": ((6, 5), (2, 4), (2, 4), (2, 5)),
     "a smaller last row of tiles": ((7, 5), (2, 1), (2, 1), (3, 5)),
@@ -86,10 +90,8 @@ def test_windows_contain_the_values_around_their_tile(case, u):
         axes = len(grid) - 1
         tiles, (example, row), window_positions = index[:axes], index[axes : axes + 2], index[axes + 2 :]
         columns = [
-            j * tile + w - (0 if covers else before)
-            for j, tile, w, before, covers in zip(
-                tiles, tiling.tile[1:], window_positions, case[1][1:], tiling.covers_axis[1:], strict=True
-            )
+            j * axis.tile + w - (0 if axis.is_covered else axis.before)
+            for j, w, axis in zip(tiles, window_positions, tiling.axes[1:], strict=True)
         ]
         if all(0 <= column < side for column, side in zip(columns, grid[1:], strict=True)):
             expected[tuple(index)] = maps[(example, row, *columns)].mT
@@ -110,18 +112,46 @@ def test_unpack_values_is_the_adjoint_of_pack_values(case, u):
 
 @tilings
 def test_tiles_cover_each_row_once_and_windows_all_its_offsets(case):
-    tiling = make_tiling(*case)
     (side, *_), (before, *_), (after, *_), (tile, *_) = case
     covered = []
-    for start, stop, window_start, window_stop, columns in tiling.rows():
-        covered += range(start, stop)
-        if tile < side:
-            assert (window_start, window_stop) == (max(0, start - before), min(side, stop + after))
-            assert columns.start == (window_start - start + before) * tiling.elements_per_window_row
-        else:
-            assert (window_start, window_stop, columns.start) == (0, side, 0)
-        assert columns.stop - columns.start == (window_stop - window_start) * tiling.elements_per_window_row
+    for rows, window, block in make_tiling(*case).axes[0].tiles():
+        covered += range(rows.start, rows.stop)
+        first = rows.start - before if tile < side else 0
+        last = min(side, rows.stop + after) if tile < side else side
+        assert (window.start, window.stop) == (max(0, first), last)
+        assert (block.start, block.stop) == (window.start - first, window.stop - first)
     assert covered == list(range(side))
+
+
+def make_block_case(case):
+    axes = make_tiling(*case).axes
+    return axes, random(*(axis.before + 1 + axis.after for axis in axes), 2, 3)
+
+
+@tilings
+def test_make_block_equals_a_loop_over_positions(case):
+    axes, table = make_block_case(case)
+    tile, window = [axis.tile for axis in axes], [axis.window for axis in axes]
+    expected = torch.zeros(*tile, *window, 2, 3, dtype=table.dtype)
+    for t in itertools.product(*map(range, tile)):
+        for w in itertools.product(*map(range, window)):
+            firsts = [axis.before if axis.is_covered else 0 for axis in axes]
+            index = tuple(first + j - i for first, i, j in zip(firsts, t, w, strict=True))
+            if all(0 <= i < side for i, side in zip(index, table.shape, strict=False)):
+                expected[(*t, *w)] = table[index]
+    block = make_block(table, axes)
+    assert block.is_contiguous()
+    assert torch.equal(block, expected.movedim(-2, len(axes)))
+
+
+@tilings
+def test_make_block_backward_is_the_adjoint_of_make_block(case):
+    axes, table = make_block_case(case)
+    block = make_block(table, axes)
+    gradient = random(*block.shape)
+    result = make_block_backward(gradient, axes)
+    assert result.shape == table.shape
+    torch.testing.assert_close(dot(result, table), dot(gradient, block), rtol=1e-12, atol=1e-12)
 
 
 @tilings

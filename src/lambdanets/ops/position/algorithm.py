@@ -50,9 +50,9 @@ class Problem(NamedTuple):
         """The sides of the table."""
         return tuple(before + 1 + after for before, after in zip(self.before, self.after, strict=True))
 
-    def select_by_device(self, cpu: int, gpu: int) -> int:
-        """Return `gpu` if the problem is on a GPU, otherwise `cpu`."""
-        return gpu if torch.device(self.device).type == "cuda" else cpu
+    @property
+    def is_gpu(self) -> bool:
+        return torch.device(self.device).type == "cuda"
 
     def limit_batch(self, maximum: int) -> "Problem":
         """Return the same problem with at most `maximum` examples, but at least one."""

@@ -42,14 +42,16 @@ class Plan:
     implementation: Algorithm = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        lines = [f"  {'algorithm':<16}{'GFLOP':>10}{'workspace MiB':>16}"]
+        lines = [f"  {'algorithm':<16}{'work':>10}{'GFLOP':>10}{'workspace MiB':>16}"]
         for name, cost in self.costs.items():
-            cells = ["-", "-"]
+            cells = ["-", "-", "-"]
             if cost is not None:
-                cells = [f"{2e-9 * cost.multiply_adds:.3f}", f"{cost.workspace_bytes / 2**20:.1f}"]
-            line = f"{'*' if name == self.algorithm else '':2}{name:<16}{cells[0]:>10}{cells[1]:>16}"
+                counts = (cost.work, cost.multiply_adds)
+                cells = [*(f"{2e-9 * count:.3f}" for count in counts), f"{cost.workspace_bytes / 2**20:.1f}"]
+            line = f"{'*' if name == self.algorithm else '':2}{name:<16}{cells[0]:>10}{cells[1]:>10}{cells[2]:>16}"
             lines.append(f"{line}  {self.notes.get(name, '')}".rstrip())
-        return "\n".join([*lines, "* chosen"])
+        reason = f": least work of those below {WORKSPACE_LIMIT_BYTES >> 20} MiB" if self.automatic else " by name"
+        return "\n".join([*lines, f"* chosen{reason}; work is time in GFLOP of large matrix products"])
 
 
 def check_algorithm(algorithm: str) -> None:

@@ -154,10 +154,9 @@ def _gradients_along(
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply rows (b, h, n, i) by matrices (b, i, j) in the wider of their dtypes, regardless of autocast."""
-    dtype = torch.promote_types(rows.dtype, matrices.dtype)
+    """Multiply rows (b, h, n, i) by matrices (b, i, j) in the dtype of the content lambda, regardless of autocast."""
     with without_autocast(rows.device):
-        return rows.to(dtype) @ matrices.to(dtype).unsqueeze(1)
+        return rows.to(matrices.dtype) @ matrices.unsqueeze(1)
 
 
 def _append_terms(terms: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]) -> None:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.geometry import static_shape
 from lambdanets.ops.position.choose import Plan, check_algorithm
+from lambdanets.ops.position.dilation import undilate
 from lambdanets.ops.position.interact import compute_position_term, make_plan
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
+from lambdanets.ops.tracing import static_shape
 
 
 def position_interaction(
@@ -69,7 +70,9 @@ def plan(
     queries, table, values, _ = tensors
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
-    return make_plan(queries, table, values, None, grid, dilation, causal, algorithm)[0]
+    if dilation > 1:
+        queries, values, _, grid = undilate(queries, values, None, grid, dilation)
+    return make_plan(queries, table, values, None, grid, causal, algorithm)[0]
 
 
 def _prepare(

@@ -14,15 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.geometry import (
-    crop_to_grid,
-    is_exporting,
-    mask_future,
-    pairwise_embeddings,
-    split_phases,
-    static_shape,
-)
-from lambdanets.ops.position.interact import redilate
 from lambdanets.ops.position.operators import position_interaction_operator
 from lambdanets.ops.position.row_transform import (
     choose_rows,
@@ -31,6 +22,8 @@ from lambdanets.ops.position.row_transform import (
     row_transform,
 )
 from lambdanets.ops.precision import accumulation_dtype, output_dtype
+from lambdanets.ops.tables import crop_to_grid, mask_future, pairwise_embeddings
+from lambdanets.ops.tracing import is_exporting, static_shape
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLUTION_SLOWDOWN = 4  # compared with matrix products
@@ -42,27 +35,21 @@ def interact_in_graph(
     values: Tensor,
     content: Tensor | None,
     grid: Sequence[int],
-    dilation: int,
     causal: bool,
     algorithm: str,
 ) -> Tensor:
     """Compute the output (b, h, n, v) for checked tensors with the axis u."""
     if torch.compiler.is_compiling() and not is_exporting():
-        return position_interaction_operator(queries, table, values, content, grid, dilation, causal, algorithm)
+        return position_interaction_operator(queries, table, values, content, grid, causal, algorithm)
     content_term = None if content is None else queries.to(content.dtype) @ content.unsqueeze(1)
     queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
     table = table.to(values.dtype)
     if causal:
         table = mask_future(table, len(grid))
     if any(isinstance(side, torch.SymInt) for side in grid):
-        output = _convolution(queries, table, values, grid, dilation)
+        output = _convolution(queries, table, values, grid)
     else:
-        if dilation > 1:
-            queries = split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
-            values = split_phases(values, grid, dilation)
-        sides = tuple(-(-side // dilation) for side in grid)
-        table = crop_to_grid(table, sides)
-        output = redilate(_fixed_sides(queries, table, values, sides), grid, dilation)
+        output = _fixed_sides(queries, crop_to_grid(table, grid), values, grid)
     return output if content_term is None else output + content_term
 
 
@@ -98,10 +85,10 @@ def _query_order(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
     return output.unflatten(1, (n, -1)).transpose(1, 2)
 
 
-def _convolution(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], dilation: int = 1) -> Tensor:
+def _convolution(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:
     maps = values.permute(0, 2, 3, 1).unflatten(3, tuple(grid)).contiguous()  # (b, v, u, S_1..S_D)
     weights = table.movedim((len(grid), len(grid) + 1), (0, 1))  # (k, u, r_1..r_D)
-    padding = [side // 2 * dilation for side in weights.shape[2:]]
-    lambdas = _CONVOLUTIONS[len(grid)](maps.flatten(0, 1), weights, padding=padding, dilation=dilation)
+    padding = [side // 2 for side in weights.shape[2:]]
+    lambdas = _CONVOLUTIONS[len(grid)](maps.flatten(0, 1), weights, padding=padding)
     lambdas = lambdas.unflatten(0, (-1, values.shape[2])).flatten(3)  # (b, v, k, n)
     return torch.einsum("bhnk,bvkn->bhnv", queries, lambdas)

@@ -1,8 +1,8 @@
 """The position term of layers and of `position_interaction`, from checked tensors to an algorithm and back.
 
-In this order: `compute_position_term` undoes the dilation, crops the table and chooses an algorithm; `apply_plan`
-calls the autograd function; `run_forward` and `run_backward` prepare the table and split the batch. The tensors
-are queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
+In this order: `compute_position_term` undoes the dilation, `make_plan` crops the table and chooses an algorithm;
+`apply_plan` calls the autograd function; `run_forward` and `run_backward` prepare the table and split the batch. The
+tensors are queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
 or None.
 """
 
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops.geometry import crop_to_grid, join_phases, mask_future, split_phases
-from lambdanets.ops.position.algorithm import Algorithm, Factors, NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.algorithm import Algorithm, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
-from lambdanets.ops.precision import output_dtype, without_autocast
+from lambdanets.ops.position.dilation import redilate, undilate
+from lambdanets.ops.precision import accumulation_dtype, output_dtype, without_autocast
+from lambdanets.ops.tables import crop_to_grid, mask_future
 
 # Gradients of queries, table, values and content; None if not needed.
 FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -46,13 +47,16 @@ def compute_position_term(
     """
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
+    if dilation > 1:
+        queries, values, content, phase_grid = undilate(queries, values, content, grid, dilation)
+        output = compute_position_term(queries, table, values, content, phase_grid, 1, causal, algorithm)
+        return redilate(output, grid, dilation)
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         from lambdanets.ops.position.graphs import interact_in_graph
 
-        return interact_in_graph(queries, table, values, content, grid, dilation, causal, algorithm)
-    plan, factors = make_plan(queries, table, values, content, grid, dilation, causal, algorithm, channels_first)
-    output = apply_plan(*factors, plan)
-    return output if dilation == 1 else redilate(output, grid, dilation)
+        return interact_in_graph(queries, table, values, content, grid, causal, algorithm)
+    plan, table = make_plan(queries, table, values, content, grid, causal, algorithm, channels_first)
+    return apply_plan(queries, table, values, content, plan)
 
 
 def make_plan(
@@ -61,27 +65,16 @@ def make_plan(
     values: Tensor,
     content: Tensor | None,
     grid: tuple[int, ...],
-    dilation: int,
     causal: bool,
     algorithm: str,
     channels_first: bool = False,
-) -> tuple[Plan, Factors]:
-    """Return the plan and the tensors of the equivalent undilated problem, with the table cropped to the grid.
-
-    A dilation d on a grid with D axes gives d^D independent problems, which are merged into the batch.
-    """
-    if dilation > 1:
-        if content is not None:
-            content = content.repeat_interleave(dilation ** len(grid), dim=0)
-        queries = split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
-        values = split_phases(values, grid, dilation)
-        grid = tuple(-(-side // dilation) for side in grid)
-        channels_first = False
+) -> tuple[Plan, Tensor]:
+    """Return the plan of an interaction without dilation, and its table, cropped to the grid."""
     _check_shapes(queries, table, values, content, grid)
     problem = make_problem(queries, table, values, grid, causal, channels_first)
     if any(2 * side <= scope for side, scope in zip(grid, table.shape, strict=False)):
         table = crop_to_grid(table, grid)
-    return choose(problem, algorithm), (queries, table, values, content)
+    return choose(problem, algorithm), table
 
 
 def _check_shapes(
@@ -103,11 +96,6 @@ def _check_shapes(
         from lambdanets.ops.position.functions import check_factors
 
         check_factors(queries, table, values, content, grid)
-
-
-def redilate(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
-    """Convert outputs or grad_queries (b d^D, h, n', ..) of the undilated problem to the layout of the dilated one."""
-    return x if dilation == 1 else join_phases(x.transpose(1, 2), grid, dilation).transpose(1, 2)
 
 
 def make_problem(
@@ -207,16 +195,15 @@ def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor 
     if torch._C._len_torch_dispatch_stack():  # make_fx and counters of FLOP see only operators
         from lambdanets.ops.position.operators import position_interaction_operator
 
-        options = (plan.problem.grid, 1, plan.problem.causal, plan.algorithm)
+        options = (plan.problem.grid, plan.problem.causal, plan.algorithm)
         return position_interaction_operator(queries, table, values, content, *options)
     # kernels read memory, which has the opposite sign for an imaginary part of a conjugate
     queries, table, values = queries.resolve_neg(), table.resolve_neg(), values.resolve_neg()
     content = None if content is None else content.resolve_neg()
     algorithm = plan.implementation
-    batch, heads, n, _ = queries.shape
+    (batch, heads, n, _), result_dtype = queries.shape, output_dtype(queries.dtype)
     if batch == 0:
-        return queries.new_zeros(0, heads, n, values.shape[2], dtype=output_dtype(queries.dtype))
-    result_dtype = torch.float32 if queries.dtype == torch.float16 else queries.dtype
+        return queries.new_zeros(0, heads, n, values.shape[2], dtype=result_dtype)
     prepared = prepared_tables.get(table, algorithm)
     if not (queries.dtype == values.dtype == algorithm.dtype == (values if content is None else content).dtype):
         queries, values, content = _cast(algorithm.dtype, queries, values, content)
@@ -249,7 +236,7 @@ def run_backward(
     if torch._C._len_torch_dispatch_stack():
         from lambdanets.ops.position.operators import backward_operator
 
-        options = (plan.problem.grid, 1, plan.problem.causal, plan.algorithm, list(needs))
+        options = (plan.problem.grid, plan.problem.causal, plan.algorithm, list(needs))
         gradients = backward_operator(grad_output, queries, table, values, content, *options)
         q, r, v, c = (x if needed else None for x, needed in zip(gradients, needs, strict=True))
         return q, r, v, c
@@ -288,7 +275,7 @@ def _backward_in_chunks(
                 parts.append(part)
         if grad_prepared is not None and total is None:
             # A sum of several calls in bfloat16 would lose precision.
-            total = tuple(x.float() if x.dtype == torch.bfloat16 else x for x in grad_prepared)
+            total = tuple(x.to(accumulation_dtype(x.dtype)) for x in grad_prepared)
         elif grad_prepared is not None and total is not None:
             total = tuple(x.add_(part) for x, part in zip(total, grad_prepared, strict=True))
     grad_q, grad_v, grad_c = (torch.cat(parts) if parts else None for parts in grads)

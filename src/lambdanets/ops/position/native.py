@@ -18,9 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lambdanets.ops.geometry import is_transposed
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
-from lambdanets.ops.position.native_lengths import Axis, Geometry, choose_geometry, cross_twiddles, twiddles
+from lambdanets.ops.position.native_lengths import Axis, Transforms, choose_transforms, cross_twiddles, twiddles
 from lambdanets.ops.precision import accumulation_dtype
 
 FOLDER = Path(__file__).with_name("libraries")
@@ -175,8 +174,8 @@ class Native(Algorithm):
 
     def cost(self) -> Cost:
         part, p = self.parts[0], self.problem
-        n1, n2 = (axis.n for axis in part.geometry.axes)
-        per_tile = part.geometry.instructions(part.tile[0]) + 6 * (part.terms - 1) * n1 * n2
+        n1, n2 = (axis.n for axis in part.transforms.axes)
+        per_tile = part.transforms.instructions(part.tile[0]) + 6 * (part.terms - 1) * n1 * n2
         per_pair = part.full[0] * part.num_tiles * per_tile + 4 * p.num_positions * p.heads
         blocks = p.batch * -(-p.value_depth // part.lanes) * -(-p.query_depth // 2)
         multiply_adds = part.lanes * blocks * per_pair
@@ -265,10 +264,10 @@ class _Part:
         self.full = (*missing, *p.grid)
         self.before, self.after = ((*(0 for _ in missing), *sides) for sides in (p.before, p.after))
         axes = slice(2 if self.is_sequence else 1, 3)
-        self.geometry: Geometry = choose_geometry(self.full[axes], self.before[axes], self.after[axes])
-        self.tile = (1, *self.geometry.tile) if self.is_sequence else self.geometry.tile
+        self.transforms: Transforms = choose_transforms(self.full[axes], self.before[axes], self.after[axes])
+        self.tile = (1, *self.transforms.tile) if self.is_sequence else self.transforms.tile
         self.num_tiles = math.prod(-(-side // tile) for side, tile in zip(self.full[1:], self.tile, strict=True))
-        n1, n2 = (axis.n for axis in self.geometry.axes)
+        n1, n2 = (axis.n for axis in self.transforms.axes)
         points = n1 * n2
         self._columns_rows = (points, 1) if self.is_sequence else (n2, n1)  # of the maps of tables
         self.terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
@@ -288,7 +287,7 @@ class _Part:
 
     def prepare(self, table: Tensor) -> Tensor:
         """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, transformed with exp(+), divided by n1 n2."""
-        n1, n2 = (axis.n for axis in self.geometry.axes)
+        n1, n2 = (axis.n for axis in self.transforms.axes)
         table = table.reshape(*(1,) * (5 - table.ndim), *table.shape)  # (depth, rows, columns, k, u)
         table = F.pad(table, (0, 0, 0, 1)) if table.shape[3] % 2 else table
         table = table.unflatten(3, (-1, 2))
@@ -336,7 +335,7 @@ class _Part:
 
     def _describe(self) -> tuple[_Problem, list[Any]]:
         """The struct of the kernel without tensors, and the arrays that it points to."""
-        p, axes = self.problem, self.geometry.axes
+        p, axes = self.problem, self.transforms.axes
         c = _Problem(b=p.batch, h=p.heads, k=p.query_depth, v=p.value_depth, u=p.intra_depth)
         c.depth, c.H, c.W = self.full
         c.os_v = int(not p.channels_first)
@@ -405,11 +404,11 @@ class _Part:
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
         grad_queries = grad_spectra = grad_values = grad_content = None
         if needs.queries:
-            grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, is_transposed(queries))
+            grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, _is_transposed(queries))
             c.grad_queries = _address(grad_queries)
             c.dq_b, c.dq_h, c.dq_n, c.dq_k = grad_queries.stride()
         if needs.values:
-            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, is_transposed(values[..., 0])).movedim(1, 3)
+            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, _is_transposed(values[..., 0])).movedim(1, 3)
             # Tiles add to the values around them; a single one writes each value once.
             grad_values = grad_values.zero_() if self.num_tiles > 1 else grad_values
             c.grad_values = _address(grad_values)
@@ -423,6 +422,11 @@ class _Part:
         if c.grad_output:
             self._library.run(c, self._kernel)
         return grad_queries, grad_spectra, grad_values, grad_content
+
+
+def _is_transposed(x: Tensor) -> bool:
+    """Whether the last two axes are swapped in memory, as in rows (.., n, c) that are maps."""
+    return x.stride(-2) == 1 and x.stride(-1) != 1
 
 
 def _address(x: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Lengths and tiles of the transforms of the native kernel, chosen from the sizes of the problem only.
+"""Lengths of the transforms of the native kernel and their outputs (tiles, as in overlap-save), from the sizes alone.
 
 A transform of length n = f_0 f_1 (f_2) runs in two or three passes of straight-line code for the factors (codelets).
 A tile of outputs needs the values within the reach of the table around it; a map that is transformed as a whole needs
@@ -42,7 +42,7 @@ class Axis(NamedTuple):
     factors: tuple[int, ...]
 
 
-class Geometry(NamedTuple):
+class Transforms(NamedTuple):
     """tile: outputs along each axis of the grid. axes: the two transformed axes, also of a sequence."""
 
     tile: tuple[int, ...]
@@ -98,10 +98,10 @@ def _sequence_axes(minimum: int) -> tuple[Axis, Axis]:
 
 
 @lru_cache(maxsize=4096)
-def choose_geometry(sides: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> Geometry:
+def choose_transforms(sides: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> Transforms:
     """Choose tiles and transforms of a sequence (one side) or a map (two sides), for a table with this reach."""
     if len(sides) == 1:
-        return _sequence_geometry(sides[0], before[0], after[0])
+        return _sequence_transforms(sides[0], before[0], after[0])
     axes, tile = [], []
     for side, b, a in zip(sides, before, after, strict=True):
         whole = side + max(b, a)
@@ -117,14 +117,14 @@ def choose_geometry(sides: tuple[int, ...], before: tuple[int, ...], after: tupl
         axis, outputs = candidates[costs.index(min(costs))]
         axes.append(axis)
         tile.append(outputs)
-    return Geometry(tuple(tile), (axes[0], axes[1]))
+    return Transforms(tuple(tile), (axes[0], axes[1]))
 
 
 def _slowdown(length: int) -> float:
     return 1 if length <= _CACHED_SIDE else 1.4
 
 
-def _sequence_geometry(n: int, before: int, after: int) -> Geometry:
+def _sequence_transforms(n: int, before: int, after: int) -> Transforms:
     whole = n + max(before, after)
     candidates = [(n, _sequence_axes(whole))] if whole <= _MAX_SEQUENCE else []
     for total in _TILE_POINTS:
@@ -143,7 +143,7 @@ def _sequence_geometry(n: int, before: int, after: int) -> Geometry:
     if not candidates:
         raise ValueError(f"supports sequences with scope of at most {_MAX_SEQUENCE}, not {whole}")
     outputs, axes = min(candidates, key=instructions)
-    return Geometry((outputs,), axes)
+    return Transforms((outputs,), axes)
 
 
 @lru_cache(maxsize=256)

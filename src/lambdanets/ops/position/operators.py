@@ -1,6 +1,6 @@
 """The position interaction as two custom operators (torch.library), for torch.compile, make_fx and FLOP counters.
 
-The operators plan, crop the table and handle dilation when the graph runs, so one graph works for all sizes.
+The operators plan and crop the table when the graph runs, so one graph works for all sizes.
 """
 
 import math
@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from lambdanets.ops.geometry import join_phases, split_phases
 from lambdanets.ops.position.algorithm import NeedsGrad
-from lambdanets.ops.position.interact import make_plan, redilate, run_backward, run_forward
+from lambdanets.ops.position.interact import make_plan, run_backward, run_forward
 from lambdanets.ops.precision import output_dtype
 
 
@@ -25,7 +24,6 @@ def position_interaction_operator(
     values: Tensor,
     content: Tensor | None,
     grid: Sequence[int],
-    dilation: int,
     causal: bool,
     algorithm: str,
 ) -> Tensor:
@@ -33,8 +31,8 @@ def position_interaction_operator(
 
     queries: (b, h, n, k). table: (r_1..r_D, k, u). values: (b, n, v, u). content: (b, k, v) or None.
     """
-    plan, factors = make_plan(queries, table, values, content, tuple(grid), dilation, causal, algorithm)
-    output = redilate(run_forward(*factors, plan), grid, dilation)
+    plan, table = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
+    output = run_forward(queries, table, values, content, plan)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -52,27 +50,20 @@ def backward_operator(
     values: Tensor,
     content: Tensor | None,
     grid: Sequence[int],
-    dilation: int,
     causal: bool,
     algorithm: str,
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients of queries, table, values and content; those that are not needed are empty tensors."""
-    plan, factors = make_plan(queries, table, values, content, tuple(grid), dilation, causal, algorithm)
-    if dilation > 1:
-        grad_output = split_phases(grad_output.transpose(1, 2), grid, dilation).transpose(1, 2)
-    gradients = run_backward(grad_output, *factors, plan, NeedsGrad(*needs_grad))
+    plan, cropped = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
+    gradients = run_backward(grad_output, queries, cropped, values, content, plan, NeedsGrad(*needs_grad))
     grad_queries, grad_table, grad_values, grad_content = gradients
     if grad_table is not None:
-        cropped = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]
-        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(size for side in reversed(cropped) for size in (side, side))])
-    if grad_values is not None and dilation > 1:
-        grad_values = join_phases(grad_values, grid, dilation)
-    if grad_content is not None and dilation > 1:
-        grad_content = grad_content.unflatten(0, (-1, dilation ** len(grid))).sum(dim=1)
+        missing = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]
+        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(size for side in reversed(missing) for size in (side, side))])
     like_content = grad_output if content is None else content
     return (
-        queries.new_empty(0) if grad_queries is None else redilate(grad_queries, grid, dilation).contiguous(),
+        queries.new_empty(0) if grad_queries is None else grad_queries.contiguous(),
         table.new_empty(0) if grad_table is None else grad_table.contiguous(),
         values.new_empty(0) if grad_values is None else grad_values.contiguous(),
         like_content.new_empty(0) if grad_content is None else grad_content.contiguous(),
@@ -81,7 +72,7 @@ def backward_operator(
 
 @backward_operator.register_fake
 def _(grad_output: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    *tensors, _, _, _, _, needs_grad = inputs
+    *tensors, _, _, _, needs_grad = inputs
     return tuple(
         grad_output.new_empty(0) if x is None else x.new_empty(x.shape if needed else (0,))
         for x, needed in zip(tensors, needs_grad, strict=True)
@@ -96,7 +87,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
     needs_grad = list(ctx.needs_input_grad[:4])
     gradients = backward_operator(grad_output, *ctx.saved_tensors, *ctx.options, needs_grad)
-    return *(x if needed else None for x, needed in zip(gradients, needs_grad, strict=True)), *(None,) * 4
+    return *(x if needed else None for x, needed in zip(gradients, needs_grad, strict=True)), *(None,) * 3
 
 
 position_interaction_operator.register_autograd(_backward, setup_context=_setup_context)

@@ -36,7 +36,7 @@ from lambdanets.ops.position.windows import (
     unpack_queries,
     unpack_values,
 )
-from lambdanets.ops.precision import accumulation_dtype
+from lambdanets.ops.precision import accumulation_dtype, product_dtype
 
 # Maximum size of the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; larger batches are split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
@@ -53,8 +53,7 @@ class QueryOrder(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        if problem.dtype == torch.bfloat16 and problem.select_by_device(0, 1):
-            self.dtype = problem.dtype  # without hardware for it, products are slower than in float32
+        self.dtype = product_dtype(problem.dtype, problem.is_gpu)
         self._tiling = best_tiling(problem.at_least_2d())
         self.batch = _limit_logits_bytes(problem, self._tiling).batch
 
@@ -62,15 +61,15 @@ class QueryOrder(Algorithm):
         return _cost(self._tiling)
 
     def prepare(self, table: Tensor) -> Prepared:
-        """Return a block of embeddings ((T_1..T_D), k, (w_1..w_D, u)) that is used for all tiles."""
+        """Return a block of embeddings ((T_1..T_D), k, w_1, (w_2..w_D, u)) that is used for all tiles."""
         axes = self._tiling.axes
         block = make_block(table if table.ndim - 2 == len(axes) else table.unsqueeze(0), axes)
-        return (block.flatten(len(axes) + 1).flatten(0, len(axes) - 1),)
+        return (block.flatten(len(axes) + 2).flatten(0, len(axes) - 1),)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         tiling, p = self._tiling, self._tiling.problem
         block = grad_prepared[0].view(*tiling.tile, p.query_depth, *tiling.window, p.intra_depth)
-        table = make_block_backward(block, tiling.axes, p.scope)
+        table = make_block_backward(block, tiling.axes)
         return table if len(self.problem.grid) > 1 else table.squeeze(0)
 
     def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
@@ -78,12 +77,12 @@ class QueryOrder(Algorithm):
         (block,) = prepared
         queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         outputs = []
-        for start, stop, window_start, window_stop, columns in tiling.rows():
-            rows = (stop - start) * tiling.positions_per_tile_row
-            logits = torch.bmm(queries[start:stop].flatten(0, 1), block[:rows, :, columns])
-            logits = logits.view(rows * self.problem.heads, values.shape[0], -1).transpose(0, 1)
-            output = torch.bmm(logits, values[:, window_start:window_stop].flatten(1, 2))
-            outputs.append(output.unflatten(1, (stop - start, -1)))
+        for tile in tiling.axes[0].tiles():
+            positions = tile.num_rows * tiling.positions_per_tile_row
+            logits = torch.bmm(queries[tile.rows].flatten(0, 1), block[:positions, :, tile.block].flatten(2))
+            logits = logits.view(positions * self.problem.heads, values.shape[0], -1).transpose(0, 1)
+            output = torch.bmm(logits, values[:, tile.window].flatten(1, 2))
+            outputs.append(output.unflatten(1, (tile.num_rows, -1)))
         return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
 
     def position_gradients(
@@ -98,28 +97,26 @@ class QueryOrder(Algorithm):
         grad_block = _Accumulator(block) if needs.table else None
         grad_values = _Accumulator(values) if needs.values else None
         num_windows = values.shape[0]
-        for start, stop, window_start, window_stop, columns in tiling.rows():
-            rows = (stop - start) * tiling.positions_per_tile_row
-            block_tile = block[:rows, :, columns]
-            query_tile = queries[start:stop].flatten(0, 1)  # (positions, (h, J, b), k)
-            grad_tile = grad_output[:, start:stop].flatten(1, 2)  # ((J, b), (positions, h), v)
+        for tile in tiling.axes[0].tiles():
+            positions = tile.num_rows * tiling.positions_per_tile_row
+            block_tile = block[:positions, :, tile.block].flatten(2)
+            query_tile = queries[tile.rows].flatten(0, 1)  # (positions, (h, J, b), k)
+            grad_tile = grad_output[:, tile.rows].flatten(1, 2)  # ((J, b), (positions, h), v)
             if grad_values is not None:
-                logits = torch.bmm(query_tile, block_tile).view(rows * heads, num_windows, -1)
+                logits = torch.bmm(query_tile, block_tile).view(positions * heads, num_windows, -1)
                 product = torch.bmm(logits.permute(1, 2, 0), grad_tile)
-                grad_values.add(
-                    (slice(None), slice(window_start, window_stop)),
-                    product.unflatten(1, (window_stop - window_start, -1)),
-                )
+                grad_values.add((slice(None), tile.window), product.unflatten(1, (tile.num_window_rows, -1)))
             if grad_queries is None and grad_block is None:
                 continue
-            grad_logits = _grad_logits(grad_tile, values[:, window_start:window_stop].flatten(1, 2), rows)
+            grad_logits = _grad_logits(grad_tile, values[:, tile.window].flatten(1, 2), positions)
             if grad_queries is not None:
                 # view instead of flatten, which may copy
-                out = grad_queries[start:stop].view(rows, *grad_queries.shape[2:])
+                out = grad_queries[tile.rows].view(positions, *grad_queries.shape[2:])
                 torch.bmm(grad_logits, block_tile.transpose(1, 2), out=out)
             if grad_block is not None:
                 product = torch.bmm(query_tile.transpose(1, 2), grad_logits)
-                grad_block.add((slice(rows), slice(None), columns), product)
+                product = product.unflatten(2, (tile.num_window_rows, -1))
+                grad_block.add((slice(positions), slice(None), tile.block), product)
         return (
             None if grad_queries is None else unpack_queries(grad_queries, tiling),
             None if grad_block is None else (grad_block.total(),),
@@ -176,14 +173,14 @@ def best_tiling(problem: Problem) -> Tiling:
         can_tile = before + after < side  # otherwise windows are longer than the axis
         choices.append([*(x for x in _TILE_COLUMNS if can_tile and 2 * x <= side), side])
     tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
-    limit = problem.select_by_device(*_LOGITS_BYTES)
+    limit = _LOGITS_BYTES[problem.is_gpu]
     fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
     return min(fitting, key=lambda tiling: _cost(tiling).work)
 
 
 def _limit_logits_bytes(problem: Problem, tiling: Tiling) -> Problem:
     """Return the problem with the largest batch whose logits of a row of tiles fit the cache."""
-    limit = problem.select_by_device(*_LOGITS_BYTES)
+    limit = _LOGITS_BYTES[problem.is_gpu]
     return problem.limit_batch(limit // tiling.logits_bytes(1))
 
 
@@ -193,12 +190,11 @@ def _cost(tiling: Tiling) -> Cost:
     batch = _limit_logits_bytes(p, tiling).batch
     num_calls = -(-p.batch // batch)
     num_windows = math.prod(tiling.num_tiles) * batch
-    tile_rows = list(tiling.rows())
     logits_elements = 0
-    work = CALL * (6.0 * len(tile_rows) + 12)
-    for start, stop, window_start, window_stop, _ in tile_rows:
-        positions = (stop - start) * tiling.positions_per_tile_row
-        window = (window_stop - window_start) * tiling.elements_per_window_row
+    work = CALL * (6.0 * tiling.axes[0].num_tiles + 12)
+    for tile in tiling.axes[0].tiles():
+        positions = tile.num_rows * tiling.positions_per_tile_row
+        window = tile.num_window_rows * tiling.elements_per_window_row
         logits_elements += positions * heads * num_windows * window
         work += matmul_work(positions, heads * num_windows, k, window)
         work += matmul_work(num_windows, positions * heads, window, v)

@@ -17,7 +17,7 @@ the lambdas of a tile.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.geometry import windows
 from lambdanets.ops.position.algorithm import (
     CALL,
     Algorithm,
@@ -35,7 +34,9 @@ from lambdanets.ops.position.algorithm import (
     Problem,
     matmul_work,
 )
+from lambdanets.ops.position.windows import Axis, Tile, pad_table, sum_pairs
 from lambdanets.ops.precision import accumulation_dtype
+from lambdanets.ops.tracing import unfold
 
 _MAX_MATRIX_SIDE = 128  # longer rows are transformed by torch.fft
 _SMOOTH_SIZES = (16, 18, 20, 24, 25, 27, 30, 32)
@@ -45,14 +46,6 @@ _LAMBDA_BYTES = 8 << 20, 64 << 20  # of a tile, on a CPU and on a GPU
 _BLOCK_BYTES = 64 << 20
 _SLOWDOWN = 1.3  # compared with query_order at equal work
 _WORK_PER_POINT = 200  # of an FFT, in multiply-adds: n log n, but slower than products
-
-
-class Tile(NamedTuple):
-    """Rows start:stop of the first axis and of its window, and the columns of its block."""
-
-    rows: slice
-    window: slice
-    columns: slice
 
 
 class Rows(NamedTuple):
@@ -80,24 +73,9 @@ class Rows(NamedTuple):
         return self.length // 2 + 1
 
     @property
-    def covers_axis(self) -> bool:
-        return self.tile >= self.grid[0]
-
-    @property
-    def window(self) -> int:
-        """Rows of a window."""
-        return self.grid[0] if self.covers_axis else self.before[0] + self.tile + self.after[0]
-
-    def tiles(self) -> Iterator[Tile]:
-        side = self.grid[0]
-        if self.covers_axis:
-            yield Tile(slice(0, side), slice(0, side), slice(0, side))
-            return
-        for start in range(0, side, self.tile):
-            stop = min(side, start + self.tile)
-            first, last = start - self.before[0], stop + self.after[0]
-            window = slice(max(0, first), min(side, last))
-            yield Tile(slice(start, stop), window, slice(window.start - first, window.stop - first))
+    def axis(self) -> Axis:
+        """The tiles of the first axis."""
+        return Axis(self.grid[0], self.before[0], self.after[0], self.tile)
 
 
 def choose_rows(grid: Sequence[int], before: Sequence[int], after: Sequence[int], for_graph: bool) -> Rows:
@@ -119,8 +97,7 @@ def choose_rows(grid: Sequence[int], before: Sequence[int], after: Sequence[int]
 
 
 def _mean_window(rows: Rows) -> float:
-    sizes = [tile.window.stop - tile.window.start for tile in rows.tiles()]
-    return sum(sizes) / len(sizes)
+    return sum(tile.num_window_rows for tile in rows.axis.tiles()) / rows.axis.num_tiles
 
 
 def prepare(table: Tensor, rows: Rows) -> Prepared:
@@ -133,31 +110,20 @@ def prepare(table: Tensor, rows: Rows) -> Prepared:
     real, imaginary = _table_spectra(table, rows)  # (r_1, f, k, u)
     matrix = [torch.stack(row, dim=-1) for row in ((real, -imaginary), (imaginary, real))]
     spectra = torch.stack(matrix, dim=-4)  # (r_1, f, 2, k, u, 2)
-    padded = F.pad(spectra.flatten(1), [0, 0, *_padding(rows)]).unflatten(1, spectra.shape[1:])
-    block = windows(padded, 0, rows.tile, rows.window).flip(0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()
+    padded = pad_table(spectra.flatten(1), [rows.axis]).unflatten(1, spectra.shape[1:])
+    block = unfold(padded, 0, rows.axis.tile, rows.axis.window).flip(0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()
     return (block,) if rows.uses_fft else (block, *_transforms(rows, table))
 
 
 def prepare_adjoint(grad_block: Tensor, rows: Rows) -> Tensor:
     """The adjoint of `prepare`, (r_1, r_2, r_3, k, u)."""
-    grad_windows = grad_block.permute(3, 4, 0, 1, 2, 5, 6)  # (T, w, f, 2, k, u, 2)
-    total = grad_windows.new_zeros(rows.tile + rows.window - 1, *grad_windows.shape[2:])
-    for t, window in enumerate(grad_windows):  # each offset, row by row of a tile
-        total[rows.tile - 1 - t :][: rows.window] += window
-    before, after = _padding(rows)
-    spectra = F.pad(total.flatten(1), [0, 0, -before, -after]).unflatten(1, total.shape[1:])
+    spectra = sum_pairs(grad_block.permute(3, 4, 0, 1, 2, 5, 6), rows.axis, 0)  # (r_1, f, 2, k, u, 2)
     first, second = spectra.unbind(2)  # (r_1, f, k, u, 2)
     return _table_adjoint(first[..., 0] + second[..., 1], second[..., 0] - first[..., 1], rows)
 
 
 def _scope(rows: Rows) -> tuple[int, ...]:
     return tuple(before + 1 + after for before, after in zip(rows.before, rows.after, strict=True))
-
-
-def _padding(rows: Rows) -> tuple[int, int]:
-    """Padding of the first axis of the table, so that each row of a tile has a window of offsets."""
-    offset = rows.before[0] if rows.covers_axis else 0  # of the first row of a tile
-    return rows.tile - 1 - offset, offset + rows.window - _scope(rows)[0]
 
 
 def _table_spectra(table: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -271,7 +237,7 @@ def row_transform(queries: Tensor, prepared: Prepared, values: Tensor, rows: Row
     value_spectra = transform_values(values, prepared, rows)
     maps = _query_maps(queries, rows)
     outputs = []
-    for tile in rows.tiles():
+    for tile in rows.axis.tiles():
         parts = [
             maps[:, tile.rows, ..., depths]
             @ _lambdas(_part(prepared[0], tile, depths), value_spectra[:, tile.window], prepared, rows)
@@ -287,7 +253,7 @@ def _query_maps(x: Tensor, rows: Rows) -> Tensor:
 
 
 def _part(block: Tensor, tile: Tile, depths: slice) -> Tensor:
-    return block[:, :, depths, : tile.rows.stop - tile.rows.start, tile.columns]
+    return block[:, :, depths, : tile.num_rows, tile.block]
 
 
 def _depths(rows: Rows, depth: int) -> list[slice]:
@@ -325,7 +291,7 @@ class RowTransform(Algorithm):
             for x, needed in zip((maps, block, value_spectra), needs[:3], strict=True)
         )
         weights = _weights(rows, block)
-        for tile in rows.tiles():
+        for tile in rows.axis.tiles():
             tile_spectra, grad_tile = value_spectra[:, tile.window], grad_maps[:, tile.rows]
             for depths in _depths(rows, maps.shape[-1]):
                 part = _part(block, tile, depths)
@@ -356,7 +322,7 @@ def _fit_memory(problem: Problem) -> tuple[int, Rows]:
     """The examples per call and the tiles for which the lambdas of a tile fit the cache, and the block memory."""
     p = problem
     rows = choose_rows(p.grid, p.before, p.after, for_graph=False)
-    limit = p.select_by_device(*_LAMBDA_BYTES)
+    limit = _LAMBDA_BYTES[p.is_gpu]
     bytes_per_depth = 4 * (p.num_positions // rows.grid[0]) * p.value_depth
     # Products of at least 64 columns are fast.
     batch = max(1, limit // (bytes_per_depth * p.query_depth), 64 // p.value_depth)
@@ -369,7 +335,7 @@ def _fit_memory(problem: Problem) -> tuple[int, Rows]:
 
 
 def _block_elements(rows: Rows, problem: Problem) -> int:
-    return 4 * rows.frequencies * problem.query_depth * rows.tile * rows.window * problem.intra_depth
+    return 4 * rows.frequencies * problem.query_depth * rows.tile * rows.axis.window * problem.intra_depth
 
 
 def multiply_adds(rows: Rows, depth: int, value_depth: int, intra_depth: int) -> float:
@@ -388,7 +354,7 @@ def _cost(problem: Problem) -> Cost:
     k, v, lines = p.query_depth, p.value_depth, rows.grid[0]
     products = p.batch * multiply_adds(rows, k, v, p.intra_depth)
     applied = p.batch * p.num_positions * p.heads * k * v
-    calls = -(-p.batch // batch) * (12 + 8 * -(-lines // rows.tile) * -(-k // rows.depths))
+    calls = -(-p.batch // batch) * (12 + 8 * rows.axis.num_tiles * -(-k // rows.depths))
     work = matmul_work(products / 64**3, 64, 64, 64) + CALL * calls
     work += matmul_work(p.batch * p.num_positions, p.heads, k, v)
     if rows.uses_fft:
@@ -397,4 +363,4 @@ def _cost(problem: Problem) -> Cost:
     lambdas = rows.tile * rows.length * rows.depths * batch * v
     packed = batch * p.num_positions * p.heads * (k + v)
     elements = 6 * _block_elements(rows, p) + 4 * spectra + 8 * lambdas + 2 * packed
-    return Cost(products + applied, max(4, p.dtype.itemsize) * elements, _SLOWDOWN * work)
+    return Cost(products + applied, accumulation_dtype(p.dtype).itemsize * elements, _SLOWDOWN * work)

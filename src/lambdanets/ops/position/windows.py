@@ -5,7 +5,7 @@ cropped at the ends of the first axis. Along other axes that a tile does not cov
 grid and are zero-padded.
 
 The embedding of a pair depends only on its offset, so all tiles use the same block E of embeddings. Along one axis,
-E[t, w] = R[first + w - t] for tile position t and window position w.
+E[t, w] = R[w - t] for tile position t and window position w, or R[before + w - t] if a tile covers the axis.
 """
 
 import itertools
@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,69 +22,94 @@ from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.precision import accumulation_dtype
 
 
+class Tile(NamedTuple):
+    """Positions of a tile along an axis, of its window, and of the window in a block of embeddings."""
+
+    rows: slice
+    window: slice
+    block: slice
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.rows.stop - self.rows.start)
+
+    @property
+    def num_window_rows(self) -> int:
+        return int(self.window.stop - self.window.start)
+
+
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a block: side of the tile, side of the window, and table index of E[0, 0].
+    """The tiles of one axis of a grid.
 
-    E is zero where the index is outside of the table.
+    side: of the grid. before, after: number of offsets below and above 0 in the table. tile: positions of a tile.
     """
 
+    side: int
+    before: int
+    after: int
     tile: int
-    window: int
-    first: int
 
-    def padding(self, side: int) -> tuple[int, int]:
-        """Return the padding before and after a table with this side; negative values crop it."""
-        before = self.tile - 1 - self.first
-        return before, self.tile + self.window - 1 - side - before
+    @property
+    def is_covered(self) -> bool:
+        """Whether one tile has all positions; it has the axis as its window."""
+        return self.tile >= self.side
+
+    @property
+    def window(self) -> int:
+        """Positions of a window."""
+        return self.side if self.is_covered else self.tile + self.before + self.after
+
+    @property
+    def num_tiles(self) -> int:
+        return -(-self.side // self.tile)
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Positions before and after the axis that complete the first and the last window."""
+        before = 0 if self.is_covered else self.before
+        return before, (self.num_tiles - 1) * self.tile + self.window - before - self.side
+
+    @property
+    def table_padding(self) -> tuple[int, int]:
+        """Offsets before and after those of the table that pairs of a tile and its window have."""
+        if self.is_covered:
+            return self.side - 1 - self.before, self.side - 1 - self.after
+        return self.tile - 1, self.tile - 1
+
+    def tiles(self) -> Iterator[Tile]:
+        """Yield tiles whose windows are cropped at the ends of the axis; the last tile may be smaller."""
+        if self.is_covered:
+            yield Tile(slice(0, self.side), slice(0, self.side), slice(0, self.side))
+            return
+        for start in range(0, self.side, self.tile):
+            stop = min(self.side, start + self.tile)
+            first = start - self.before
+            window = slice(max(0, first), min(self.side, stop + self.after))
+            yield Tile(slice(start, stop), window, slice(window.start - first, window.stop - first))
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """The sides of tiles and windows for a problem with at least two axes, and the number of tiles.
-
-    Tiles along the first axis are processed one at a time; the last one may be smaller.
-    """
+    """The tiles of all axes for a problem with at least two; those of the first axis are processed one at a time."""
 
     problem: Problem
     tile: tuple[int, ...]
 
     @cached_property
-    def covers_axis(self) -> tuple[bool, ...]:
-        """Whether a tile covers all positions of each axis."""
-        return tuple(tile >= side for tile, side in zip(self.tile, self.problem.grid, strict=True))
+    def axes(self) -> list[Axis]:
+        p = self.problem
+        return [Axis(*sizes) for sizes in zip(p.grid, p.before, p.after, self.tile, strict=True)]
 
     @cached_property
     def window(self) -> tuple[int, ...]:
         """The sides of a window."""
-        p = self.problem
-        return tuple(
-            side if tile >= side else tile + before + after
-            for side, tile, before, after in zip(p.grid, self.tile, p.before, p.after, strict=True)
-        )
+        return tuple(axis.window for axis in self.axes)
 
     @cached_property
     def num_tiles(self) -> tuple[int, ...]:
         """Number of tiles along axes 2..D."""
-        return tuple(-(-side // tile) for side, tile in zip(self.problem.grid[1:], self.tile[1:], strict=True))
-
-    @cached_property
-    def window_padding(self) -> list[tuple[int, int]]:
-        """Padding before and after the grid along each axis except the first, to contain all windows."""
-        paddings_before = [
-            0 if covers else before for covers, before in zip(self.covers_axis, self.problem.before, strict=True)
-        ]
-        sizes = zip(
-            self.num_tiles, self.tile[1:], self.window[1:], paddings_before[1:], self.problem.grid[1:], strict=True
-        )
-        return [(before, (count - 1) * tile + window - before - side) for count, tile, window, before, side in sizes]
-
-    @cached_property
-    def axes(self) -> list[Axis]:
-        first_indices = (
-            before if covers else 0 for before, covers in zip(self.problem.before, self.covers_axis, strict=True)
-        )
-        return [Axis(*sizes) for sizes in zip(self.tile, self.window, first_indices, strict=True)]
+        return tuple(axis.num_tiles for axis in self.axes[1:])
 
     @cached_property
     def positions_per_tile_row(self) -> int:
@@ -95,30 +121,12 @@ class Tiling:
         """Number of elements in one row of a window, (w_2..w_D, u)."""
         return math.prod(self.window[1:]) * self.problem.intra_depth
 
-    def rows(self) -> Iterator[tuple[int, int, int, int, slice]]:
-        """Yield, for each row of tiles, start and stop of its rows and of its window, and the columns in a block."""
-        side, before, after = self.problem.grid[0], self.problem.before[0], self.problem.after[0]
-        row_size = self.elements_per_window_row
-        for start in range(0, side, self.tile[0]):
-            stop = min(side, start + self.tile[0])
-            if self.covers_axis[0]:
-                window_start, window_stop, skipped_rows = 0, side, 0
-            else:
-                window_start, window_stop = max(0, start - before), min(side, stop + after)
-                skipped_rows = window_start - (start - before)
-            yield (
-                start,
-                stop,
-                window_start,
-                window_stop,
-                slice(skipped_rows * row_size, (skipped_rows + window_stop - window_start) * row_size),
-            )
-
     def logits_bytes(self, batch: int) -> int:
         """Return the size of the logits of one row of tiles."""
         p = self.problem
         num_queries = self.tile[0] * self.positions_per_tile_row * p.heads * math.prod(self.num_tiles) * batch
-        return max(4, p.dtype.itemsize) * num_queries * min(self.window[0], p.grid[0]) * self.elements_per_window_row
+        window = min(self.window[0], p.grid[0]) * self.elements_per_window_row
+        return accumulation_dtype(p.dtype).itemsize * num_queries * window
 
     def split(self, x: Tensor) -> Tensor:
         """Reshape (b, S_1..S_D, ...) to (b, S_1, J_2, T_2, .., J_D, T_D, ...), zero-padded to multiples of the tile."""
@@ -172,7 +180,7 @@ def pack_values(values: Tensor, tiling: Tiling) -> Tensor:
     """Return the windows of all tiles ((J, b), S_1, (w_2..w_D, u), v), for the full first axis."""
     p = tiling.problem
     x = values.transpose(2, 3).unflatten(1, p.grid)  # (b, S_1..S_D, u, v)
-    x = _pad(x, tiling.window_padding)
+    x = _pad(x, [axis.padding for axis in tiling.axes[1:]])
     for i, (tile, window) in enumerate(zip(tiling.tile[1:], tiling.window[1:], strict=True)):
         x = x.unfold(2 + i, window, tile)  # (b, S_1, J_2..J_D, u, v, w_2..w_D)
     d = len(tiling.tile)
@@ -184,15 +192,15 @@ def unpack_values(grad_values: Tensor, tiling: Tiling) -> Tensor:
     """The adjoint of `pack_values`: adds overlapping windows, in float32 or wider."""
     p, d = tiling.problem, len(tiling.tile)
     x = grad_values.view(*tiling.num_tiles, -1, p.grid[0], *tiling.window[1:], p.intra_depth, p.value_depth)
-    for tile, side, (before, after) in zip(tiling.tile[1:], p.grid[1:], tiling.window_padding, strict=True):
+    for axis in tiling.axes[1:]:
         # Each iteration removes J_i and replaces w_i by S_i. Without J_i, w_i is always axis d of
         # (J_{i+1}, .., J_D, b, S_1, .., S_{i-1}, w_i, .., w_D, u, v).
         shape = list(x.shape[1:])
-        shape[d] = before + side + after
+        shape[d] = axis.side + sum(axis.padding)
         padded = x.new_zeros(shape, dtype=accumulation_dtype(x.dtype))
         for j, window in enumerate(x):
-            padded.narrow(d, j * tile, window.shape[d]).add_(window)
-        x = padded.narrow(d, before, side)
+            padded.narrow(d, j * axis.tile, axis.window).add_(window)
+        x = padded.narrow(d, axis.padding[0], axis.side)
     return x.flatten(1, d).transpose(2, 3)
 
 
@@ -213,11 +221,28 @@ def unpack_outputs(outputs: Tensor, tiling: Tiling) -> Tensor:
     return x.flatten(1, d).transpose(1, 2)
 
 
+def pad_table(table: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """Zero-pad a table (r_1..r_D, ...) to the offsets of all pairs of a tile and its window."""
+    return F.pad(table, [0, 0] * (table.ndim - len(axes)) + [n for axis in reversed(axes) for n in axis.table_padding])
+
+
+def sum_pairs(grad_pairs: Tensor, axis: Axis, dim: int) -> Tensor:
+    """The adjoint of windows of a padded table along one axis: adds the pairs of each offset in a fixed order.
+
+    grad_pairs: (T, .., w, ..). Returns (.., r, ..), without T and with r at `dim`, in float32 or wider.
+    """
+    shape = list(grad_pairs.shape[1:])
+    shape[dim] = axis.tile + axis.window - 1
+    offsets = grad_pairs.new_zeros(shape, dtype=accumulation_dtype(grad_pairs.dtype))
+    for t, pairs in enumerate(grad_pairs):
+        offsets.narrow(dim, axis.tile - 1 - t, axis.window).add_(pairs)
+    return offsets.narrow(dim, axis.table_padding[0], axis.before + 1 + axis.after)
+
+
 def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
     """Copy the table R (r_1..r_D, k, u) to a contiguous block E (T_1..T_D, k, w_1..w_D, u)."""
     last = len(axes) - 1
-    padding = [axis.padding(side) for axis, side in zip(axes, table.shape, strict=False)]
-    offsets = F.pad(table, [0, 0, 0, 0, *(size for pair in reversed(padding) for size in pair)])
+    offsets = pad_table(table, axes)
     for i in range(last, 0, -1):
         # Window i starts at offset i, so it belongs to tile position T - 1 - i.
         offsets = offsets.unfold(i, axes[i].window, 1).flip(i)
@@ -230,18 +255,8 @@ def make_block(table: Tensor, axes: Sequence[Axis]) -> Tensor:
     return block
 
 
-def make_block_backward(grad_block: Tensor, axes: Sequence[Axis], sides: Sequence[int]) -> Tensor:
-    """The adjoint of `make_block` for a table with these sides; sums the pairs of each offset in a fixed order.
-
-    Sums and returns float32 or wider.
-    """
-    dim = len(axes)  # axis of the window, after the first axis of the tile is removed
-    for axis, side in zip(axes, sides, strict=True):
-        shape = list(grad_block.shape[1:])
-        shape[dim] = axis.tile + axis.window - 1
-        offsets = grad_block.new_zeros(shape, dtype=accumulation_dtype(grad_block.dtype))
-        for t in range(axis.tile):
-            offsets.narrow(dim, axis.tile - 1 - t, axis.window).add_(grad_block[t])
-        before, after = axis.padding(side)
-        grad_block = F.pad(offsets.movedim(dim, -1), [-before, -after]).movedim(-1, dim)
+def make_block_backward(grad_block: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """The adjoint of `make_block`, in float32 or wider."""
+    for axis in axes:  # each removes T_i, so that w_i is at the same place
+        grad_block = sum_pairs(grad_block, axis, len(axes))
     return grad_block.movedim(0, -2)

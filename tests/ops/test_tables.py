@@ -6,7 +6,7 @@ import torch
 from torch.autograd import gradcheck
 
 from lambdanets.ops import position_interaction, resize_table
-from lambdanets.ops.geometry import pairwise_embeddings
+from lambdanets.ops.tables import pairwise_embeddings
 
 
 def random(*shape, dtype=torch.float64):

@@ -1,4 +1,4 @@
-"""Crop, dilate and resize tables of relative position embeddings, and expand them to all pairs of positions.
+"""Tables of relative position embeddings: cropped, resized, and expanded to all pairs of positions.
 
 A table R (r_1..r_D, k, u) has one entry per relative offset m - n; offset 0 is at the center. A table can be used with
 any grid: offsets beyond the grid are cropped, and embeddings of offsets beyond the table are zero.
@@ -12,73 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_tensors
-from lambdanets.ops.precision import FLOATING
+from lambdanets.ops.precision import FLOATING, accumulation_dtype
+from lambdanets.ops.tracing import static_shape, unfold
 
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
-
-
-# PyTorch 2.11 replaces torch.compiler.is_exporting() by True in every graph that torch.compile traces.
-@torch.compiler.assume_constant_result
-def is_exporting() -> bool:
-    """Return whether torch.export traces this call, which torch.compile does not."""
-    return torch.compiler.is_exporting()
-
-
-def static_shape(x: Tensor) -> tuple[int, ...]:
-    """Return the shape as Python integers, also in torch.jit.trace, where the elements of x.shape are tensors."""
-    return tuple(map(int, x.shape)) if torch.jit.is_tracing() else tuple(x.shape)
-
-
-def fix_sides(x: Tensor, first: int) -> Tensor:
-    """Return x; a trace of torch.jit then raises for other sides of the axes from `first` on."""
-    if torch.jit.is_tracing():
-        for axis, side in enumerate(static_shape(x)[first:], first):
-            (x,) = x.split([side], axis)  # expand would accept a side of 1
-    return x
-
-
-def radius(scope: int, side: int) -> int:
-    """Return half the scope, the largest offset in each direction, limited by the side of the grid."""
-    return min(scope // 2, side - 1)
 
 
 def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
     """Crop a table (r_1..r_D, k, u) to the offsets that exist on the grid, which gives odd sides of at most 2 S - 1."""
     for axis, side in enumerate(grid):
         scope = static_shape(table)[axis]
-        offsets = radius(scope, side)
-        table = table.narrow(axis, scope // 2 - offsets, 2 * offsets + 1)
+        radius = min(scope // 2, side - 1)
+        table = table.narrow(axis, scope // 2 - radius, 2 * radius + 1)
     return table
-
-
-def split_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
-    """Reshape (b, n, ...) to (b d^D, n', ...), one grid of sides ceil(S / d) for each phase (the position modulo d).
-
-    With dilation d only positions of the same phase interact; within a phase they are neighbors. The grid is
-    zero-padded to multiples of d.
-    """
-    x = x.unflatten(1, tuple(grid))
-    trailing = x.ndim - 1 - len(grid)
-    padding = [size for side in reversed(grid) for size in (0, -side % dilation)]
-    x = F.pad(x, [0, 0] * trailing + padding)
-    for axis in range(len(grid)):
-        x = x.unflatten(1 + 2 * axis, (-1, dilation))
-    phases = range(2, 2 + 2 * len(grid), 2)
-    positions = range(1, 1 + 2 * len(grid), 2)
-    x = x.permute(0, *phases, *positions, *range(x.ndim - trailing, x.ndim))
-    return x.flatten(0, len(grid)).flatten(1, len(grid))
-
-
-def join_phases(x: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
-    """The inverse of `split_phases`."""
-    dimensions = len(grid)
-    sides = [-(-side // dilation) for side in grid]
-    x = x.unflatten(1, sides).unflatten(0, (-1, *(dilation,) * dimensions))
-    interleaved = [dim for axis in range(dimensions) for dim in (1 + dimensions + axis, 1 + axis)]
-    x = x.permute(0, *interleaved, *range(1 + 2 * dimensions, x.ndim))
-    for axis, side in enumerate(grid):
-        x = x.flatten(1 + axis, 2 + axis).narrow(1 + axis, 0, side)
-    return x.flatten(1, dimensions)
 
 
 def mask_future(table: Tensor, dimensions: int) -> Tensor:
@@ -108,25 +54,8 @@ def pairwise_embeddings(
         # Offsets range from -(S - 1) to C - 1. Negative padding crops.
         table = F.pad(table, _padding(table.ndim, axis, side - 1 - farthest, context - 1 - farthest))
         # Window i of length C starts at offset i - (S - 1), so it belongs to query position S - 1 - i.
-        table = windows(table, axis, side, context)
+        table = unfold(table, axis, side, context)
     return table.flip(tuple(range(dimensions)))
-
-
-def windows(x: Tensor, axis: int, count: int, length: int, step: int = 1) -> Tensor:
-    """Return `count` windows of the given length along an axis, starting at 0, step, 2 step, .., as a new last axis.
-
-    x must have exactly (count - 1) step + length elements along the axis. In eager mode this is `Tensor.unfold`.
-    torch.compile would recompile unfold for every length, and the exporter of traces lacks it. So graphs repeat x, and
-    read it in rows that are longer than x by `step`, so that each row starts `step` elements later.
-    """
-    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-        return x.unfold(axis, length, step)
-    size = (count - 1) * step + length
-    repeats = count + 1 if step == 1 else count + 1 + step  # at least count (size + step) / size
-    # PyTorch's exporter of traces writes negative arguments of movedim as they are, which ONNX does not allow
-    rows = x.movedim(axis, x.ndim - 1).unsqueeze(-2).expand(*(-1,) * (x.ndim - 1), repeats, size).flatten(-2)
-    rows = rows.narrow(-1, 0, count * (size + step)).unflatten(-1, (count, size + step)).narrow(-1, 0, length)
-    return rows.movedim(x.ndim - 1, axis)
 
 
 def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) -> Tensor:
@@ -149,7 +78,7 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     old_sides, channels = table.shape[:dimensions], table.shape[dimensions:]
     if tuple(old_sides) == tuple(sides):
         return table.clone()
-    resized = table.to(torch.promote_types(table.dtype, torch.float32))
+    resized = table.to(accumulation_dtype(table.dtype))
     for axis, side in enumerate(sides):
         if side == 1:
             resized = resized.narrow(axis, old_sides[axis] // 2, 1)
@@ -196,8 +125,3 @@ def _insert_zeros(table: Tensor, axis: int, dilation: int) -> Tensor:
 def _padding(rank: int, axis: int, before: int, after: int) -> list[int]:
     """Return the `pad` argument of F.pad for padding a single axis; F.pad lists axes from the last to the first."""
     return [0, 0] * (rank - 1 - axis) + [before, after]
-
-
-def is_transposed(x: Tensor) -> bool:
-    """Whether the last two axes are swapped in memory, as in rows (.., n, c) that are maps."""
-    return x.stride(-2) == 1 and x.stride(-1) != 1

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from lambdanets import LambdaLayer
-from lambdanets.ops.linear_attention import linear_attention
+from lambdanets_lab.mixers.linear_attention import linear_attention
 
 B = 2
 
