@@ -31,8 +31,8 @@ GROUP = {"parts": {"train": [ITEM]}, "scale": [1, 0.5]}
 
 
 def test_json_round_trip_restores_annotated_types(tmp_path):
-    write_json(tmp_path / "a.json", GROUP | {"names": ["é"], "unknown": [1]})
-    expected = Group(parts={"train": (Item(name="x", size=3),)}, scale=(1, 0.5), names=("é",))
+    write_json(tmp_path / "a.json", GROUP | {"names": ["é😀", "\udcff"], "unknown": [1]})
+    expected = Group(parts={"train": (Item(name="x", size=3),)}, scale=(1, 0.5), names=("é😀", "\udcff"))
     assert read_json(tmp_path / "a.json", Group) == expected
 
 

@@ -4,6 +4,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import inspect
 import shlex
 import shutil
 import sys
@@ -73,19 +74,13 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
 def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:
     """Add the fields of a record to the parser. Return the names of positional arguments for the help.
 
-    options: gets the name in messages, and the type, of each field. An option is in the group of the first class that
-    declares it.
+    options: gets the name in messages, and the type, of each field.
     """
     kind: Any = default if isinstance(default, type) else type(default)
     hints = get_type_hints(kind, include_extras=True)
-    positionals: list[str] = []
-    groups: dict[str, str] = {}
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        for name in getattr(base, "__pydantic_fields__", {}).keys() & vars(base).get("__annotations__", {}).keys():
-            groups.setdefault(name, (base.__doc__ or "").partition("\n")[0].rstrip("."))
-            texts[name] = base.__pydantic_fields__[name].description or texts.get(name, "")
+    groups, texts = _titles_and_texts(kind)
     parser_groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(groups.values())}
+    positionals: list[str] = []
     for field in dataclasses.fields(kind):
         inner, is_optional, metadata = _unwrap(hints[field.name])
         value = field.default if isinstance(default, type) else getattr(default, field.name)
@@ -113,6 +108,18 @@ def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[st
     return positionals
 
 
+def _titles_and_texts(kind: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the group of each field in the help, by the first class that declares it, and its latest text."""
+    groups: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        for name, field in getattr(base, "__pydantic_fields__", {}).items():
+            if name in inspect.get_annotations(base):
+                groups.setdefault(name, (base.__doc__ or "").partition("\n")[0].rstrip("."))
+                texts[name] = field.description or texts.get(name, "")
+    return groups, texts
+
+
 def _unwrap(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     """Return a type without None and annotations, whether it may be None, and the annotations."""
     is_optional, metadata = False, ()
@@ -126,7 +133,7 @@ def _unwrap(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
 
 
 def _help(text: str, default: Any) -> str:
-    if default not in (None, False, "", (), dataclasses.MISSING) and not isinstance(default, dict):
+    if default not in (None, "", (), dataclasses.MISSING) and not isinstance(default, dict) and default is not False:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         text = f"{text} (default: {shown})"
     return " ".join(text.split()).replace("%", "%%")
