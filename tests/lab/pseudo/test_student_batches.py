@@ -169,12 +169,6 @@ def test_ranks_and_micro_batches_divide_both_sets(accumulation_steps):
         assert abs(len(batches[0].images) - len(batches[1].images)) <= 1
 
 
-def test_a_micro_batch_may_have_one_labeled_image_or_none():
-    batches = make_loader(labeled=8, pseudo_batch_size=36, batch_size=4, batch_slice=BatchSlice(accumulation_steps=10))
-    sizes = [(sum(n < 100 for n in brightness(batch)), len(batch.images)) for batch in batches]
-    assert sizes == [*[(1, 4)] * 4, *[(0, 4)] * 6] * 2
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

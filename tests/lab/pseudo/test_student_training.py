@@ -60,14 +60,6 @@ def test_interrupted_student_training_resumes_bit_identically(recipe, tmp_path, 
     assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")
 
 
-def test_soft_and_hard_targets_give_different_metrics(recipe, tmp_path):
-    recipe = replace(recipe, epochs=1)
-    soft, hard = (run.start(replace(recipe, pseudo_targets=name), tmp_path / name) for name in ("soft", "hard"))
-    assert soft["training_images"] == hard["training_images"] == 30
-    metrics = [(tmp_path / name / "metrics.csv").read_text() for name in ("soft", "hard")]
-    assert metrics[0] != metrics[1]
-
-
 def test_rejects_resuming_a_student_with_another_selection(recipe, data, tmp_path, monkeypatch):
     folder = interrupted_run(recipe, tmp_path / "run", monkeypatch, step=2)
     other = write_selection(data / "shards", tmp_path / "other", classes=DIGITS, top=3, per_class=11)
@@ -104,16 +96,6 @@ def test_missing_pseudo_labels_are_rejected_without_creating_a_folder(recipe, fi
     with pytest.raises(InputError, match=message):
         run.start(replace(recipe, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_damaged_table_is_reported_as_damaged(recipe, data, tmp_path, capsys):
-    selection = write_selection(data / "shards", tmp_path / "other", classes=DIGITS)
-    for path in selection.glob("*.parquet"):
-        path.write_bytes(path.read_bytes()[:-20])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/recipe.json").write_text(replace(recipe, pseudo_labels=str(selection)).to_json())
-    assert main(["train", "--resume", str(tmp_path / "run")]) == 2
-    assert "is damaged" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_student_training_with_commands_from_shards_to_evaluation(data, tmp_path, capsys):
