@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.recipe import ClassificationRecipe
@@ -112,3 +113,10 @@ INVALID = [
 def test_rejects_a_recipe_field_out_of_range(field, value):
     with pytest.raises(ValueError, match=rf"^{field} must be"):
         replace(DIGITS, **{field: value})
+
+
+def test_recipes_of_earlier_versions_are_read_unless_they_have_pseudo_labels():
+    fields = DIGITS.fields() | {"pseudo_labels": None, "pseudo_images": None, "pseudo_ratio": 1.0}
+    assert ClassificationRecipe.from_fields(fields, "recipe.json") == DIGITS
+    with pytest.raises(InputError, match="unknown field 'pseudo_labels'"):
+        ClassificationRecipe.from_fields(fields | {"pseudo_labels": "labels"}, "recipe.json")

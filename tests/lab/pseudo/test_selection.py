@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.pseudo.label_tables import CONFIDENCES, Label, expected_copies, random_labels, read_copies, write_labels
-from lambdanets.cli import main
 from lambdanets.errors import InputError, is_user_fixable
 from lambdanets.locks import locked_folder
 from lambdanets_lab.pseudo import tables
@@ -145,31 +144,9 @@ def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("option", [{"confidence": 1.0}, {"confidence": 0.95}, {"per_class": 0}, {"seed": -1}])
-def test_options_out_of_range_leave_no_folder(tmp_path, option):
-    write_labels(tmp_path / "in", [[Label("a", 0, 0.9), Label("b", 1, 0.2)]])
-    with pytest.raises(InputError, match=f"{next(iter(option))} must be"):
-        select(tmp_path / "in", tmp_path / "out", **option)
-    assert not (tmp_path / "out").exists()
-
-
 def test_damaged_labels_are_named_and_leave_no_folder(tmp_path):
     path = write_labels(tmp_path / "in", [random_labels(20), random_labels(20)]) / "train-00001.parquet"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match=r"train-00001.parquet is damaged"):
         select(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_select_command_prints_what_it_selected(tmp_path, capsys):
-    labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
-    write_labels(tmp_path / "in", [labels])
-    assert main(["pseudo-label", "select", str(tmp_path / "in"), str(tmp_path / "out"), "--per-class", "4"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == [
-        "7 rows, 6 with confidence of at least 0.3",
-        "5 kept, 8 images counting repeats",
-        "classes with fewer than 4 (1): bee",
-        "classes with none (2): cat, dog",
-    ]
-    assert lines[5] == f"written to {tmp_path / 'out'}: one table per shard, and selection.json"

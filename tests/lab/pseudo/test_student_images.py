@@ -94,11 +94,6 @@ def test_images_of_damaged_and_missing_shards_are_unreadable(shards, selection):
         assert f"train-0000{number // 2}.tar" in images.name(number)
 
 
-def test_rejects_a_teacher_class_that_the_student_lacks(shards, selection):
-    with pytest.raises(InputError, match=r"must be classes of the labeled images, .*, got 'red'"):
-        open_images(shards, selection, classes=("dark", "light", "striped"))
-
-
 def test_rejects_labels_of_other_images(shards, selection):
     shard_list = json.loads((shards / "shards.json").read_text())
     shard_list["splits"]["train"].reverse()
