@@ -36,7 +36,7 @@ from PIL import Image
 from lambdanets import cli
 from lambdanets.__main__ import exit_quietly_on_signals
 from lambdanets.models.weights import read_weights
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 
 HALF_FILE, RENAME = "half a file", "a rename"
@@ -304,7 +304,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background processes
     torch.set_num_threads(1)  # forking a process with threads is not safe
     generator = random.Random(options.seed)
-    result: dict[str, Any] = {"kills": {}, "seed": options.seed}
+    has_results = options.out is not None and options.out.is_file()  # of other commands, which are kept
+    kills_by_command = json.loads(options.out.read_text(encoding="utf-8"))["kills"] if has_results else {}
+    result: dict[str, Any] = {"kills": kills_by_command, "seed": options.seed}
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         prepare(scratch)
@@ -323,8 +325,8 @@ def main() -> None:
             result["kills"][name] = kills
             print(f"{name}: {len(kills)} kills, each resumed bit-identically", flush=True)
             if options.out:  # after each command, because all take half an hour
-                provenance = {"commit": commit(), "versions": versions(), "hardware": hardware()}
-                options.out.write_text(json.dumps(result | provenance, indent=1) + "\n", encoding="utf-8")
+                content = json.dumps(result | provenance(), indent=1)
+                options.out.write_text(content + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 from torch import nn
 
 from lambdanets.models.counting import count_parameters
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 
 RESULT = "result.json"
@@ -31,9 +31,7 @@ def write_result(folder: Path, *, seconds: float, images_seen: int, model: nn.Mo
         "images_per_second": round(images_seen / seconds, 1) if seconds else 0.0,
         "parameters": count_parameters(model),
         **fields,
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(),
+        **provenance(),
     }
     write_json(folder / RESULT, result, 2)
 
