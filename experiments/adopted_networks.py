@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lambdanets import adopt
 from lambdanets.errors import one_line
 from lambdanets.files import atomic_write
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab import plot_style
@@ -205,7 +205,7 @@ def main() -> None:
         write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
         return
     torch.set_num_threads(arguments.threads)
-    result: dict[str, Any] = {"commit": commit(), "versions": versions(), "hardware": hardware(), "rows": []}
+    result: dict[str, Any] = {**provenance(), "rows": []}
     for name in arguments.names:
         result["rows"] += measure(name, arguments.batch, arguments.repeats, arguments.seconds)
         atomic_write(arguments.out, (json.dumps(result, indent=1) + "\n").encode())

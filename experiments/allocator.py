@@ -19,7 +19,7 @@ from typing import Any
 from pages import markers, replace_section
 
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 
 BEGIN, END = markers("allocator")
@@ -54,7 +54,7 @@ def main() -> None:
     for label, settings in results.items():
         checks = {result["check"] for results in settings.values() for result in results}
         assert len(checks) == 1, f"{label}: results differ: {checks}"
-    record = {"commit": commit(), "versions": versions(), "hardware": hardware(), "results": results}
+    record = {**provenance(), "results": results}
     options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.page:
         replace_section(options.page, (BEGIN, END), write_table(results))

@@ -25,7 +25,7 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.inference.coco_scores import IOUS, RECALLS, evaluate
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/epyc-2-cores/coco_overfit.json"
@@ -89,9 +89,7 @@ def measure(options: argparse.Namespace) -> None:
         "seconds": json.loads((run / "result.json").read_text())["seconds"],
         **ours,
         "largest_difference": {name: max_difference(ours, other) for name, other in others.items()},
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(),
+        **provenance(),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(content, indent=1) + "\n")

@@ -18,7 +18,7 @@ from frontier import train_step
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
 from lambdanets.files import atomic_write
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
@@ -187,7 +187,7 @@ def measure(out: Path, *, repeats: int = 20, seconds: float = 4) -> None:
     for name, taken in samples.items():
         results[name]["seconds"] = {key: round(value, 5) for key, value in summarize(taken)._asdict().items()}
     content: dict[str, Any] = {"variants": results, "batch": BATCH, "threads": torch.get_num_threads()}
-    content |= {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    content |= provenance()
     atomic_write(out, (json.dumps(content, indent=1) + "\n").encode())
 
 

@@ -31,7 +31,7 @@ from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.models import create_model
 from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.timing import summarize
 from lambdanets_lab.benchmark.measurement import (
@@ -295,7 +295,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         content["training_step"] = json.loads(
             subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         )
-    return content | {"commit": commit(), "versions": versions() | baseline_versions(), "hardware": hardware()}
+    return content | provenance(baseline_versions())
 
 
 def tables(results: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from pages import markers, replace_section
 
 from lambdanets import create_model, export
 from lambdanets.files import atomic_write
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab.benchmark.model import set_batch_norm_statistics
@@ -138,7 +138,7 @@ def main() -> None:
         write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
         return
     runtimes = {name: importlib.metadata.version(name) for name in ("onnxruntime", "openvino", "onnxscript")}
-    result: dict[str, Any] = {"commit": commit(), "versions": versions() | runtimes, "hardware": hardware()}
+    result: dict[str, Any] = provenance(runtimes)
     with tempfile.TemporaryDirectory() as folder:
         result["dynamic"] = compare(arguments.names, Path(folder))
         result["rows"] = []

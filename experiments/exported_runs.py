@@ -25,7 +25,7 @@ from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import read_image
 from lambdanets.files import atomic_write
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab.export.runtimes import RUNTIMES
@@ -136,7 +136,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     runtimes = {name: importlib.metadata.version(name) for name in ("onnxruntime", "openvino", "onnxscript", "nncf")}
-    result: dict[str, Any] = {"commit": commit(), "versions": versions() | runtimes, "hardware": hardware()}
+    result: dict[str, Any] = provenance(runtimes)
     result |= {"rows": [], "objects": []}
     with tempfile.TemporaryDirectory() as folder:
         for name, run, data in arguments.run:

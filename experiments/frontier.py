@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from lambdanets import export
 from lambdanets.allocator import keep_freed_memory
 from lambdanets.files import atomic_write
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab import plot_style
@@ -145,8 +145,7 @@ def measure(rows: list[Row], work: Path, out: Path, *, repeats: int, seconds: fl
             print(f"{phase}: {out} has it already; use another --out to measure it again", flush=True)
         else:
             content["phases"][phase] = measure_phase(phase, rows, work, repeats=repeats, seconds=seconds)
-            content |= {"threads": torch.get_num_threads(), "batch_size": BATCH_SIZE, "commit": commit()}
-            content |= {"versions": versions(), "hardware": hardware()}
+            content |= {"threads": torch.get_num_threads(), "batch_size": BATCH_SIZE, **provenance()}
             atomic_write(out, (json.dumps(content, indent=1) + "\n").encode())
 
 

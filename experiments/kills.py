@@ -1,114 +1,119 @@
-"""Kills a small training run by SIGKILL at random times, and checks that it resumes bit-identically.
+"""Kills every resumable command at random times, resumes it, and compares its files with an uninterrupted run's.
 
-    PYTHONPATH=src python experiments/kills.py [--kills 50] [--seed 0] [--out FILE]
-    PYTHONPATH=src python experiments/kills.py --page docs/faults.md --out FILE          write the page's table
+    PYTHONPATH=src:lab python experiments/kills.py [--kills 20] [--commands NAME ...] [--out FILE]
+    PYTHONPATH=src:lab python experiments/kills.py --page docs/faults.md --out FILE          write the page's table
 
-A run is killed up to five times. After each kill a copy of its folder is resumed and trained to the end; after the last
-kill the folder itself is. Each must end with the same weights, metrics.csv, best.ckpt, top-1 and file names as an
-uninterrupted run. The kills are drawn at random to cover all phases: at any time, within a phase, in the middle of
-writing a file, and between the two renames of a checkpoint. The runs are forked to save the time of the imports, so the
-script needs a machine without a GPU.
+A command gets SIGKILL (at a random time, in the middle of writing a file, or before a rename), SIGTERM or SIGINT, in a
+new folder, up to three times; then it runs to the end. Its files must equal those of the uninterrupted command bit by
+bit, except for times. After SIGTERM and SIGINT it must end within 30 s with exit code 130, without a traceback, and
+leave no hidden file. Each command is also started twice at once. Commands are forked from one process that has imported
+everything, so the script needs a machine without a GPU.
 """
 
 import argparse
 import csv
-import dataclasses
-import functools
 import json
-import mmap
 import os
 import random
+import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch.loops
-import matplotlib.backends.backend_agg  # noqa: F401 - imported lazily by a run; imported here once for all forks
+import matplotlib.backends.backend_agg  # noqa: F401 - imported lazily by commands; imported here once for all forks
 import numpy as np
 import torch
 import torch.utils.tensorboard
-from lightning.pytorch import Trainer
 from pages import markers, replace_section
 from PIL import Image
 
-from lambdanets import folders
+from lambdanets import cli
+from lambdanets.__main__ import exit_quietly_on_signals
 from lambdanets.models.weights import read_weights
-from lambdanets.provenance import commit, hardware, versions
-from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
-from lambdanets.training import run, run_log
-from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, AtomicCheckpointIO
-from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.training import run_log
 
-# Phases of a run. A run is in a phase while one of the phase's functions is executing.
-PHASES: dict[str, list[tuple[Any, str]]] = {
-    "loading data, building the model": [],  # the phase while none of the other functions is executing
-    "creating the folder": [(folders, "locked_folder"), (run, "_write_recipe")],
-    "reading the checkpoint": [(run, "newest_checkpoint"), (run, "check_resumable")],
-    "training": [(Trainer, "fit")],
-    "writing a checkpoint": [(AtomicCheckpointIO, "save_checkpoint")],
-    "validation": [(lightning.pytorch.loops._EvaluationLoop, "run")],
-    "weights, figures, result": [(run, "_finish")],
-}
-PHASE_NAMES = list(PHASES)
 HALF_FILE, RENAME = "half a file", "a rename"
-UNFINISHED, ONLY_BEFORE = "left_unfinished_file", "left_only_before_ckpt"
-KILLS_PER_RUN = 5
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+KILLS_PER_RUN = 3
+TRAIN = (
+    "--channels 3 --image-size 8 --epochs 3 --batch-size 8 --micro-batch 4 --learning-rate 0.03 --drop-path 0.2 "
+    "--dropout 0.1 --flip 0.5 --rand-augment rand-m5-n1 --ema-decay 0.9 --checkpoint-every 1"
+)
+LAYER = "--shapes 4x5x8 6x5x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 0.05 --device cpu"
 BEGIN, END = markers("kills")
 
 
-class PhaseRecorder:
-    """Records a child process's current phase, and the count and seconds of all phases, in shared memory."""
+@dataclass(frozen=True)
+class Command:
+    """A command of `lambdanets` that can be resumed. {} is the output path.
 
-    def __init__(self) -> None:
-        shared = np.frombuffer(mmap.mmap(-1, 8 * (1 + 2 * len(PHASE_NAMES))), np.float64)
-        self._phase, self.counts, self.seconds = np.split(shared, [1, 1 + len(PHASE_NAMES)])
+    work: pattern of the files by which finished work is recognized. with_times: files that are not compared. resume:
+    the command that resumes it, once the file `plan.json` exists; by default the same.
+    """
 
-    @property
-    def phase(self) -> str:
-        return PHASE_NAMES[int(self._phase[0])]
-
-    def patch(self, owner: Any, name: str, phase: int) -> None:
-        """Replace the function `owner.name` by one that also records the phase."""
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            outer, start = self._phase[0], time.perf_counter()
-            self._phase[0] = phase
-            self.counts[phase] += 1
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._phase[0] = outer
-                self.seconds[phase] += time.perf_counter() - start
-
-        setattr(owner, name, patched)
+    arguments: str
+    work: str
+    with_times: tuple[str, ...] = ()
+    resume: str = ""
 
 
 @dataclass(frozen=True)
-class KillPoint:
-    """When to kill: `seconds` after a phase started for the count-th time, or at the count-th file or rename."""
+class Kill:
+    """A signal after some seconds, or at the count-th event: HALF_FILE or RENAME."""
 
-    event: str  # a phase, HALF_FILE or RENAME
-    count: int = 1
+    signal: int
     seconds: float = 0.0
+    event: str = ""
+    count: int = 1
 
 
-@dataclass(frozen=True)
-class ChildResult:
-    """How a child process ended, in which phase, and after how many seconds."""
+def commands(scratch: Path) -> dict[str, Command]:
+    """The resumable commands by name, on small data."""
+    images, run, detector, shards, labels = (scratch / x for x in ("images", "run", "detector", "shards", "labels"))
+    times = ("speed.csv", "result.json")
+    return {
+        "train": Command(f"train --data {images} {TRAIN} --run {{}}", "checkpoints/last.ckpt", times),
+        "compare": Command(
+            f"compare scope --data {images} {TRAIN} --seeds 0 --variants 3x3 7x7 --out {{}}",
+            "**/last.ckpt",
+            (*times, "results.json", "plan.json"),
+            "compare --resume {}",
+        ),
+        "predict": Command(f"predict {run} {images} --out {{}}", "*.partial"),
+        "detect predict": Command(f"detect predict {detector} {images} --score 0 --out {{}}", "*.partial"),
+        "shard": Command(f"shard {images} {{}} --images-per-shard 3 --processes 2", "*.tar"),
+        "pseudo-label": Command(f"pseudo-label {run} {shards} {{}}", "*.parquet"),
+        "pseudo-label select": Command(
+            f"pseudo-label select {labels} {{}} --confidence 0 --per-class 9", "*.parquet"
+        ),
+        "benchmark": Command(
+            f"benchmark layer {LAYER} --candidates lambdanets convolution --out {{}}",
+            "results.json",
+            ("results.json", "layer.png"),
+        ),
+    }  # fmt: skip
 
-    killed: bool
-    phase: str
-    seconds: float
-    recorder: PhaseRecorder
+
+def prepare(scratch: Path) -> None:
+    """Create the images, trained models, shards and labels that the commands read."""
+    images = write_images(scratch / "images")
+    for arguments in (
+        f"train --data {images} {TRAIN} --run {scratch / 'run'}",
+        f"detect train digits --quicktest --run {scratch / 'detector'}",
+        f"shard {images} {scratch / 'shards'} --images-per-shard 3",
+        f"pseudo-label {scratch / 'run'} {scratch / 'shards'} {scratch / 'labels'}",
+    ):
+        code, _, output = run(arguments.split(), scratch / "log")
+        assert code == 0, output
 
 
 def write_images(folder: Path) -> Path:
@@ -122,190 +127,173 @@ def write_images(folder: Path) -> Path:
     return folder
 
 
-def make_recipe(images: Path) -> ClassificationRecipe:
-    """A recipe with all random augmentations, gradient accumulation and EMA; 12 steps, a checkpoint after each."""
-    return replace(
-        DIGITS,
-        data=str(images), channels=3, image_size=8, epochs=3, batch_size=8, micro_batch=4, learning_rate=0.03,
-        warmup_epochs=0.5, drop_path=0.2, dropout=0.1, flip=0.5, rand_augment="rand-m5-n1", ema_decay=0.9,
-        checkpoint_every=1,
-    )  # fmt: skip
-
-
-def run_child(recipe: ClassificationRecipe, folder: Path, kill_point: KillPoint | None = None) -> ChildResult:
-    """Start or resume a run in a child process and kill it at the kill point. Raises RuntimeError if the run fails."""
-    recorder, log = PhaseRecorder(), Path(f"{folder}.log")
+def run(arguments: list[str], log: Path, kill: Kill | None = None) -> tuple[int, float, str]:
+    """Run a command in a fork, and kill it; returns exit code (negative: signal), seconds, and output."""
     start = time.perf_counter()
+    child = fork(arguments, log, kill)
+    if kill is not None and not kill.event:
+        time.sleep(kill.seconds)
+        os.kill(child, kill.signal)
+    return wait(child, log), time.perf_counter() - start, log.read_text(errors="replace")
+
+
+def fork(arguments: list[str], log: Path, kill: Kill | None = None) -> int:
+    """Start a command in a fork, and return its process ID."""
+    log.touch()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS[1:])  # until the child has installed its handlers
     child = os.fork()
     if child == 0:
-        _train_in_child(recipe, folder, recorder, kill_point, log)
-    ended = status = 0
-    if kill_point is not None and kill_point.event in PHASES:
-        phase, kill_time = PHASE_NAMES.index(kill_point.event), float("inf")
-        while not ended and time.perf_counter() < kill_time:
-            if kill_time == float("inf") and recorder.counts[phase] >= kill_point.count:
-                kill_time = time.perf_counter() + kill_point.seconds
-            time.sleep(min(0.0002, kill_point.seconds))
-            ended, status = os.waitpid(child, os.WNOHANG)
-        if not ended:
-            os.kill(child, signal.SIGKILL)
-    status = status if ended else os.waitpid(child, 0)[1]
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    if status and not killed:
-        raise RuntimeError(f"the run failed with status {status}:\n{log.read_text(errors='replace')}")
-    return ChildResult(killed, recorder.phase, time.perf_counter() - start, recorder)
+        _run_child(arguments, log, kill)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS[1:])
+    return child
 
 
-def _train_in_child(
-    recipe: ClassificationRecipe, folder: Path, recorder: PhaseRecorder, kill_point: KillPoint | None, log: Path
-) -> None:
-    """Train in a child process, and exit it."""
-    code = 1
+def wait(child: int, log: Path) -> int:
+    """Return the exit code of a command, which must end within 300 s."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError(f"a command did not end within 300 s:\n{log.read_text(errors='replace')}")
+
+
+def _run_child(arguments: list[str], log: Path, kill: Kill | None) -> None:
+    code = 99
     try:
-        output = log.open("w")
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-        recorder.counts[0] = 1
-        for number, functions in enumerate(PHASES.values()):
-            for owner, name in functions:
-                recorder.patch(owner, name, number)
-        if kill_point is not None and kill_point.event not in PHASES:
-            _kill_at_file_operation(kill_point)
-        run.start(recipe, folder)
-        code = 0
+        file = log.open("w", buffering=1)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        if kill is not None and kill.event:
+            _kill_at_event(kill)
+        exit_quietly_on_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS[1:])
+        code = cli.main(arguments)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
 
 
-def _kill_at_file_operation(kill_point: KillPoint) -> None:
+def _kill_at_event(kill: Kill) -> None:
     """Patch this process to kill itself when half of a file is written, or before a rename."""
-    owner: Any = os if kill_point.event == HALF_FILE else Path
-    name = "fsync" if kill_point.event == HALF_FILE else "replace"
-    original, calls = getattr(owner, name), iter(range(1, kill_point.count))
+    owner: Any = os if kill.event == HALF_FILE else Path
+    name = "fsync" if kill.event == HALF_FILE else "replace"
+    original, calls, process = getattr(owner, name), iter(range(1, kill.count)), os.getpid()
 
     def patched(subject: Any, *args: Any) -> Any:
         if next(calls, None) is not None:
             return original(subject, *args)
-        if kill_point.event == HALF_FILE:
+        if kill.event == HALF_FILE:
             os.ftruncate(subject, os.fstat(subject).st_size // 2)
-        return os.kill(os.getpid(), signal.SIGKILL)
+        return os.kill(process, kill.signal)  # also from a worker process
 
     setattr(owner, name, patched)
 
 
-def read_metrics(folder: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv without the columns of speed and memory."""
-    with (folder / run_log.METRICS).open(newline="") as file:
-        return [{k: v for k, v in row.items() if k not in run_log.SPEED} for row in csv.DictReader(file)]
+def read_outputs(out: Path, with_times: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The bytes of the output files by name; empty for figures, files with times, and all checkpoints but the best.
+
+    Of metrics.csv, the rows without the columns of speed and memory.
+    """
+    paths = [path for path in out.rglob("*") if path.is_file()] if out.is_dir() else [out]
+    contents: dict[str, Any] = {}
+    for path in paths:
+        name = path.relative_to(out).as_posix()
+        if path.name == "best.ckpt":
+            contents[name] = {key: tensor.numpy().tobytes() for key, tensor in read_weights(path)[0].items()}
+        elif path.name == run_log.METRICS:
+            with path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+            contents[name] = [{k: v for k, v in row.items() if k not in run_log.SPEED} for row in rows]
+        elif "tensorboard" not in path.parts:
+            is_ignored = path.suffix in (".png", ".ckpt") or path.name in with_times
+            contents[name] = b"" if is_ignored else path.read_bytes()
+    return contents
 
 
-def check_bit_identical(uninterrupted: Path, folder: Path) -> None:
-    """Raise AssertionError unless two runs have bit-identical results and the same file names."""
-    weights = [(path / run.WEIGHTS).read_bytes() for path in (uninterrupted, folder)]
-    assert weights[0] == weights[1], f"{folder} ended with different {run.WEIGHTS}"
-    metrics = [read_metrics(path) for path in (uninterrupted, folder)]
-    assert metrics[0] == metrics[1], f"{folder} ended with different metrics"
-    expected, actual = (read_weights(path / "checkpoints" / BEST)[0] for path in (uninterrupted, folder))
-    equal = all(torch.equal(expected[name], actual[name]) for name in expected | actual)
-    assert equal, f"{folder} ended with a different {BEST}"
-    expected_top1, top1 = (json.loads((path / run.RESULT).read_text())["top1"] for path in (uninterrupted, folder))
-    assert top1 == expected_top1, f"{folder} ended with top-1 {top1}, not {expected_top1}"
-    different = file_names(folder) ^ file_names(uninterrupted)
-    assert not different, f"{folder} ended with different files: {different}"
+def check_equal(command: Command, reference: Path, out: Path) -> None:
+    """Raise AssertionError unless the files of two runs of a command are equal."""
+    expected, actual = (read_outputs(path, command.with_times) for path in (reference, out))
+    assert actual.keys() == expected.keys(), f"{out} ended with other files: {actual.keys() ^ expected.keys()}"
+    for name, content in expected.items():
+        if isinstance(content, bytes):
+            content = content.replace(bytes(reference.parent), bytes(out.parent))
+        assert actual[name] == content, f"{out} ended with a different {name}"
 
 
-def file_names(folder: Path) -> set[str]:
-    """Files of a run except those of TensorBoard, since each start of the run adds one."""
-    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    return {name for name in files if not name.startswith("tensorboard/")}
+def kill_and_check(command: Command, reference: Path, folder: Path, kills: list[Kill]) -> list[dict[str, Any]]:
+    """Start a command and kill it, several times, in a new folder; run it to the end, and check messages and files.
+
+    reference: output path of the uninterrupted command.
+    """
+    folder.mkdir()
+    out, log, results = folder / reference.name, folder.with_suffix(".log"), []
+    for kill in [*kills, None]:
+        has_plan = command.resume and (out / "plan.json").is_file()
+        arguments = (command.resume if has_plan else command.arguments).format(out).split()
+        code, seconds, output = run(arguments, log, kill)
+        was_complete = code == 2 and re.search(r"exists(;| and is finished;) choose another", output) is not None
+        assert code in (0, 130, -signal.SIGKILL) or was_complete, f"ended with {code}:\n{output}"
+        assert "Traceback" not in output, output
+        assert "Exception ignored" not in output, output
+        if code == 130 and kill is not None:
+            assert seconds - kill.seconds < 30, f"took {seconds - kill.seconds:.0f} s to end:\n{output}"
+            hidden = [path.name for path in folder.rglob(".*")]
+            assert not [name for name in hidden if "unfinished" in name or name == ".lock"], f"{hidden}:\n{output}"
+        if code in (0, 2) or kill is None:
+            break
+        work = len([*folder.rglob(command.work)])
+        unfinished = any(folder.rglob(".*.unfinished"))
+        results.append(vars(kill) | {"code": code, "finished": work, "unfinished": unfinished})
+    assert code != 130, output
+    check_equal(command, reference, out)
+    shutil.rmtree(folder)
+    return results
 
 
-def draw_kill_point(generator: random.Random, uninterrupted: ChildResult, resumes: bool) -> KillPoint:
-    """Draw when to kill next, given the times of an uninterrupted run. resumes: whether the killed run resumes."""
-    missing_phase, short_phase = PHASE_NAMES[1 if resumes else 2], PHASE_NAMES[2 if resumes else 1]
-    frequent = ["any time", "any time", HALF_FILE, HALF_FILE, RENAME, RENAME, "training", short_phase]
-    event = generator.choice([*frequent, *(name for name in PHASE_NAMES if name != missing_phase)])
-    if event == "any time":
-        return KillPoint(PHASE_NAMES[0], 1, generator.uniform(0, uninterrupted.seconds))
-    if event not in PHASES:  # most checkpoints need two renames, the first one from last.ckpt to before.ckpt
-        return KillPoint(event, generator.choice([1, 2, 4, 5] if resumes or event == HALF_FILE else [1, 4, 6]))
-    count = max(1, int(uninterrupted.recorder.counts[PHASE_NAMES.index(event)]))
-    seconds = uninterrupted.recorder.seconds[PHASE_NAMES.index(event)] / count
-    # 0 s were recorded for the first phase, which has no end, and for reading a checkpoint, which this run did not do
-    return KillPoint(
-        event, generator.randint(1, min(count, 3)), generator.uniform(0, seconds if seconds > 0.001 else 0.02)
-    )
+def start_twice(command: Command, reference: Path, folder: Path) -> None:
+    """Start a command twice at once: one must do the work, and the other must be rejected, or share it."""
+    folder.mkdir()
+    out, logs = folder / reference.name, [folder.with_suffix(f".{number}.log") for number in range(2)]
+    children = [fork(command.arguments.format(out).split(), log) for log in logs]
+    codes = [wait(child, log) for child, log in zip(children, logs, strict=True)]
+    outputs = [log.read_text(errors="replace") for log in logs]
+    assert sorted(codes) in ([0, 0], [0, 2]), f"exit codes {codes}:\n" + "\n".join(outputs)
+    if 2 in codes:
+        assert re.search("is in use by|exists|another folder", outputs[codes.index(2)]), outputs
+    check_equal(command, reference, out)
+    shutil.rmtree(folder)
 
 
-def kill_and_check(
-    recipe: ClassificationRecipe, uninterrupted: Path, folder: Path, kill_point: KillPoint
-) -> dict[str, Any] | None:
-    """Kill a new or resumed run, and check that a copy ends bit-identically; None if it ended before the kill."""
-    outcome = run_child(recipe, folder, kill_point)
-    if not outcome.killed:
-        return None
-    files = file_names(folder)
-    copy = folder.with_name(f"{folder.name}-copy")
-    if folder.exists():
-        shutil.copytree(folder, copy)
-    run_child(recipe, copy)
-    check_bit_identical(uninterrupted, copy)
-    shutil.rmtree(copy)
-    return {
-        "phase": outcome.phase,
-        "seconds": round(outcome.seconds, 3),
-        "kill_point": dataclasses.asdict(kill_point),
-        UNFINISHED: any(name.endswith(".unfinished") for name in files),
-        ONLY_BEFORE: f"checkpoints/{PREVIOUS}" in files and f"checkpoints/{LAST}" not in files,
-    }
-
-
-def kill_runs(recipe: ClassificationRecipe, scratch: Path, kills: int, seed: int) -> tuple[list[dict[str, Any]], int]:
-    """Kill runs `kills` times in total, and let each run finish. Returns the kills, and the number of runs."""
-    generator = random.Random(seed)
-    uninterrupted = scratch / "uninterrupted"
-    uninterrupted_result = run_child(recipe, uninterrupted)
-    results: list[dict[str, Any]] = []
-    runs = 0
-    while len(results) < kills:
-        folder = scratch / f"run{runs}"
-        runs += 1
-        for _ in range(min(KILLS_PER_RUN, kills - len(results))):
-            kill_point = draw_kill_point(generator, uninterrupted_result, (folder / run.RECIPE).exists())
-            kill = kill_and_check(recipe, uninterrupted, folder, kill_point)
-            if kill is None:
-                break
-            results.append({"run": runs, **kill})
-            print(f"{len(results):>4}  run {runs:>3}  {kill['seconds']:6.2f} s  {kill['phase']}", flush=True)
-        run_child(recipe, folder)
-        check_bit_identical(uninterrupted, folder)
-        shutil.rmtree(folder)
-    return results, runs
-
-
-def write_page(page: Path, result: dict[str, Any]) -> None:
-    replace_section(page, (BEGIN, END), section(result))
+def draw_kill(generator: random.Random, seconds: float) -> Kill:
+    """Draw a kill of a command that takes some seconds."""
+    number = generator.choice((*SIGNALS, signal.SIGKILL, signal.SIGKILL))
+    event = generator.choice(("", HALF_FILE, RENAME)) if number == signal.SIGKILL else ""
+    return Kill(number, round(generator.uniform(0, seconds), 3), event, generator.randint(1, 6))
 
 
 def section(result: dict[str, Any]) -> str:
-    """The table of phases, and a summary of the kills."""
-    if {*result["by_phase"]} != {*PHASES} or result["kills"] != sum(result["by_phase"].values()):
-        raise ValueError(
-            f"results must have the phases {PHASE_NAMES}, got other phases or counts; run the script again"
-        )
-    events = Counter(kill["kill_point"]["event"] for kill in result["each"])
-    rows = [[phase, str(count)] for phase, count in result["by_phase"].items()]
+    """The table of commands, and a summary of the kills."""
+    kills = result["kills"]
+    rows = [
+        [f"`{name}`", *(str(sum(kill["signal"] == number for kill in kills[name])) for number in SIGNALS)]
+        for name in kills
+    ]
+    every = [kill for each in kills.values() for kill in each]
+    events = Counter(kill["event"] for kill in every)
     return "\n".join(
         [
-            markdown_table(["phase", "kills"], *rows),
+            markdown_table(["command", *(signal.Signals(number).name for number in SIGNALS)], *rows),
             "",
-            f"The {result['kills']} kills were spread over {result['runs']} runs: {events[HALF_FILE]} in the middle of "
-            f"writing a file, {events[RENAME]} before a rename,",
-            "the others at a random time within a phase or the whole run. "
-            f"After {result[UNFINISHED]} an unfinished file was left in the",
-            f"folder, after {result[ONLY_BEFORE]} a before.ckpt and no last.ckpt.",
+            f"Of {len(every)} kills, {events[HALF_FILE]} were in the middle of writing a file and {events[RENAME]} "
+            "before a rename, the others at a random time;",
+            f"{sum(kill['finished'] > 0 for kill in every)} commands had finished work, and "
+            f"{sum(kill['unfinished'] for kill in every)} left an unfinished file, which the next start removed.",
             "",
         ]
     )
@@ -313,40 +301,41 @@ def section(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50, help="number of kills")
+    parser.add_argument("--kills", type=int, default=20, help="number per command")
+    parser.add_argument("--commands", nargs="*", help="names of commands; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     parser.add_argument("--page", type=Path, help="write the results in --out into this page; run nothing")
     options = parser.parse_args()
     if options.page:
-        write_page(options.page, json.loads(options.out.read_text(encoding="utf-8")))
+        replace_section(options.page, (BEGIN, END), section(json.loads(options.out.read_text(encoding="utf-8"))))
         return
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background processes
     torch.set_num_threads(1)  # forking a process with threads is not safe
-    with tempfile.TemporaryDirectory() as scratch:
-        recipe = make_recipe(write_images(Path(scratch) / "images"))
-        results, runs = kill_runs(recipe, Path(scratch), options.kills, options.seed)
-    counts = Counter(kill["phase"] for kill in results)
-    by_phase = {phase: counts[phase] for phase in PHASE_NAMES}
-    print(f"\n{len(results)} kills of {runs} runs, all bit-identical in the end")
-    print(*(f"{count:>4}  {phase}" for phase, count in by_phase.items()), sep="\n")
-    leftovers = {name: sum(kill[name] for kill in results) for name in results[0] if name.startswith("left")}
-    print(
-        f"after {leftovers[UNFINISHED]}: unfinished file; after {leftovers[ONLY_BEFORE]}: before.ckpt but no last.ckpt"
-    )
-    result = {
-        "kills": len(results),
-        "runs": runs,
-        "by_phase": by_phase,
-        **leftovers,
-        "seed": options.seed,
-        "recipe": dataclasses.asdict(dataclasses.replace(recipe, data="two classes of 18 noise images")),
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(),
-        "each": results,
-    }
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    generator = random.Random(options.seed)
+    has_results = options.out is not None and options.out.is_file()  # of other commands, which are kept
+    kills_by_command = json.loads(options.out.read_text(encoding="utf-8"))["kills"] if has_results else {}
+    result: dict[str, Any] = {"kills": kills_by_command, "seed": options.seed}
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        prepare(scratch)
+        (scratch / "reference").mkdir()
+        for name, command in commands(scratch).items():
+            if options.commands and name not in options.commands:
+                continue
+            reference = scratch / "reference" / name.replace(" ", "-")
+            code, seconds, output = run(command.arguments.format(reference).split(), scratch / "log")
+            assert code == 0, output
+            start_twice(command, reference, scratch / f"{reference.name}-twice")
+            kills: list[dict[str, Any]] = []
+            while len(kills) < options.kills:
+                draws = [draw_kill(generator, seconds) for _ in range(min(KILLS_PER_RUN, options.kills - len(kills)))]
+                kills += kill_and_check(command, reference, scratch / f"{reference.name}-{len(kills)}", draws)
+            result["kills"][name] = kills
+            print(f"{name}: {len(kills)} kills, each resumed bit-identically", flush=True)
+            if options.out:  # after each command, because all take half an hour
+                content = json.dumps(result | provenance(), indent=1)
+                options.out.write_text(content + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

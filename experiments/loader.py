@@ -27,7 +27,7 @@ from lambdanets.data.images import read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards import ShardedImages, open_shards
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import text_table
 from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.classification.recipe import ClassificationRecipe
@@ -179,9 +179,7 @@ def main() -> None:
     rows = [[name, *(f"{milliseconds:.3f}" for milliseconds in times.values())] for name, times in stages.items()]
     print("\n" + text_table([["ms per image", *stages["folder"]], *rows]))
     result = {
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(),
+        **provenance(),
         "settings": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
         "kilobytes_per_image": kilobytes,
         "images_per_second": rates,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data.datasets import open_splits
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab.paired import format_difference
 
@@ -59,9 +59,7 @@ def measure(options: argparse.Namespace) -> None:
         "seeds": seeds,
         "gain": mean_and_std([seed["student"] - seed["teacher"] for seed in seeds]),
         **{name: mean_and_std([seed[name] for seed in seeds]) for name in RUNS},
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(),
+        **provenance(),
     }
     options.out.write_text(json.dumps(content, indent=1) + "\n")
     print(json.dumps({name: content[name] for name in (*RUNS, "gain")}, indent=1))

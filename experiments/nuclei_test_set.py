@@ -50,7 +50,7 @@ from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.objects import crop_objects
 from lambdanets.inference.tiled_detection import detect_tiled
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -265,10 +265,6 @@ def save(result: dict[str, Any]) -> None:
     """Merge into the results file."""
     existing = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(existing | result, indent=1) + "\n", encoding="utf-8")
-
-
-def provenance() -> dict[str, Any]:
-    return {"commit": commit(), "versions": versions(), "hardware": hardware()}
 
 
 NAMES = {

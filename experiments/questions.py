@@ -28,7 +28,7 @@ from seeded_runs import SeededRunsParser, is_stored, processors, store, train
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
 from lambdanets.files import atomic_write
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.text_tables import format_mean, markdown_table
 from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab import plot_style
@@ -129,7 +129,7 @@ def measure_steps() -> None:
         "batch": BATCH,
         "threads": torch.get_num_threads(),
     }
-    content |= {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    content |= provenance()
     atomic_write(STEPS, (json.dumps(content, indent=1) + "\n").encode())
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 from lambdanets.data.images import read_image
 from lambdanets.models import create_model
 from lambdanets.progress import format_duration
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
@@ -65,9 +65,7 @@ def measure() -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "checkpoint_bytes": checkpoint_bytes,
         "checkpoint_seconds": seconds,
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(),
+        **provenance(),
     }
 
 

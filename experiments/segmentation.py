@@ -21,7 +21,7 @@ from pages import markers, replace_section
 from seeded_runs import SeededRunsParser, processors, store, train
 
 import lambdanets as ln
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import format_mean, markdown_table
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace, comparison: Comparison) -> None:
 def score(folder: Path, data: Path) -> dict[str, Any]:
     """Return the scores of a run on the test images, their number, and what they were measured with."""
     evaluation = ln.evaluate(folder, data / "test.json", images=data / "test.tar", device="cpu")
-    evaluated = {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    evaluated = provenance()
     return {"test": evaluation.scores.means(), "test_images": len(evaluation.readable), "evaluated": evaluated}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.records import write_json
 from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, open_labels, read_table, write_table
 
@@ -138,9 +138,7 @@ def main() -> None:
         **measured,
         "rows_per_second": size.rows / measured["seconds"],
         **sizes,
-        "commit": commit(),
-        "versions": versions() | {"pyarrow": pa.__version__},
-        "hardware": hardware(),
+        **provenance({"pyarrow": pa.__version__}),
     }
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

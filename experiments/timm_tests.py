@@ -22,7 +22,7 @@ import pytest
 import timm
 
 from lambdanets.models import list_models
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 
 MARKERS = ("base", "forward", "backward", "cfg", "cfg_nonstd", "torchscript", "features", "fxforward", "fxbackward")
 
@@ -102,9 +102,7 @@ def main() -> int:
                 for parameters, outcome in outcomes.items()
                 if outcome != "passed"
             },
-            "commit": commit(),
-            "versions": versions(),
-            "hardware": hardware(),
+            **provenance(),
         }
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(code)

@@ -71,8 +71,8 @@ def file_sha256(file: BinaryIO) -> str:
 
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove the hidden files that killed processes left in a folder, or only those of the file `name`."""
-    for leftover in folder.glob(".*.unfinished"):
+    """Remove the hidden files that killed processes left in a folder and below, or only those of the file `name`."""
+    for leftover in [*folder.rglob(".*.unfinished")]:
         if name and not leftover.name.startswith(f".{name}."):
             continue
         if leftover.is_dir():

@@ -4,12 +4,19 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 import lambdanets
+
+
+def provenance(other_versions: Mapping[str, str | None] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the commit, versions, with those of other packages, and hardware, for files with results."""
+    return {"commit": commit(), "versions": versions() | dict(other_versions), "hardware": hardware()}
 
 
 def commit() -> str | None:

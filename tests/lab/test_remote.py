@@ -21,7 +21,7 @@ from lambdanets.data.images import UnreadableImage
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets_lab import remote
-from lambdanets_lab.shards import verify_shards
+from lambdanets_lab.shard_checks import verify_shards
 
 
 @pytest.fixture(autouse=True)

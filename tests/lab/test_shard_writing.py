@@ -23,7 +23,8 @@ from lambdanets.data.tars import split_name
 from lambdanets.errors import InputError
 from lambdanets.locks import locked_folder
 from lambdanets_lab import shards as module
-from lambdanets_lab.shards import index_shards, unique_keys, verify_shards, write_shards
+from lambdanets_lab.shard_checks import index_shards, verify_shards
+from lambdanets_lab.shards import unique_keys, write_shards
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.folders import describe_differences
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.records import parse_json
 from lambdanets.text_tables import text_table
 from lambdanets.timing import MAX_EXTRA_PASSES, NOISY_RATIO, summarize
@@ -63,9 +63,7 @@ class Report:
             "kind": self.kind,
             "device": self.device,
             "options": dataclasses.asdict(dataclasses.replace(self.options, out=None)),  # without local paths
-            "commit": commit(),
-            "versions": versions() | baseline_versions(),
-            "hardware": hardware(),
+            **provenance(baseline_versions()),
         }
 
 

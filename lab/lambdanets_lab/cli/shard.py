@@ -93,7 +93,7 @@ def _write(options: Shard, out: Path, processes: int) -> int:
 
 
 def _verify(location: str, processes: int) -> int:
-    from lambdanets_lab.shards import verify_shards
+    from lambdanets_lab.shard_checks import verify_shards
 
     with interruptible():
         content, damaged = verify_shards(location, threads=processes)
@@ -104,7 +104,8 @@ def _verify(location: str, processes: int) -> int:
 
 
 def _index(options: Shard) -> int:
-    from lambdanets_lab.shards import SHARD_LIST, index_shards
+    from lambdanets.data.shards import SHARD_LIST
+    from lambdanets_lab.shard_checks import index_shards
 
     folder, names = Path(options.data), None
     if options.classes is not None:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.order import WINDOW
-from lambdanets.data.tars import read_tar_samples, split_name
+from lambdanets.data.tars import TarSamples, split_name
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
@@ -171,7 +171,7 @@ class ShardedImages:
         self._store = store
         self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
-        self._open_shards: OrderedDict[int, _OpenShard] = OrderedDict()  # least recently used first
+        self._open_shards: OrderedDict[int, TarSamples] = OrderedDict()  # least recently used first
         self._failed: dict[int, tuple[float, str]] = {}  # time and reason
 
     def __len__(self) -> int:
@@ -247,14 +247,14 @@ class ShardedImages:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open_shards": OrderedDict(), "_failed": {}}
 
-    def _find(self, index: int) -> tuple["_OpenShard", int]:
+    def _find(self, index: int) -> tuple[TarSamples, int]:
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
         position = int(index - self._ends[number] + self._shards[number].images)
         return self._open(number, position), position
 
-    def _open(self, number: int, position: int) -> "_OpenShard":
+    def _open(self, number: int, position: int) -> TarSamples:
         """Open a shard. position: of the image, for the error."""
         if number in self._open_shards:
             self._open_shards.move_to_end(number)
@@ -263,7 +263,7 @@ class ShardedImages:
         failed, reason = self._failed.get(number, (0.0, ""))
         if not reason or time.monotonic() - failed >= _RETRY_SECONDS:
             try:
-                shard = _OpenShard(path, self._store.open(self._shards[number]), self._shards[number].images)
+                shard = TarSamples(path, self._store.open(self._shards[number]), self._shards[number].images)
             except (tarfile.TarError, OSError) as error:
                 reason = _reason(error)
                 self._failed[number] = time.monotonic(), reason
@@ -274,7 +274,7 @@ class ShardedImages:
                 return shard
         raise UnreadableImage(f"{path}, image {position}", reason)
 
-    def _label(self, shard: "_OpenShard", position: int) -> int:
+    def _label(self, shard: TarSamples, position: int) -> int:
         content = shard.label(position)
         if not content:
             raise UnreadableImage(shard.name(position), "it has no class (.cls)")
@@ -284,31 +284,6 @@ class ShardedImages:
         if label >= len(self.classes):
             raise UnreadableImage(shard.name(position), f"its class must be below {len(self.classes)}, got {label}")
         return label
-
-
-class _OpenShard:
-    """An open tar and the offsets of its images. Read with pread, because forked workers share the file position."""
-
-    def __init__(self, path: str, file: BinaryIO, count: int) -> None:
-        with file:
-            self._path, self._descriptor = path, os.dup(file.fileno())
-            self.names, self.offsets = read_tar_samples(file)
-        if len(self.names) != count:
-            raise tarfile.ReadError(f"it has {len(self.names)} images, not {count} as in {SHARD_LIST}")
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
-
-    def name(self, position: int) -> str:
-        return f"{self._path}/{self.names[position]}"
-
-    def image(self, position: int) -> bytes:
-        start, length, _, _ = self.offsets[position].tolist()
-        return os.pread(self._descriptor, length, start)
-
-    def label(self, position: int) -> bytes:
-        _, _, start, length = self.offsets[position].tolist()
-        return os.pread(self._descriptor, length, start)
 
 
 def parse_class(content: bytes) -> int | None:

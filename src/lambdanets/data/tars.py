@@ -1,6 +1,7 @@
 """Images in uncompressed tars, found from the headers of their members: folders of classes, and WebDataset samples."""
 
 import io
+import os
 import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,35 @@ def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray]:
             offsets.append((member.offset_data, member.size, *label))
             has_image = True
     return names, np.array(offsets, np.int64).reshape(-1, 4)
+
+
+class TarSamples:
+    """The images of an open WebDataset tar. Read with pread, because forked workers share the file position.
+
+    path: for messages. count: the expected number of images. Raises tarfile.TarError for another number, and for an
+    incomplete or invalid tar.
+    """
+
+    def __init__(self, path: str, file: BinaryIO, count: int) -> None:
+        with file:
+            self._path, self._descriptor = path, os.dup(file.fileno())
+            self.names, self.offsets = read_tar_samples(file)
+        if len(self.names) != count:
+            raise tarfile.ReadError(f"it has {len(self.names)} images, not {count} as in shards.json")
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def name(self, position: int) -> str:
+        return f"{self._path}/{self.names[position]}"
+
+    def image(self, position: int) -> bytes:
+        start, length, _, _ = self.offsets[position].tolist()
+        return os.pread(self._descriptor, length, start)
+
+    def label(self, position: int) -> bytes:
+        _, _, start, length = self.offsets[position].tolist()
+        return os.pread(self._descriptor, length, start)
 
 
 def split_name(name: str) -> tuple[str, str]:

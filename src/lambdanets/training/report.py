@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lambdanets.provenance import commit, hardware, versions
+from lambdanets.provenance import provenance
 from lambdanets.records import parse_json, write_json
 
 RESULT = "result.json"
@@ -33,9 +33,7 @@ def write_result(folder: Path, *, seconds: float, images_seen: int, model: nn.Mo
         "images_per_second": round(images_seen / seconds, 1) if seconds else 0.0,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         **fields,
-        "commit": commit(),
-        "versions": versions(),
-        "hardware": hardware(),
+        **provenance(),
     }
     write_json(folder / RESULT, result, 2)
 

@@ -1,5 +1,4 @@
 import multiprocessing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,24 +64,6 @@ def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path
             assert (row["class"], row["confidence"]) == (row["classes"][0], row["probabilities"][0])
             index += 1
     assert index == 16
-
-
-def test_top_is_limited_to_the_number_of_classes(teacher, shards, tmp_path):
-    label_shards(teacher, str(shards), tmp_path / "out", top=100)
-    assert open_labels(tmp_path / "out").top_k == 4
-
-
-def test_labels_do_not_depend_on_workers(teacher, shards, tmp_path):
-    for workers in (0, 1):
-        label_shards(teacher, str(shards), tmp_path / str(workers), workers=workers)
-    assert read_tables(tmp_path / "0") == read_tables(tmp_path / "1")
-
-
-def test_shards_without_classes_are_labeled(teacher, two_classes, tmp_path):
-    write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=8)
-    result = label_shards(teacher, str(tmp_path / "shards"), tmp_path / "out")
-    assert (result.num_shards, result.num_images) == (3, 20)
-    assert select(tmp_path / "out", tmp_path / "selection", confidence=0).images == 20
 
 
 def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_path):
@@ -161,14 +142,6 @@ def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shard
     assert read_tables(tmp_path / "out") == {name: tables_before[name] for name in SHARDS[1:]}
 
 
-def test_damaged_teacher_is_rejected_without_creating_a_folder(shards, tmp_path):
-    weights = write_teacher(tmp_path / "teacher") / "weights.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(InputError, match=r"weights.safetensors is not a readable safetensors file"):
-        label_shards(tmp_path / "teacher", str(shards), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_labeling_skips_and_lists_unreadable_images(teacher, shards, tmp_path):
     damaged_shard = replace_bytes(shards, 2, b"IHDR", b"XXXX")
     result = label_shards(teacher, str(shards), tmp_path / "out")
@@ -186,21 +159,6 @@ def test_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tm
     assert [*read_tables(tmp_path / "out")] == SHARDS[:4]
     second.write_bytes(second.read_bytes().replace(b"XXXX", b"IHDR"))
     assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).num_images == 8
-
-
-def test_missing_shard_is_labeled_once_available(teacher, shards, tmp_path):
-    moved = Path(shards, "train-00003.tar").rename(tmp_path / "moved.tar")
-    with pytest.raises(InputError, match=r"2 images cannot be read, more than max_unreadable \(0\)"):
-        label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0)
-    moved.rename(shards / "train-00003.tar")
-    assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).num_images == 10
-
-
-@pytest.mark.parametrize("option", [{"top": 0}, {"max_unreadable": -1}, {"batch_size": 1}])
-def test_invalid_options_are_rejected_without_creating_a_folder(teacher, shards, option, tmp_path):
-    with pytest.raises(InputError, match=f"{next(iter(option))} must be greater than"):
-        label_shards(teacher, str(shards), tmp_path / "out", **option)
-    assert not (tmp_path / "out").exists()
 
 
 def test_shard_without_images_gets_an_empty_table(teacher, two_classes, tmp_path):

@@ -1,11 +1,8 @@
 """The selection of pseudo-labels equals a reference implementation, and resumes."""
 
 import itertools
-import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,19 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.pseudo.label_tables import CONFIDENCES, Label, expected_copies, random_labels, read_copies, write_labels
-from lambdanets.cli import main
 from lambdanets.errors import InputError, is_user_fixable
 from lambdanets.locks import locked_folder
 from lambdanets_lab.pseudo import tables
 from lambdanets_lab.pseudo.tables import read_table, select
-
-
-@pytest.mark.parametrize("confidence", [0, 0.3, 0.99999])
-@pytest.mark.parametrize("per_class", [None, 1, 7, 40, 1000])
-def test_selection_equals_the_reference_implementation(tmp_path, confidence, per_class):
-    labels = random_labels(300)
-    select(write_labels(tmp_path / "in", [labels]), tmp_path / "out", confidence=confidence, per_class=per_class)
-    assert read_copies(tmp_path / "out") == expected_copies(labels, confidence, per_class, 0)
 
 
 @settings(max_examples=15, deadline=None)
@@ -156,91 +144,9 @@ def test_ctrl_c_interrupts_a_query(tmp_path, monkeypatch, per_class):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.forks
-def test_killed_selection_resumes(tmp_path):
-    labels = random_labels(3000)
-    write_labels(tmp_path / "in", [labels[i::40] for i in range(40)])
-
-    def kill_after_20_tables(descriptor):
-        if len(list((tmp_path / "out").glob("train*"))) >= 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def select_until_killed():
-        os.fsync = kill_after_20_tables  # called when a table is written
-        select(tmp_path / "in", tmp_path / "out", per_class=500)
-
-    process = multiprocessing.get_context("fork").Process(target=select_until_killed)
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "out/selection.json").exists()
-    select(tmp_path / "in", tmp_path / "out", per_class=500)
-    assert read_copies(tmp_path / "out") == expected_copies(labels, 0.3, 500, 0)
-    assert not list((tmp_path / "out").glob(".*"))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak memory of a process")
-def test_selecting_two_million_rows_needs_less_than_600_mib(tmp_path):
-    script = """
-import sys
-from dataclasses import asdict
-from pathlib import Path
-import numpy as np
-from lambdanets.records import write_json
-from lambdanets_lab.pseudo import tables
-from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, select, write_table
-def peak_memory():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-tables.THREADS = 2
-folder, n = Path(sys.argv[1]), 250_000
-labels = Labels(tuple(f"c{i}" for i in range(1000)), {}, 1, tuple(f"s{i}" for i in range(8)))
-random = np.random.default_rng(0)
-for shard in range(8):
-    classes = np.where(random.random(n) < 0.5, 0, random.integers(0, 1000, n))
-    keys = [f"{i}" for i in range(shard * n, shard * n + n)]
-    probabilities = np.where(random.random(n) < 0.9, 1, random.random(n))
-    write_table(folder / f"s{shard}.parquet", labels, keys, np.arange(n), classes[:, None], probabilities[:, None])
-write_json(folder / DESCRIPTION, asdict(labels))
-del keys
-Path("/proc/self/clear_refs").write_text("5")  # reset the peak memory
-before = peak_memory()
-selection = select(folder, folder / "out", per_class=1500)
-print(selection.images, (peak_memory() - before) >> 10)
-"""
-    process = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    images, mebibytes = map(int, process.stdout.split())
-    assert images == 1500 * 1000
-    assert mebibytes < 600
-    assert not process.stderr
-
-
-@pytest.mark.parametrize("option", [{"confidence": 1.0}, {"confidence": 0.95}, {"per_class": 0}, {"seed": -1}])
-def test_options_out_of_range_leave_no_folder(tmp_path, option):
-    write_labels(tmp_path / "in", [[Label("a", 0, 0.9), Label("b", 1, 0.2)]])
-    with pytest.raises(InputError, match=f"{next(iter(option))} must be"):
-        select(tmp_path / "in", tmp_path / "out", **option)
-    assert not (tmp_path / "out").exists()
-
-
 def test_damaged_labels_are_named_and_leave_no_folder(tmp_path):
     path = write_labels(tmp_path / "in", [random_labels(20), random_labels(20)]) / "train-00001.parquet"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match=r"train-00001.parquet is damaged"):
         select(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_select_command_prints_what_it_selected(tmp_path, capsys):
-    labels = [Label(f"k{i}", 0, 0.9) for i in range(5)] + [Label("b", 1, 0.8), Label("c", 2, 0.1)]
-    write_labels(tmp_path / "in", [labels])
-    assert main(["pseudo-label", "select", str(tmp_path / "in"), str(tmp_path / "out"), "--per-class", "4"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:4] == [
-        "7 rows, 6 with confidence of at least 0.3",
-        "5 kept, 8 images counting repeats",
-        "classes with fewer than 4 (1): bee",
-        "classes with none (2): cat, dog",
-    ]
-    assert lines[5] == f"written to {tmp_path / 'out'}: one table per shard, and selection.json"

@@ -11,12 +11,10 @@ import torch
 from PIL import Image
 
 from data.same_batches import assert_same
-from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageArray
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.shards import open_shards
-from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.distributed import World
@@ -38,15 +36,6 @@ class SoftLabeled(ImageArray):
         distribution = np.full(3, 0.2, np.float32)
         distribution[label] = 0.6
         return image, distribution
-
-
-class SomeUnreadable(SoftLabeled):
-    """Soft-labeled images, of which every second one is unreadable."""
-
-    def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
-        if index % 2:
-            raise UnreadableImage(self.name(index), "it is damaged")
-        return super().load(index)
 
 
 def make_images(count, image_class=ImageArray, first=0, shard_sizes=None):
@@ -113,12 +102,6 @@ def test_pseudo_labeled_images_have_their_own_epochs(shard_sizes):
     assert len({*map(tuple, epochs)}) > 12
 
 
-def test_pseudo_labeled_images_do_not_change_the_order_of_labeled_ones():
-    labeled = ImageBatches(make_images(11), add_noise, channels=1, batch_size=4, seed=0, training=True, workers=0)
-    for combined, expected in zip(make_loader(add_noise), labeled, strict=True):
-        assert torch.equal(combined.images[: len(expected.images)], expected.images)
-
-
 def test_repeated_images_are_augmented_differently():
     values = [
         value
@@ -169,24 +152,6 @@ def test_ranks_and_micro_batches_divide_both_sets(accumulation_steps):
         assert abs(len(batches[0].images) - len(batches[1].images)) <= 1
 
 
-def test_a_micro_batch_may_have_one_labeled_image_or_none():
-    batches = make_loader(labeled=8, pseudo_batch_size=36, batch_size=4, batch_slice=BatchSlice(accumulation_steps=10))
-    sizes = [(sum(n < 100 for n in brightness(batch)), len(batch.images)) for batch in batches]
-    assert sizes == [*[(1, 4)] * 4, *[(0, 4)] * 6] * 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pseudo_batch_size": 10, "batch_slice": BatchSlice(0, 2, 4)}, "batch_size must be at least 6 for 2 ranks"),
-        ({"pseudo": 2, "batch_slice": BatchSlice(0, 3)}, "pseudo-labeled images must be at least 3, one per rank"),
-    ],
-)
-def test_rejects_too_few_images_for_the_ranks(options, message):
-    with pytest.raises(InputError, match=message):
-        make_loader(labeled=8, **options)
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("labeled_images", [2, 3, 8])
 @pytest.mark.parametrize("ratio", [0.5, 1.25, 14.0])
@@ -216,11 +181,3 @@ def test_label_smoothing_applies_only_to_hard_labels(smoothing):
     sums = StudentModule(torch.nn.Flatten(), DIGITS, 1, "").sums(batch._replace(images=torch.zeros(10, 3)))
     assert sums["loss"].item() == pytest.approx(10 * np.log(3), rel=1e-6)
     assert sums["top1"].item() == sum(n % 100 % 3 == 0 for n in brightness(batch))
-
-
-def test_unreadable_pseudo_labeled_images_are_skipped_and_listed():
-    batch = next(iter(make_loader(pseudo=make_images(7, SomeUnreadable, 100), pseudo_batch_size=7)))
-    assert sorted(brightness(batch)[4:]) == [100, 102, 104, 106]
-    assert len(batch.unreadable) == 3
-    assert len(batch.labels) == 8
-    assert batch.step_images == 11

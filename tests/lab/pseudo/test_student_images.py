@@ -84,13 +84,6 @@ def test_soft_label_divides_remaining_probability_equally(shards, selection):
         assert classes[hard.load(number)[1]] == CLASSES[row["class"]]
 
 
-def test_soft_label_with_all_classes_stored_has_the_teachers_values(shards, tmp_path):
-    selection = write_selection(shards, tmp_path / "student", top=4)
-    label = open_images(shards, selection).load(0)[1]
-    row = read_rows(selection)[0]
-    np.testing.assert_allclose(label[row["classes"]], row["probabilities"], atol=1e-6)
-
-
 def test_images_of_damaged_and_missing_shards_are_unreadable(shards, selection):
     images = open_images(shards, selection)
     replace_bytes(shards, 2, b"IHDR", b"XXXX")
@@ -99,11 +92,6 @@ def test_images_of_damaged_and_missing_shards_are_unreadable(shards, selection):
         with pytest.raises(UnreadableImage):
             images.load(number)
         assert f"train-0000{number // 2}.tar" in images.name(number)
-
-
-def test_rejects_a_teacher_class_that_the_student_lacks(shards, selection):
-    with pytest.raises(InputError, match=r"must be classes of the labeled images, .*, got 'red'"):
-        open_images(shards, selection, classes=("dark", "light", "striped"))
 
 
 def test_rejects_labels_of_other_images(shards, selection):

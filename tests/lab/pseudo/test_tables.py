@@ -64,21 +64,6 @@ def test_rejects_a_truncated_table(tmp_path, length):
         read_table(path, ORIGIN)
 
 
-@pytest.mark.parametrize(
-    ("column", "value"), [("class", 4), ("class", -1), ("confidence", 1.5), ("confidence", np.nan)]
-)
-def test_rejects_classes_and_confidences_out_of_range(tmp_path, column, value):
-    path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
-    table = pq.read_table(path)
-    field = table.schema.field(column)
-    table = table.set_column(table.schema.get_field_index(column), field, pa.array([value], field.type))
-    with pq.ParquetWriter(path, table.schema, store_schema=False) as file:
-        file.write_table(table)
-        file.add_key_value_metadata({b"lambdanets": ORIGIN.to_json()})
-    with pytest.raises(InputError, match="is damaged: a class or a confidence is out of range"):
-        read_table(path, ORIGIN)
-
-
 def test_rejects_tables_of_others(tmp_path):
     path = write_labels(tmp_path, [[Label("a", 0, 0.5)]]) / "train-00000.parquet"
     with pytest.raises(InputError, match="has other classes or another teacher"):
