@@ -104,11 +104,6 @@ def parse_train_command(
     recipe = stored if isinstance(stored, recipe_class) else find_recipe(name, recipe_class)
     words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
-    if type(recipe) is not recipe_class:  # it has more fields
-        fields: Any = [("recipe", type(recipe))]
-        options_type = dataclasses.make_dataclass(
-            options_type.__name__, fields, bases=(options_type,), frozen=True, kw_only=True
-        )
     recipes = "\n".join(f"  {known}: {text}" for known, text in list_recipes(recipe_class).items())
     listed = f" RECIPE is a recipe below or a Python file; digits by default.\n\n{recipes}"
     options, requested = parse_with_recipe(
