@@ -91,25 +91,6 @@ def test_predict_prints_a_table_and_writes_json_lines(trained, tmp_path, capsys)
     assert capsys.readouterr().out.count("dark") >= 20
 
 
-def test_predict_accepts_images_of_every_mode(trained, tmp_path):
-    gray = Image.fromarray(np.full((9, 12), 200, np.uint8))
-    images = {
-        "gray.png": gray,
-        "palette.png": gray.convert("P"),
-        "alpha.png": gray.convert("RGBA"),
-        "deep.png": Image.fromarray(np.full((9, 12), 50000, np.uint16)),
-        "print.jpg": gray.convert("CMYK"),
-        "bits.png": gray.convert("1"),
-    }
-    (tmp_path / "modes").mkdir()
-    for name, image in images.items():
-        image.save(tmp_path / "modes" / name)
-    assert main(["predict", str(trained / "run"), str(tmp_path / "modes"), "--out", str(tmp_path / "o.jsonl")]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
-    assert {line["top"][0]["class"] for line in lines} == {"light"}
-    assert len(lines) == len(images)
-
-
 def test_predict_skips_and_lists_unreadable_images(trained, tmp_path, capsys):
     (tmp_path / "text.png").write_text("no image")
     good = str(trained / "images/dark/0.png")

@@ -46,7 +46,7 @@ def test_plan_estimates_file_sizes_and_skips_damaged_images(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "0"], "devices must be at least 1, got 0"),
+        (["--devices", "0"], "--devices must be greater than 0"),
         (["--quicktest"], "--plan trains nothing; remove --resume, --run and --quicktest"),
     ],
 )

@@ -1,7 +1,7 @@
 """The fields that build a network, which recipes and model cards share.
 
-A recipe has defaults for them. A card has none, since those of a later version could be another network: `read_card`
-requires all fields.
+The defaults are those of recipes. `read_card` requires all fields, since the default of a later version could be
+another network.
 """
 
 import dataclasses
