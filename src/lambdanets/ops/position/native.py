@@ -296,24 +296,23 @@ class _Part:
         spectra = torch.empty(depths, u, pairs, n2, n1, dtype=spectra_dtype, device=table.device)
         step = self._pairs_at_once
         # The last axes are transformed: with others of 700 points, MKL 2024.2 corrupts memory on one thread.
-        width, height = self._columns_rows
-        padding, (above, left) = (0, 0, 0, height - rows, 0, width - columns), self.before[1:]
+        maps = table.new_zeros(depths, u, min(step, pairs), *self._columns_rows, 2, dtype=torch.float64)
         for first in range(0, pairs, step):
-            part = table[:, :, :, first : first + step].permute(0, 5, 3, 2, 1, 4).double()
-            maps = torch.view_as_complex(
-                F.pad(part, padding).roll((-left, -above), (3, 4))
-            )  # negative offsets come last
+            part = table[:, :, :, first : first + step].permute(0, 5, 3, 2, 1, 4)
+            maps = maps[:, :, : part.shape[2]]
+            for y, x, to_y, to_x in self._wrapped(rows, columns):
+                maps[..., to_x, to_y, :] = part[..., x, y, :]
             if self.is_sequence:  # f = n2 f1 + f2
-                transformed = torch.fft.ifft(maps.squeeze(4)).unflatten(3, (n1, n2)).mT
+                transformed = torch.fft.ifft(torch.view_as_complex(maps.squeeze(4))).unflatten(3, (n1, n2)).mT
             else:
-                transformed = torch.fft.ifft2(maps)
+                transformed = torch.fft.ifft2(torch.view_as_complex(maps))
             spectra[:, :, first : first + step] = transformed
         return spectra
 
     def grad_table(self, grad_spectra: Tensor) -> Tensor:
         depths, u, pairs, _, _ = grad_spectra.shape
         rows, columns = (1, *self.problem.scope) if self.is_sequence else self.problem.scope[-2:]
-        k, step, (above, left) = self.problem.query_depth, self._pairs_at_once, self.before[1:]
+        k, step = self.problem.query_depth, self._pairs_at_once
         grad_table = grad_spectra.new_empty(depths, rows, columns, pairs, 2, u, dtype=self.dtype)
         for first in range(0, pairs, step):
             # In float64, because float32 transforms round differently with other numbers of threads.
@@ -322,9 +321,17 @@ class _Part:
                 maps = torch.fft.fft(part.mT.flatten(3), norm="forward").unsqueeze(4)
             else:
                 maps = torch.fft.fft2(part, norm="forward")
-            maps = maps.roll((left, above), (3, 4))[..., :columns, :rows]
-            grad_table[:, :, :, first : first + step] = torch.view_as_real(maps).permute(0, 4, 3, 2, 5, 1)
+            maps = torch.view_as_real(maps).permute(0, 4, 3, 2, 5, 1)  # (depth, y, x, pair, 2, u)
+            for y, x, to_y, to_x in self._wrapped(rows, columns):
+                grad_table[:, y, x, first : first + step] = maps[:, to_y, to_x]
         return grad_table.flatten(3, 4)[..., :k, :].reshape(*self.problem.scope, k, u)
+
+    def _wrapped(self, rows: int, columns: int) -> Iterator[tuple[slice, slice, slice, slice]]:
+        """Parts of a table and their places in a map: rows, columns, y, x. The negative offsets come last."""
+        (above, left), (n2, n1) = self.before[1:], self._columns_rows
+        for y, to_y in ((slice(above, rows), slice(rows - above)), (slice(above), slice(n1 - above, n1))):
+            for x, to_x in ((slice(left, columns), slice(columns - left)), (slice(left), slice(n2 - left, n2))):
+                yield y, x, to_y, to_x
 
     def _describe(self) -> tuple[_Problem, list[Any]]:
         """The struct of the kernel without tensors, and the arrays that it points to."""
