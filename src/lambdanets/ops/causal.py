@@ -15,6 +15,7 @@ from lambdanets.ops.tracing import is_exporting
 
 CHUNK = 16  # positions
 GROUP = 32  # chunks
+_LOWEST = torch.finfo(torch.float32).min  # running maximum of keys before the first
 _MAX_EXPORTED_CHUNKS = 1 << 16  # in exported graphs with dynamic length: 1,048,576 positions
 
 
@@ -72,16 +73,8 @@ class _Exponential:
     """exp(k - reference), where reference is the running maximum."""
 
     masked_key = -torch.inf  # scaled to 0
-
-    @staticmethod
-    def initial_reference(dtype: torch.dtype) -> float:
-        """The reference before the first position."""
-        return torch.finfo(dtype).min
-
-    @staticmethod
-    def padding_reference(dtype: torch.dtype) -> float:
-        """The reference of padded chunks, finite so that scaling to it gives exp(-inf) = 0 and never inf - inf."""
-        return torch.finfo(dtype).max
+    initial_reference = _LOWEST  # before the first position
+    padding_reference = -_LOWEST  # of padded chunks, finite so that scaling to it gives exp(-inf) = 0, never inf - inf
 
     @staticmethod
     def scale(x: Tensor, reference: Tensor) -> Tensor:
@@ -92,12 +85,7 @@ class _Ratio:
     """k / reference, where reference is the square root of the running sum of squares."""
 
     masked_key = 0.0
-
-    @staticmethod
-    def initial_reference(dtype: torch.dtype) -> float:
-        return 1.0
-
-    padding_reference = initial_reference
+    initial_reference = padding_reference = 1.0
 
     @staticmethod
     def scale(x: Tensor, reference: Tensor) -> Tensor:
@@ -118,7 +106,7 @@ def _scan(keys: Tensor, references: Tensor, values: Tensor, scaling: _Scaling) -
     states (b, u, c, k, w): sums over all earlier chunks, scaled to the last reference of the previous chunk.
     """
     ends = references[:, :, :, -1]  # (b, u, c, k)
-    starts = F.pad(ends, (0, 0, 1, 0), value=scaling.initial_reference(ends.dtype)).narrow(2, 0, ends.shape[2])
+    starts = F.pad(ends, (0, 0, 1, 0), value=scaling.initial_reference).narrow(2, 0, ends.shape[2])
     chunk_sums = scaling.scale(keys, ends.unsqueeze(3)).transpose(-1, -2) @ values
     states = _chunk_states(chunk_sums, ends, starts, scaling)
     decay = scaling.scale(starts.unsqueeze(3), references)
@@ -138,7 +126,7 @@ def running_maximum(keys: Tensor, dim: int) -> Tensor:
 
     Detached, because S_n / Z_n does not depend on it.
     """
-    return keys.detach().cummax(dim=dim).values.clamp(min=torch.finfo(keys.dtype).min)
+    return keys.detach().cummax(dim=dim).values.clamp(min=_LOWEST)
 
 
 def _exportable_running_maximum(keys: Tensor) -> Tensor:
@@ -147,7 +135,7 @@ def _exportable_running_maximum(keys: Tensor) -> Tensor:
     max_chunks = keys.shape[2] if isinstance(keys.shape[2], int) else _MAX_EXPORTED_CHUNKS
     until_chunk = _scan_maximum(within_chunk[:, :, :, -1], 2, max_chunks)
     before_chunk = F.pad(until_chunk, (0, 0, 1, 0), value=-torch.inf).narrow(2, 0, keys.shape[2])
-    return torch.maximum(within_chunk, before_chunk.unsqueeze(3)).clamp(min=torch.finfo(keys.dtype).min)
+    return torch.maximum(within_chunk, before_chunk.unsqueeze(3)).clamp(min=_LOWEST)
 
 
 def _scan_maximum(x: Tensor, dim: int, length: int) -> Tensor:
@@ -165,7 +153,7 @@ def _chunk_states(chunk_sums: Tensor, ends: Tensor, starts: Tensor, scaling: _Sc
     chunk c in group g is the sum over earlier chunks of g, plus the state of g scaled from starts[g] to starts[c].
     """
     num_chunks = ends.shape[2]
-    ends, starts = (_split_into_chunks(x, 2, GROUP, scaling.padding_reference(x.dtype)) for x in (ends, starts))
+    ends, starts = (_split_into_chunks(x, 2, GROUP, scaling.padding_reference) for x in (ends, starts))
     chunk_sums = _split_into_chunks(chunk_sums, 2, GROUP)  # (b, u, g, c, k, w)
     within_group = _sum_earlier(chunk_sums, ends, starts, scaling)
     group_ends, group_starts = ends[:, :, :, -1], starts[:, :, :, 0]

@@ -89,7 +89,7 @@ def _interaction(
     if mask is not None:
         one_row = mask.shape[-2] == 1
         valid = mask.squeeze(-2) if one_row else mask.any(dim=-2)
-        keys, values = mask_context(keys, values, valid.expand(len(values), -1), normalize_keys)
+        keys, values = mask_context(keys, values, valid.expand(values.shape[0], -1), normalize_keys)
         mask = None if one_row else mask
     output: Tensor | None = None
     if keys is not None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.precision import accumulation_dtype
+from lambdanets.ops.precision import accumulation_dtype, output_dtype
 
 # Work is in multiply-adds of large products. A PyTorch call costs as much as CALL of them, and small
 # products cost as if each side were larger by SIDE.
@@ -108,7 +108,7 @@ class Algorithm(ABC):
     grad_output (b, h, n, v).
 
     name: value of the `algorithm` argument of functions.
-    dtype: of queries, values, content, grad_output and the prepared table.
+    dtype: of queries, values, content, grad_output and the prepared table. result_dtype: of the interaction.
     batch: maximum number of examples of a call; `interact.py` splits larger batches.
     """
 
@@ -116,7 +116,7 @@ class Algorithm(ABC):
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.batch = problem, problem.batch
-        self.dtype = accumulation_dtype(problem.dtype)
+        self.dtype, self.result_dtype = accumulation_dtype(problem.dtype), output_dtype(problem.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:  # to copy and pickle plans; what it points to is made again
         return type(self), (self.problem,)

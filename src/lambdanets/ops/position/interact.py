@@ -6,11 +6,12 @@ tensors are queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) 
 or None.
 """
 
+import itertools
 import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from lambdanets.ops.position.algorithm import Algorithm, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.position.dilation import redilate, undilate
-from lambdanets.ops.precision import accumulation_dtype, output_dtype, without_autocast
+from lambdanets.ops.precision import accumulation_dtype, without_autocast
 from lambdanets.ops.tables import crop_to_grid, mask_future
 
 # Gradients of queries, table, values and content; None if not needed.
@@ -201,19 +202,18 @@ def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor 
     queries, table, values = queries.resolve_neg(), table.resolve_neg(), values.resolve_neg()
     content = None if content is None else content.resolve_neg()
     algorithm = plan.implementation
-    (batch, heads, n, _), result_dtype = queries.shape, output_dtype(queries.dtype)
+    batch, heads, n, _ = queries.shape
     if batch == 0:
-        return queries.new_zeros(0, heads, n, values.shape[2], dtype=result_dtype)
+        return queries.new_zeros(0, heads, n, values.shape[2], dtype=algorithm.result_dtype)
     prepared = prepared_tables.get(table, algorithm)
     if not (queries.dtype == values.dtype == algorithm.dtype == (values if content is None else content).dtype):
         queries, values, content = _cast(algorithm.dtype, queries, values, content)
-    if batch <= algorithm.batch:
-        output = algorithm.forward(queries, prepared, values, content)
-    else:
-        chunks = _split_batch(algorithm.batch, queries, values, content)
-        output = torch.cat([algorithm.forward(q, prepared, v, c) for q, v, c in chunks])
+    outputs = []
+    for q, v, c in _split_batch(algorithm.batch, queries, values, content):
+        outputs.append(algorithm.forward(q, prepared, v, c))
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     # Autograd does not allow views from a function to be changed in place.
-    return output.to(result_dtype).detach()
+    return output.to(algorithm.result_dtype).detach()
 
 
 def run_backward(
@@ -245,11 +245,7 @@ def run_backward(
     with without_autocast(queries.device):
         prepared = prepared_tables.get(table.resolve_neg(), algorithm)
         inputs = _cast(algorithm.dtype, grad_output, queries, values, content)
-        if len(queries) <= algorithm.batch:
-            g, q, v, c = inputs
-            grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, q, prepared, v, c, needs)
-        else:
-            grad_q, grad_prepared, grad_v, grad_c = _backward_in_chunks(algorithm, prepared, inputs, needs)
+        grad_q, grad_prepared, grad_v, grad_c = _backward_in_parts(algorithm, prepared, inputs, needs)
         grad_table = None
         if grad_prepared is not None:
             grad_table = _restore_future_offsets(algorithm.grad_table(grad_prepared), plan.problem)
@@ -262,10 +258,10 @@ def run_backward(
         )
 
 
-def _backward_in_chunks(
+def _backward_in_parts(
     algorithm: Algorithm, prepared: Prepared, inputs: Sequence[Tensor | None], needs: NeedsGrad
 ) -> tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]:
-    """`Algorithm.backward` of a larger batch than the algorithm's; inputs: g, q, v and c."""
+    """`Algorithm.backward` of any batch; inputs: g, q, v and c."""
     grads: list[list[Tensor]] = [[], [], []]  # of queries, values and content, by call
     total: Prepared | None = None
     for g, q, v, c in _split_batch(algorithm.batch, *inputs):
@@ -278,7 +274,7 @@ def _backward_in_chunks(
             total = tuple(x.to(accumulation_dtype(x.dtype)) for x in grad_prepared)
         elif grad_prepared is not None and total is not None:
             total = tuple(x.add_(part) for x, part in zip(total, grad_prepared, strict=True))
-    grad_q, grad_v, grad_c = (torch.cat(parts) if parts else None for parts in grads)
+    grad_q, grad_v, grad_c = (torch.cat(parts) if len(parts) > 1 else (*parts, None)[0] for parts in grads)
     return grad_q, total, grad_v, grad_c
 
 
@@ -287,10 +283,12 @@ def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
     return [None if x is None else x.to(dtype).resolve_neg() for x in tensors]
 
 
-def _split_batch(size: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    length = next(len(x) for x in tensors if x is not None)
-    for first in range(0, length, size):
-        yield tuple(None if x is None else x[first : first + size] for x in tensors)
+def _split_batch(size: int, *tensors: Any) -> list[tuple[Any, ...]]:
+    """Parts of at most `size` examples of the tensors, of which the last may be None."""
+    if len(tensors[0]) <= size:
+        return [tensors]
+    parts = [x.split(size) if x is not None else itertools.repeat(None) for x in tensors]
+    return list(zip(*parts, strict=False))
 
 
 def _drop_future_offsets(table: Tensor, problem: Problem) -> Tensor:

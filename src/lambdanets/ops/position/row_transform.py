@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -181,13 +182,8 @@ def _weights(rows: Rows, like: Tensor) -> Tensor:
 
 def _basis(rows: Rows, positions: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines (f, x) of w f x, rounded from float64."""
-    steps = [[f * x % rows.length for x in positions] for f in range(rows.frequencies)]
-    circle = [2 * math.pi * step / rows.length for step in range(rows.length)]
-    functions = [[function(angle) for angle in circle] for function in (math.cos, math.sin)]
-    cosines, sines = (
-        torch.tensor([[values[step] for step in line] for line in steps], dtype=like.dtype, device=like.device)
-        for values in functions
-    )
+    angles = 2 * math.pi / rows.length * (np.outer(range(rows.frequencies), positions) % rows.length)
+    cosines, sines = (torch.tensor(f(angles), dtype=like.dtype, device=like.device) for f in (np.cos, np.sin))
     return cosines, sines
 
 
