@@ -188,7 +188,8 @@ def _kill_at_event(kill: Kill) -> None:
             return original(subject, *args)
         if kill.event == HALF_FILE:
             os.ftruncate(subject, os.fstat(subject).st_size // 2)
-        return os.kill(process, kill.signal)  # also from a worker process
+        os.kill(process, kill.signal)
+        return os.kill(os.getpid(), kill.signal)  # if this is a worker process
 
     setattr(owner, name, patched)
 
