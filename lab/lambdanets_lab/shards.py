@@ -36,7 +36,7 @@ from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.folders import WorkFolder
 from lambdanets.progress import Progress
 from lambdanets.records import read_json, write_json
-from lambdanets.signals import SIGNALS, exit_with_parent
+from lambdanets.signals import SIGNALS, blocked, exit_with_parent
 from lambdanets_lab.shard_checks import inspect_tar
 
 _OPTIONS = ".writing.json"  # options of unfinished shards
@@ -210,8 +210,9 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
         return
     stopped = multiprocessing.Event()
     with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_init_worker, initargs=(job, stopped)) as pool:
-        futures = [pool.submit(_write, *task) for task in tasks]
         try:
+            with blocked():  # after an interrupt within submit, the pool would wait forever
+                futures = [pool.submit(_write, *task) for task in tasks]
             for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool as error:
@@ -241,7 +242,7 @@ def _write(name: str, number: int, job: _Job | None = None) -> _Written:
     split, path = job.splits[name], job.out / f"{name}-{number:05}.tar"
     unreadable: list[str] = []
     indices = split.shards[number]
-    if path.is_file():
+    with contextlib.suppress(InputError):  # it is missing or damaged
         shard, _ = inspect_tar(path)
         if shard.images == len(indices):  # otherwise unreadable images may have been repaired
             return (name, number), shard, []

@@ -100,6 +100,16 @@ def deferred() -> Iterator[None]:
             _handle(signum, None)
 
 
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Block signals within the block. A process that is forked in it keeps them blocked."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
 def exit_with_parent() -> None:
     """Make this worker process exit when its parent process exits."""
     parent = multiprocessing.parent_process()

@@ -163,6 +163,18 @@ def test_killed_worker_process_is_reported(two_classes, tmp_path, monkeypatch):
     assert num_images(write_shards(paths, tmp_path / "out", images_per_shard=3)) == 20
 
 
+def test_interrupt_while_work_is_submitted_stops_the_workers(two_classes, tmp_path, monkeypatch):
+    def submit(pool, *arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(pool, *arguments)
+
+    original = module.ProcessPoolExecutor.submit
+    monkeypatch.setattr(module.ProcessPoolExecutor, "submit", submit)
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=1, processes=2)
+    assert len([*(tmp_path / "out").glob("*.tar")]) < 20
+
+
 def test_rejects_a_folder_that_another_process_writes(two_classes, tmp_path):
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
         write_shards(list_images(two_classes).paths, tmp_path / "out")

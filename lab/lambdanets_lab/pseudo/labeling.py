@@ -86,6 +86,7 @@ def label_shards(
     folder = WorkFolder(out, "labels", _identity(labels), _read_identity)
     with folder.open(shared=True):
         if not folder.is_started():
+            remove_unfinished(out, DESCRIPTION)
             write_json(out / DESCRIPTION, asdict(labels), None)
     num_shards = num_images = num_in_progress = 0
     unreadable: list[str] = []
