@@ -1,6 +1,6 @@
 """Four questions on CIFAR-10, registered before the first run: lambda layers against four other layers, eight seeds.
 
-    python experiments/questions.py DATA --work RUNS --tune [--jobs 2]     learning rates, on held-out training images
+    PYTHONPATH=src:lab python experiments/questions.py DATA --work RUNS --tune [--jobs 2]    learning rates, on held-out training images
     python experiments/questions.py DATA --work RUNS [--seeds 0] [--jobs 2]    train; the results are kept by seed
     python experiments/questions.py --steps                                    time a training step of each layer
     python experiments/questions.py [--page docs/results.md]                   write the page and its figure

@@ -127,14 +127,18 @@ class Layers(torch.utils.data.Dataset):
         return 4
 
     def __getitem__(self, index):
-        return run("native", (12, 9), (7, 7))[0]
+        return [result.flatten() for sizes in SIZES for result in run("native", *sizes)]
+
+
+SIZES = ((12, 9), (7, 7)), ((700,), (65,))
 
 
 @pytest.mark.forks
-def test_workers_of_a_data_loader_get_the_same_results():
-    expected = run("native", (12, 9), (7, 7))[0]
+def test_workers_of_a_data_loader_get_the_same_results_and_gradients():
+    expected = Layers()[0]
     for batch in torch.utils.data.DataLoader(Layers(), num_workers=2, multiprocessing_context="fork"):
-        assert torch.equal(batch[0], expected)
+        for actual, result in zip(batch, expected, strict=True):
+            torch.testing.assert_close(actual[0], result, rtol=1e-5, atol=1e-5)
 
 
 def test_without_a_library_other_algorithms_are_used(monkeypatch, tmp_path):

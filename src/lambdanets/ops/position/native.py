@@ -9,10 +9,11 @@ import math
 import os
 import platform
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,6 +45,26 @@ class _Axis(ctypes.Structure):
         ("streamed", ctypes.c_ssize_t),
         ("twiddles", ctypes.c_void_p * 2),
     )
+
+
+_is_forked = False
+
+
+def _after_fork() -> None:
+    global _is_forked
+    torch.set_num_threads(1)  # the threads of the parent do not exist here
+    _is_forked = True
+
+
+def _transform(maps: Tensor, axes: int, *, inverse: bool = False) -> Tensor:
+    """Transform the last axes of complex maps with exp(-), or exp(+) if inverse, and divide by their points."""
+    dims = tuple(range(-axes, 0))
+    if _is_forked:  # MKL's allocator may wait forever for a thread that only the parent has
+        numbers = maps.numpy()
+        return torch.from_numpy(
+            np.fft.ifftn(numbers, None, dims) if inverse else np.fft.fftn(numbers, None, dims, "forward")
+        )
+    return torch.fft.ifftn(maps, None, dims) if inverse else torch.fft.fftn(maps, None, dims, "forward")
 
 
 class _Problem(ctypes.Structure):
@@ -92,7 +113,7 @@ class Library:
         """Compute the output, or the gradients if `grad_output` is set. Raises OutOfMemoryError."""
         threads = torch.get_num_threads()
         if threads > 1:
-            _use_one_thread_after_forks()
+            _prepare_for_forks()
         if self._library.lambdanets_run(ctypes.byref(problem), kernel, threads, *self._parallel):
             scratch = self.scratch_bytes(problem, kernel)
             raise torch.OutOfMemoryError(
@@ -130,10 +151,10 @@ def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]
 
 
 @lru_cache(maxsize=1)
-def _use_one_thread_after_forks() -> None:
+def _prepare_for_forks() -> None:
     """A child would wait forever for OpenMP's threads, here and in PyTorch: only the parent has them."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+        os.register_at_fork(after_in_child=_after_fork)
 
 
 class Native(Algorithm):
@@ -303,9 +324,11 @@ class _Part:
             for y, x, to_y, to_x in self._wrapped(rows, columns):
                 maps[..., to_x, to_y, :] = part[..., x, y, :]
             if self.is_sequence:  # f = n2 f1 + f2
-                transformed = torch.fft.ifft(torch.view_as_complex(maps.squeeze(4))).unflatten(3, (n1, n2)).mT
+                transformed = (
+                    _transform(torch.view_as_complex(maps.squeeze(4)), 1, inverse=True).unflatten(3, (n1, n2)).mT
+                )
             else:
-                transformed = torch.fft.ifft2(torch.view_as_complex(maps))
+                transformed = _transform(torch.view_as_complex(maps), 2, inverse=True)
             spectra[:, :, first : first + step] = transformed
         return spectra
 
@@ -317,10 +340,7 @@ class _Part:
         for first in range(0, pairs, step):
             # In float64, because float32 transforms round differently with other numbers of threads.
             part = grad_spectra[:, :, first : first + step].to(torch.complex128)
-            if self.is_sequence:
-                maps = torch.fft.fft(part.mT.flatten(3), norm="forward").unsqueeze(4)
-            else:
-                maps = torch.fft.fft2(part, norm="forward")
+            maps = _transform(part.mT.flatten(3), 1).unsqueeze(4) if self.is_sequence else _transform(part, 2)
             maps = torch.view_as_real(maps).permute(0, 4, 3, 2, 5, 1)  # (depth, y, x, pair, 2, u)
             for y, x, to_y, to_x in self._wrapped(rows, columns):
                 grad_table[:, y, x, first : first + step] = maps[:, to_y, to_x]
