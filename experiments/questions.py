@@ -1,11 +1,11 @@
 """Four questions on CIFAR-10, registered before the first run: lambda layers against four other layers, eight seeds.
 
-    PYTHONPATH=src:lab python experiments/questions.py DATA --work RUNS --tune [--jobs 2]    learning rates, on held-out training images
+    python experiments/questions.py DATA --work RUNS --tune [--jobs 2]     learning rates, on held-out training images
     python experiments/questions.py DATA --work RUNS [--seeds 0] [--jobs 2]    train; the results are kept by seed
     python experiments/questions.py --steps                                    time a training step of each layer
     python experiments/questions.py [--page docs/results.md]                   write the page and its figure
 
-DATA has train/CLASS/ and val/CLASS/ with all images of CIFAR-10. A run is one seed of one layer. After an interruption,
+With PYTHONPATH=src:lab, results name the commit. DATA has train/CLASS/ and val/CLASS/ with all images of CIFAR-10. A run is one seed of one layer. After an interruption,
 run the script again: unfinished runs resume. With --jobs 2, set OMP_NUM_THREADS to half the number of cores. Runs that
 train side by side slow each other down, so accuracy is drawn over the time of as many steps, timed in turn.
 """
