@@ -5,8 +5,8 @@
     python experiments/questions.py --steps                                    time a training step of each layer
     python experiments/questions.py [--page docs/results.md]                   write the page and its figure
 
-DATA has train/CLASS/ and val/CLASS/ with all images of CIFAR-10. A run is one seed of one layer. With PYTHONPATH=src:lab,
-results name the commit. After an interruption, run the script again: unfinished runs resume. With --jobs 2, set
+DATA has train/CLASS/ and val/CLASS/ with all images of CIFAR-10. A run is one seed of one layer. Results name the
+commit with PYTHONPATH=src:lab. After an interruption, run the script again: unfinished runs resume. With --jobs 2, set
 OMP_NUM_THREADS to half the number of cores. Runs that train side by side slow each other down, so accuracy is drawn
 over the time of as many steps, timed in turn.
 """

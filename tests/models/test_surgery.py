@@ -187,7 +187,7 @@ def test_where_accepts_shell_style_patterns():
         ("layer9.*.conv2", "got 'layer9.*.conv2'; the nearest are layer"),
         (lambda name, conv: False, "where must select at least one of 20 convolutions of ResNet, got none"),
     ],
-    ids=str,
+    ids=["one name", "pattern", "function"],
 )
 def test_rejects_unmatched_names_with_suggestions(where, message):
     with pytest.raises(InputError, match=message.replace("*", r"\*") if "layer9" in message else message):

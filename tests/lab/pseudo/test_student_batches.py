@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.distributed import World
 from lambdanets.training.micro_batches import with_micro_batch
 from lambdanets_lab.pseudo.recipe import StudentRecipe
-from lambdanets_lab.pseudo.student import PseudoLabeledImages, StudentImages, StudentModule, StudentOrder
+from lambdanets_lab.pseudo.student import PseudoLabeledImages, StudentImages, StudentOrder, StudentTask
 from training.teachers import CLASSES, write_selection
 
 SLICES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), BatchSlice(1, 2, 2)]
@@ -178,6 +179,7 @@ def test_label_smoothing_applies_only_to_hard_labels(smoothing):
     expected = np.where(is_pseudo, 0.2 + 0.4 * one_hot, smoothing / 3 + (1 - smoothing) * one_hot)
     np.testing.assert_allclose(batch.labels, expected, atol=1e-7)
     assert batch.labels.dtype == torch.float32
-    sums = StudentModule(torch.nn.Flatten(), DIGITS, 1, "").sums(batch._replace(images=torch.zeros(10, 3)))
+    task = SimpleNamespace(model=torch.nn.Flatten())
+    sums = StudentTask.losses(task, batch._replace(images=torch.zeros(10, 3)), DIGITS)
     assert sums["loss"].item() == pytest.approx(10 * np.log(3), rel=1e-6)
     assert sums["top1"].item() == sum(n % 100 % 3 == 0 for n in brightness(batch))
