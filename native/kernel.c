@@ -1,9 +1,10 @@
 /* The position interaction of a lambda layer by fused Fourier transforms; compiled once per instruction set and type.
  *
  * Transforms. w f n means 2 pi (f1 n1 / N1 + f2 n2 / N2); * is the conjugate. Inputs are padded with zeros (native_lengths.py).
- *   V^[f]   = sum_n V[n] e^{-iwfn}                      values, real, one channel per lane of a vector
+ *   V^[f]   = sum_n V[n] e^{-iwfn}                      transform_values: real, one channel per lane of a vector
  *   R'^[f]  = 1 / (N1 N2) sum_d R'[d] e^{+iwfd}         R' = R_k + i R_{k+1}: two query depths in one transform
- *   lambda' = sum_f R'^[f] V^[f] e^{+iwfn} = sum_d R'[d] V[n + d] = lambda_k + i lambda_{k+1}
+ *   lambda' = sum_f sum_(z,u) R'^[f] V^[f] e^{+iwfn}    lambda_columns, lambda_row; z are offsets in depth
+ *           = sum_d R'[d] V[n + d] = lambda_k + i lambda_{k+1}
  * The plus in R'^ makes it a correlation. native.py computes R'^ with the only division, so no transform here divides.
  * Sequences are maps, n = n1 + N1 n2 and f = N2 f1 + f2, with factors `cross` between the transforms of the two axes.
  *
@@ -565,10 +566,12 @@ __attribute__((visibility("hidden"))) void NAME(forward_task)(const problem *p, 
 #define COMBINE(a, b, T)                                                                                          \
   (__builtin_shufflevector(a, b, L(0, T), L(1, T), L(2, T), L(3, T), L(4, T), L(5, T), L(6, T), L(7, T)) +        \
    __builtin_shufflevector(a, b, M(0, T), M(1, T), M(2, T), M(3, T), M(4, T), M(5, T), M(6, T), M(7, T)))
-#else
+#elif VL == 4
 #define COMBINE(a, b, T)                                                  \
   (__builtin_shufflevector(a, b, L(0, T), L(1, T), L(2, T), L(3, T)) +    \
    __builtin_shufflevector(a, b, M(0, T), M(1, T), M(2, T), M(3, T)))
+#else
+#error "VL must be 4, 8 or 16"
 #endif
 #define L(i, T) ((i) & (T) ? VL + (i) : (i))
 #define M(i, T) ((i) & (T) ? VL + ((i) ^ (T)) : ((i) ^ (T)))

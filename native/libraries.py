@@ -16,7 +16,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi")
 # By machine: libraries, their instruction set (for zig, and for gcc and clang), other flags, and value channels in a
-# vector of each kernel: float32 in wide and in narrow vectors, float64.
+# vector of each kernel: float32 in wide and in narrow vectors, float64. position/native.py finds them by name.
 LIBRARIES = {
     "x86_64": (
         # Without the width, clang halves the vectors of 512 bits: 1.3 times as slow.

@@ -95,7 +95,8 @@ class EchoCard(ModelCard):
 
 
 class EchoTask(Task):
-    LOSSES, SCORES, PANELS, BEST_METRIC = ("loss",), ("loss", "gain"), (("loss", ("loss",)),), "gain"
+    TRAINING_METRICS, VALIDATION_METRICS, BEST_METRIC = ("loss",), ("loss", "gain"), "gain"
+    PANELS = (("loss", ("loss",)),)
     RESULT = Result
     classes, source, fingerprint = ("none",), "digits", "digits"
 

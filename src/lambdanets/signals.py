@@ -2,7 +2,8 @@
 
 Outside of `interruptible` blocks, a signal ends the process immediately and without a message. Inside them, the first
 signal raises KeyboardInterrupt, so that finished work can be saved; after that, only SIGINT raises again. Only the
-command line installs handlers. Programs that import the package keep their own.
+command line installs handlers. Programs that import the package keep their own. While a run trains,
+`training/callbacks.py` has handlers of its own, which stop it after a step.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
-from lambdanets.ops.content import normalize
+from lambdanets.ops.content import normalize_over_context
 from lambdanets.ops.decoding import query_embeddings
 from lambdanets.ops.precision import accumulation_dtype
 
@@ -119,7 +119,7 @@ def shared_keys(layer: LambdaBase, inputs: LambdaInputs) -> Tensor:
     slices = (inputs.grid[0], -1) if layer.content_by_slice else (1, -1)
     keys = keys.unflatten(-3, slices)
     allowed = None if allowed is None else allowed.unflatten(0, slices)
-    keys = normalize(keys, allowed, layer.normalize_keys).flatten(-4, -3)
+    keys = normalize_over_context(keys, allowed, layer.normalize_keys).flatten(-4, -3)
     keys = keys.unflatten(-3, inputs.grid if math.prod(inputs.grid) == context else (context,))
     return keys if layer.intra_depth > 1 else keys.squeeze(-1)
 
@@ -179,9 +179,9 @@ def _content_weights(layer: LambdaBase, queries: Tensor, keys: Tensor, allowed: 
     keys = keys if layer.multi_head else keys.unsqueeze(0)
     keys = keys if layer.intra_depth > 1 else keys.unsqueeze(-1)
     if allowed is None:
-        keys = normalize(keys, None, layer.normalize_keys).expand(layer.heads, -1, -1, -1)
+        keys = normalize_over_context(keys, None, layer.normalize_keys).expand(layer.heads, -1, -1, -1)
         return torch.einsum("hpk,hmku->hpmu", queries, keys)
-    keys = normalize(keys.unsqueeze(1), allowed[..., None, None], layer.normalize_keys)
+    keys = normalize_over_context(keys.unsqueeze(1), allowed[..., None, None], layer.normalize_keys)
     return torch.einsum("hpk,hpmku->hpmu", queries, keys.expand(layer.heads, -1, -1, -1, -1))
 
 

@@ -16,7 +16,8 @@ from lambdanets.errors import EXTRAS, UnreadableError, one_line
 from lambdanets.files import open_regular
 
 # Pillow's formats of pixels, the most frequent first. Its others are vector graphics (EPS starts Ghostscript), videos,
-# or need a plug-in. JPEG includes MPO.
+# or need a plug-in. JPEG includes MPO. pixels.py converts more than 8 bits; other readers, such as tiff.py, need their
+# suffixes in image_search.py.
 FORMATS = (
     "PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "AVIF", "DCX", "DDS", "DIB", "ICNS", "ICO", "JPEG2000", "MSP",
     "PCX", "PSD", "QOI", "SGI", "SUN", "TGA", "XBM", "XPM",
@@ -44,7 +45,6 @@ def read_image(
     stretch: bool = False,
     known_size: tuple[int, int] | None = None,
     max_pixels: int | None = None,
-    formats: tuple[str, ...] = FORMATS,
 ) -> Image.Image:
     """Read an image with 8 bits per channel: mode "L" if it is gray or `channel` is given, else "RGB".
 
@@ -55,7 +55,7 @@ def read_image(
     stretch: as in `to_8_bits`.
     known_size: (width, height) in the annotations. If the stored pixels have this size, but the rotated ones do not,
         the EXIF orientation is ignored. Otherwise it is applied.
-    max_pixels: limit that is checked before the pixels are decoded. formats: names of Pillow's formats to accept.
+    max_pixels: limit that is checked before the pixels are decoded.
 
     Training, prediction, evaluation and the demo page read all files by this function. Transparent pixels become white,
     and more than 8 bits are converted by `to_8_bits`. The pixels are loaded, so the file may be closed. Raises
@@ -80,14 +80,14 @@ def read_image(
     try:
         with _open(source) as file:
             file.seek(0)  # as Pillow does
-            is_tiff = file.read(4) in TIFF_HEADERS and "TIFF" in formats
+            is_tiff = file.read(4) in TIFF_HEADERS
             file.seek(0)
             content = read_tiff(file, channel, check_size) if is_tiff else None
             if content is not None:
                 pixels, orientation = content
                 image = to_image(pixels, stretch)
             else:
-                with Image.open(file, formats=formats) as stored:
+                with Image.open(file, formats=FORMATS) as stored:
                     check_size(*stored.size)
                     image = convert_image(stored, channel, stretch)
                     orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)

@@ -14,7 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result, check_result
 
 IOU_TYPES = ("bbox", "segm")
-IOUS = np.linspace(0.5, 0.95, 10)
+IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them; `_summary` also reports two alone
 RECALLS = np.linspace(0, 1, 101)
 # Indices of COCO's area ranges: all, small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
 _AREA_RANGES = {"AP": 0, "APs": 1, "APm": 2, "APl": 3}

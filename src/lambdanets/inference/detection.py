@@ -23,7 +23,8 @@ from lambdanets.inference.tiles import is_tiled
 if TYPE_CHECKING:
     from lambdanets.inference.coco_scores import Scores
 
-METRICS = ("bbox_AP", "bbox_AP50", "segm_AP", "segm_AP50")  # COCO's iouType and metric
+# Columns of metrics.csv: COCO's iouType and metric.
+METRICS = {f"{kind}_{name}": (kind, name) for kind in ("bbox", "segm") for name in ("AP", "AP50")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class DetectionEvaluation(Evaluation):
 
     def metrics(self) -> dict[str, float | None]:
         summary = self.scores.summary()
-        return {name: summary[name[:4]][name[5:]] for name in METRICS}
+        return {name: summary[kind][metric] for name, (kind, metric) in METRICS.items()}
 
     def summary(self) -> str:
         box, mask = (format_score(self.metrics()[f"{kind}_AP"]) for kind in ("bbox", "segm"))

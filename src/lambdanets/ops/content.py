@@ -9,6 +9,7 @@ from lambdanets.ops.causal import causal_content
 from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, sqrt_or_one, without_autocast
 
+# Implemented in `normalize_over_context` and `mask_context`, causal.py, decoding.py and definition.py.
 NORMALIZATIONS = ("softmax", "l2", None)
 
 
@@ -95,11 +96,11 @@ def shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None) -> T
         return keys.transpose(1, 2).softmax(dim=-1) @ values  # the softmax of 16 bits sums in float32
     if keys.ndim == 3:
         keys, values = keys.unsqueeze(-1), values.unsqueeze(-1)
-    normalized = normalize(keys, None, normalize_keys)
+    normalized = normalize_over_context(keys, None, normalize_keys)
     return torch.einsum("bmku,bmvu->bkv", normalized.to(values.dtype), values)
 
 
-def normalize(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) -> Tensor:
+def normalize_over_context(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) -> Tensor:
     """Normalize keys (.., m, k, u) over the allowed m in float32 or wider; the result is 0 elsewhere."""
     if normalize_keys is None:
         return keys if allowed is None else keys.masked_fill(~allowed, 0)
@@ -124,6 +125,6 @@ def _interact_with_mask(
     if normalize_keys is None:
         logits = torch.einsum("bhnk,bmku->bhnmu", queries, keys).masked_fill(~mask[:, None, ..., None], 0)
     else:
-        weights = normalize(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
+        weights = normalize_over_context(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
         logits = torch.einsum("bhnk,bnmku->bhnmu", queries, weights.to(queries.dtype))
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)

@@ -1,10 +1,13 @@
-"""The dtypes in which operations compute and return results; all decided here.
+"""The dtypes in which operations in PyTorch compute and return results.
 
 | inputs | factors of matrix products | sums, exponentials | results |
 |---|---|---|---|
 | float64, float32 | the same | the same | the same |
 | bfloat16 | float32; bfloat16 on GPUs, if they are large | float32 | bfloat16 |
 | float16 | float32 | float32 | float16; float32 under autocast |
+
+The compiled kernels (native/libraries.py, fused_kernels.py) sum in float32 or float64. In the content
+term of a softmax, and in exported graphs, the factors of bfloat16 stay in it.
 """
 
 from contextlib import AbstractContextManager, nullcontext

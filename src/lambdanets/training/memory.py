@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, one_line
-from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
 
 _cache: dict[str, tuple[int, int]] = {}  # results of training_memory by MemoryProbe.key
 
@@ -104,4 +104,4 @@ def _measure_on_meta_device(probe: MemoryProbe) -> tuple[int, int]:
 
 def states_per_parameter(recipe: TrainingRecipe) -> int:
     """Return the number of values stored per parameter besides weight and gradient: optimizer states and EMA."""
-    return (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema_decay is not None)
+    return OPTIMIZERS[recipe.optimizer].num_states + (recipe.ema_decay is not None)

@@ -17,11 +17,9 @@ from lambdanets.errors import InputError
 from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
 from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
-from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
 from lambdanets.training.task import Task
 
-# In timm, "sgd" uses Nesterov momentum and "momentum" does not; "rmsprop" is PyTorch's, "rmsproptf" TensorFlow's.
-_OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
 # The gradient scaler of 16-mixed halves its scale, initially 2**16, at each step with non-finite gradients.
 _MIN_GRADIENT_SCALE = 2.0**-10
 _STEPS_BETWEEN_SCALE_CHECKS = 20
@@ -105,7 +103,7 @@ class TrainingModule(LightningModule):
         return {
             "loss": loss,
             "images": num_images,
-            "sums": torch.stack([sums[name].detach() for name in self.task.LOSSES]),
+            "sums": torch.stack([sums[name].detach() for name in self.task.TRAINING_METRICS]),
         }
 
     def _raise_nonfinite_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
@@ -205,10 +203,11 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe
-        options = {"betas": (recipe.momentum, 0.999)} if recipe.optimizer == "adamw" else {"momentum": recipe.momentum}
+        entry = OPTIMIZERS[recipe.optimizer]
+        options = {"betas": (recipe.momentum, 0.999)} if entry.has_betas else {"momentum": recipe.momentum}
         optimizer = create_optimizer_v2(
             self.model,
-            _OPTIMIZERS[recipe.optimizer],
+            entry.timm_name,
             lr=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             param_group_fn=lambda model: param_groups_weight_decay(

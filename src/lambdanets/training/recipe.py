@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -11,9 +11,25 @@ from lambdanets.inference.architecture import Architecture
 from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
-Optimizer = Literal["sgd", "rmsprop", "adamw"]
+Optimizer = Literal["sgd", "rmsprop", "adamw"]  # keys of OPTIMIZERS
 Schedule = Literal["cosine", "staircase", "late_steps"]
 NonNegative = Annotated[float, Field(ge=0, le=1e30)]  # larger ones overflow in float32
+
+
+class OptimizerEntry(NamedTuple):
+    """An optimizer of timm. has_betas: whether momentum is the first beta. num_states: values stored per parameter."""
+
+    timm_name: str
+    has_betas: bool
+    num_states: int
+
+
+# In timm, "sgd" uses Nesterov momentum and "momentum" does not; "rmsprop" is PyTorch's, "rmsproptf" TensorFlow's.
+OPTIMIZERS = {
+    "sgd": OptimizerEntry("momentum", has_betas=False, num_states=1),
+    "rmsprop": OptimizerEntry("rmsproptf", has_betas=False, num_states=2),
+    "adamw": OptimizerEntry("adamw", has_betas=True, num_states=2),
+}
 
 
 @record

@@ -245,7 +245,7 @@ def _train(prepared: _PreparedRun, folder: Path, world: World) -> dict[str, Any]
     if recipe.compile:
         model.compile()
     timer = Timer()
-    metrics = tuple(dict.fromkeys((*task.LOSSES, *task.SCORES)))
+    metrics = tuple(dict.fromkeys((*task.TRAINING_METRICS, *task.VALIDATION_METRICS)))
     log = RunLog(folder, metrics, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     # order: EMA and metrics must update their state before a checkpoint is written

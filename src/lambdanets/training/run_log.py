@@ -50,7 +50,7 @@ class RunLog(Callback):
         self._columns = (*COLUMNS, *self.metrics, *SPEED)
         self._world = world
         self._max_unreadable = max_unreadable
-        self._sums: list[float] = []  # images and the task's LOSSES since the last row, all ranks
+        self._sums: list[float] = []  # images and the task's TRAINING_METRICS since the last row, all ranks
         self._new_sums: Tensor | None = None  # those of this rank that are not in `_sums`
         self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
         self._module: TrainingModule
@@ -147,7 +147,7 @@ class RunLog(Callback):
     def _reduce(self) -> None:
         """Add the sums of all ranks since the last call. On a GPU, this waits for its steps."""
         self._module.check_finite()
-        zeros = [0.0] * (1 + len(self._module.task.LOSSES))
+        zeros = [0.0] * (1 + len(self._module.task.TRAINING_METRICS))
         new_sums = zeros if self._new_sums is None else self._new_sums.tolist()
         *new_sums, unreadable = all_reduce_sum(*new_sums, len(self._new_unreadable))
         self._sums = [old + new for old, new in zip(self._sums or zeros, new_sums, strict=True)]
@@ -160,7 +160,7 @@ class RunLog(Callback):
         self._reduce()
         images, *sums = self._sums
         if images:
-            means = {name: s / images for name, s in zip(self._module.task.LOSSES, sums, strict=True)}
+            means = {name: s / images for name, s in zip(self._module.task.TRAINING_METRICS, sums, strict=True)}
             self._sums = []
             self._measure_speed()
             self._add_row(trainer, "train", means | self._speed)

@@ -29,8 +29,10 @@ class Task(ABC):
     fits into memory.
     """
 
-    LOSSES: ClassVar[tuple[str, ...]]  # training metrics; the first is minimized
-    SCORES: ClassVar[tuple[str, ...]]  # validation metrics
+    # Columns of metrics.csv: those that `losses` returns, with "loss", which is minimized, and those of
+    # `Evaluation.metrics`.
+    TRAINING_METRICS: ClassVar[tuple[str, ...]]
+    VALIDATION_METRICS: ClassVar[tuple[str, ...]]
     PANELS: ClassVar[Panels]  # panels of curves.png
     BEST_METRIC: ClassVar[str]  # validation metric that selects best.ckpt
     RESULT: ClassVar[type[Result]]  # fields of result.json
@@ -78,7 +80,7 @@ class Task(ABC):
 
     @abstractmethod
     def losses(self, batch: Any, recipe: Any) -> dict[str, Tensor]:
-        """Return the LOSSES of a batch, each summed over its images."""
+        """Return the TRAINING_METRICS of a batch, each summed over its images."""
 
     @abstractmethod
     def card(self, recipe: Any) -> ModelCard:

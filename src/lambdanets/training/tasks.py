@@ -1,4 +1,4 @@
-"""The registry of tasks. A new task needs an entry in TASKS, its packages and a command.
+"""The registry of tasks. CONTRIBUTING.md lists what else a new task needs.
 
 Tasks of the lab (`lambdanets_lab`) are found by name like the others, and imported only when they are used.
 """

@@ -70,8 +70,8 @@ class Cost:
     """The cost of an algorithm for a problem.
 
     multiply_adds: of the forward pass. workspace_bytes: memory in addition to inputs and output, in
-    the pass that needs more. work: time of the forward pass in multiply-adds of large products, by
-    which algorithms are compared.
+    the pass that needs more; of `native`, that of one team of threads. work: time of the forward
+    pass in multiply-adds of large products, by which algorithms are compared.
     """
 
     multiply_adds: float

@@ -50,8 +50,15 @@ class Plan:
                 cells = [*(f"{2e-9 * count:.3f}" for count in counts), f"{cost.workspace_bytes / 2**20:.1f}"]
             line = f"{'*' if name == self.algorithm else '':2}{name:<16}{cells[0]:>10}{cells[1]:>10}{cells[2]:>16}"
             lines.append(f"{line}  {self.notes.get(name, '')}".rstrip())
-        reason = f": least work of those below {WORKSPACE_LIMIT_BYTES >> 20} MiB" if self.automatic else " by name"
+        limit = f"{WORKSPACE_LIMIT_BYTES >> 20} MiB"
+        reason = f": least work of those below {limit}" if self.automatic else " by name"
+        if self.automatic and _exceeds_limit(self.costs[self.algorithm]):
+            reason = f": least product of work and workspace, since all exceed {limit}"
         return "\n".join([*lines, f"* chosen{reason}; work is time in GFLOP of large matrix products"])
+
+
+def _exceeds_limit(cost: Cost | None) -> bool:
+    return cost is not None and cost.workspace_bytes > WORKSPACE_LIMIT_BYTES
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -90,7 +97,7 @@ def _fit_batch(problem: Problem, algorithm: type[Algorithm]) -> tuple[Algorithm,
     """Halve the batch until the workspace fits; return the algorithm for it and the cost of all calls."""
     batch, implementation = problem.batch, algorithm(problem)
     cost = implementation.cost()
-    while batch > 1 and cost.workspace_bytes > WORKSPACE_LIMIT_BYTES:
+    while batch > 1 and _exceeds_limit(cost):
         half = algorithm(problem.limit_batch(-(-batch // 2)))
         if half.cost().workspace_bytes == cost.workspace_bytes:  # it does not depend on the batch
             break
@@ -99,7 +106,7 @@ def _fit_batch(problem: Problem, algorithm: type[Algorithm]) -> tuple[Algorithm,
 
 
 def _least_work(costs: dict[str, Cost]) -> str:
-    fitting = {name for name, cost in costs.items() if cost.workspace_bytes <= WORKSPACE_LIMIT_BYTES}
+    fitting = {name for name, cost in costs.items() if not _exceeds_limit(cost)}
     if not fitting:
         return min(costs, key=lambda name: costs[name].work * costs[name].workspace_bytes)
     return min((name for name in costs if name in fitting), key=lambda name: costs[name].work)

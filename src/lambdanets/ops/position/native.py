@@ -24,7 +24,8 @@ from lambdanets.ops.position.native_lengths import Axis, Transforms, choose_tran
 from lambdanets.ops.precision import accumulation_dtype
 
 FOLDER = Path(__file__).with_name("libraries")
-# By PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower.
+# By PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower. native/libraries.py
+# compiles them; a set that PyTorch does not name needs a test of its own.
 _X86_LIBRARIES = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3", "DEFAULT": "x86-64-v2"}
 WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in narrow vectors, float64
 

@@ -42,8 +42,8 @@ class ClassificationResult(Result):
 class ClassificationTask(Task):
     """Image classification."""
 
-    LOSSES: ClassVar[tuple[str, ...]] = ("loss", "top1")
-    SCORES: ClassVar[tuple[str, ...]] = ("loss", "top1")
+    TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
+    VALIDATION_METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
     PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
     BEST_METRIC: ClassVar[str] = "top1"
     RESULT: ClassVar[type[Result]] = ClassificationResult

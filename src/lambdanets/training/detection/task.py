@@ -46,12 +46,12 @@ class DetectionResult(Result):
 class DetectionTask(CocoTask):
     """Object detection and instance segmentation."""
 
-    LOSSES: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
-    SCORES: ClassVar[tuple[str, ...]] = METRICS
+    TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
+    VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
     PANELS: ClassVar[Panels] = (
         ("loss", ("loss",)),
         ("loss terms", tuple(LOSS_NAMES.values())),
-        ("average precision on the validation images", METRICS),
+        ("average precision on the validation images", tuple(METRICS)),
     )
     BEST_METRIC: ClassVar[str] = "segm_AP"
     RESULT: ClassVar[type[Result]] = DetectionResult

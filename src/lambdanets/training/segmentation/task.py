@@ -40,8 +40,8 @@ class SegmentationResult(Result):
 class SegmentationTask(CocoTask):
     """Semantic segmentation."""
 
-    LOSSES: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
-    SCORES: ClassVar[tuple[str, ...]] = SCORES
+    TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
+    VALIDATION_METRICS: ClassVar[tuple[str, ...]] = SCORES
     PANELS: ClassVar[Panels] = (
         ("loss", ("loss",)),
         ("loss terms", ("cross_entropy", "dice_loss")),
