@@ -1,6 +1,7 @@
 """Environment variables that must be set before torch is imported, and fixtures for tests in several folders."""
 
 import gc
+import logging
 import os
 
 # Some virtual machines report AMX but do not allow it: a bfloat16 matrix product then crashes the process.
@@ -17,6 +18,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,6 +75,15 @@ def default_signal_handlers() -> None:
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def free_logging_lock() -> Iterator[None]:
+    """A signal in logging's callback of a fork, which a test sends, would leave its lock with this thread for good."""
+    yield
+    lock: Any = logging._lock
+    while lock._is_owned():
+        lock.release()
 
 
 @pytest.fixture(autouse=True)

@@ -30,12 +30,20 @@ from training.runs import classification_task
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
 # and one of cifar10 without lambda layers.
 QUICKTEST_VARIANTS = {"imagenet_350": "imagenet_350_350_288", "cifar10": "cifar10_convolution"}
-LAB_RECIPES = ("imagenet_pseudo",)
 VARIANTS = [variant for name in list_recipes() for variant in list_variants(name)]
-RECIPES = [(task, name) for task, entry in TASKS.items() for name in list_recipes(entry.recipe_class)]
+
+
+def own_recipes(entry):
+    """The names of the recipes in the package of a task."""
+    names = list_recipes(entry.recipe_class)
+    return [name for name in names if importlib.util.find_spec(f"{entry.recipe_package}.{name}")]
+
+
+RECIPES = [(task, name) for task, entry in TASKS.items() for name in own_recipes(entry)]
 DETECTION = [*list_recipes(DetectionRecipe), *list_variants("coco", DetectionRecipe), "nuclei_convolution"]
 KEPT_BY_QUICKTEST = {
     "classification": ("optimizer", "rand_augment", "dropout", "hold_out", "patience"),
+    "student": ("optimizer", "rand_augment", "dropout", "pseudo_targets"),
     "detection": ("jitter", "clip_gradient", "levels", "aspect_ratios", "mean"),
     "segmentation": ("jitter", "clip_gradient", "rotate", "model", "model_options"),
 }
@@ -116,7 +124,7 @@ def test_docstring_of_a_recipe_has_a_summary_and_a_command(task, name, tmp_path,
 
 @pytest.mark.parametrize("task", TASKS)
 def test_recipe_without_data_is_rejected(task, tmp_path):
-    for name in list_recipes(TASKS[task].recipe_class):
+    for name in own_recipes(TASKS[task]):
         if find(task, name).data == "":
             with pytest.raises(InputError, match="data must be given; set it with --data PATH"):
                 run.start(find(task, name), tmp_path / "run")
@@ -237,7 +245,7 @@ def test_batch_norm_momentum_changes_the_running_mean():
 def quicktests():
     """Every recipe but detection's and segmentation's digits, which the tests of their commands train."""
     for task, entry in TASKS.items():
-        for name in list_recipes(entry.recipe_class):
+        for name in own_recipes(entry):
             if name != "imagenet_90" and (task, name) not in (("detection", "digits"), ("segmentation", "digits")):
                 yield task, QUICKTEST_VARIANTS.get(name, name)
     yield from (("detection", "nuclei_convolution"), ("segmentation", "nuclei_convolution"))

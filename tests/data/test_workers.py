@@ -105,7 +105,7 @@ def test_failed_evaluation_of_a_classifier_kills_hanging_workers(
     paths = sorted(two_classes.rglob("*.png"))
     classifier = load(write_teacher(tmp_path / "teacher"))
     with kills_two_hanging_workers(make_load_hang(ImageFiles)) as stop:
-        monkeypatch.setattr(Classifier, "probabilities", stop)
+        monkeypatch.setattr(Classifier, "logits", stop)
         images = ImageFiles(paths, [0] * len(paths))
         classification.ClassificationEvaluator(classifier, images).evaluate(2, workers=2)
 

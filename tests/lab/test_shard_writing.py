@@ -367,10 +367,10 @@ def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys
     [
         (["DATA"], "OUT, or one of --verify and --index, must be given"),
         (["DATA", "OUT", "--index"], "OUT, or one of --verify and --index, must be given"),
-        (["DATA", "OUT", "--processes", "0"], "processes must be at least 1"),
+        (["DATA", "OUT", "--processes", "0"], "processes must be greater than 0"),
         (["digits", "OUT", "--unlabeled"], "a folder of images with --unlabeled"),
-        (["", "OUT"], "DATA must be a dataset, a folder or a URL, got ''"),
-        (["DATA", ""], "OUT must be a path, got ''"),
+        (["", "OUT"], "DATA must have a value, got ''"),
+        (["DATA", ""], "OUT must have a value, got ''"),
     ],
 )
 def test_shard_command_rejects_incompatible_options(two_classes, tmp_path, arguments, message, capsys):

@@ -81,7 +81,7 @@ def at_step(monkeypatch, step, action):
 
 def classification_task(recipe, model):
     """The task of a classifier of the digits."""
-    return ClassificationTask(recipe, open_splits("digits"), None, model)
+    return ClassificationTask(recipe, open_splits("digits"), model)
 
 
 class CrashError(Exception):

@@ -25,13 +25,13 @@ def classifier(two_classes, tmp_path):
 def batch_sizes(monkeypatch):
     """The sizes of the batches passed to the classifier."""
     batch_sizes = []
-    classify = Classifier.probabilities
+    classify = Classifier.logits
 
     def record(classifier, images):
         batch_sizes.append(len(images))
         return classify(classifier, images)
 
-    monkeypatch.setattr(Classifier, "probabilities", record)
+    monkeypatch.setattr(Classifier, "logits", record)
     return batch_sizes
 
 
