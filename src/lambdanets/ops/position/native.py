@@ -60,7 +60,8 @@ def _after_fork() -> None:
 def _transform(maps: Tensor, axes: int, *, inverse: bool = False) -> Tensor:
     """Transform the last axes of complex maps with exp(-), or exp(+) if inverse, and divide by their points."""
     dims = tuple(range(-axes, 0))
-    if _is_forked:  # MKL's allocator may wait forever for a thread that only the parent has
+    # MKL's allocator may wait forever for a thread that only the parent has.
+    if _is_forked and maps.device.type == "cpu" and not isinstance(maps, FakeTensor):
         numbers = maps.numpy()
         return torch.from_numpy(
             np.fft.ifftn(numbers, None, dims) if inverse else np.fft.fftn(numbers, None, dims, "forward")
