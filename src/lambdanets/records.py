@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -105,7 +105,7 @@ def parse_json(content: bytes | str, kind: type[T], problem: str, advice: str = 
     Raises InputError, "problem: reason; advice", if it fails.
     """
     with reraise_as_input_error(problem, advice):
-        validator: TypeAdapter[T] = adapter(kind)  # type: ignore[arg-type]
+        validator: TypeAdapter[T] = adapter(cast(Any, kind))  # mypy does not see that a type is hashable
         text = content if isinstance(content, str) else content.decode()
         if not re.search(r"\\u[dD][89a-fA-F]", text):
             return validator.validate_json(text, strict=True, extra="ignore")

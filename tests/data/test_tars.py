@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from data.coco.coco_files import write_tar
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
@@ -14,15 +15,6 @@ def png(value: int) -> bytes:
     buffer = io.BytesIO()
     Image.new("L", (4, 4), value).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def write_tar(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return path
 
 
 def test_a_tar_and_its_validation_tar_become_the_splits(tmp_path: Path) -> None:

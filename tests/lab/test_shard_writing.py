@@ -15,6 +15,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from data.coco.coco_files import write_tar
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.image_search import list_images
@@ -37,14 +38,6 @@ def files_by_key(images: ShardedImages) -> dict[str, bytes]:
 
 def num_images(content) -> int:
     return sum(shard.images for shard in content.shards)
-
-
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
 
 
 def test_image_files_are_copied_byte_for_byte(two_classes, tmp_path):

@@ -137,7 +137,7 @@ class TrainingModule(LightningModule):
         )
 
     def _is_finite(self, value: Tensor) -> bool:
-        """Whether a value is finite; on a GPU, which would have to wait, `check_finite` tells."""
+        """Whether a value is finite; on a GPU, which would have to wait, `check_finite` reports it."""
         if self.checks_each_step:
             return bool(value.isfinite())
         self._nonfinite += value.detach().isfinite().logical_not()
