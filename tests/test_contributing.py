@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from lambdanets.training import run, tasks
+from lambdanets import registry
+from lambdanets.training import run
 
 PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -142,13 +143,13 @@ class EchoTask(Task):
 def test_new_task_needs_one_package_and_one_entry(tmp_path, monkeypatch):
     steps = PAGE.partition("## To add a task\n")[2].partition("\n## ")[0]
     assert "TrainingRecipe" in steps
-    assert "training/tasks.py" in steps
+    assert "registry.py" in steps
     (tmp_path / "echo_task").mkdir()
     for name, text in TASK.items():
         (tmp_path / "echo_task" / name).write_text(text.lstrip())
     monkeypatch.syspath_prepend(tmp_path)
-    entry = tasks.TaskEntry("echo_task.recipe:EchoRecipe", "echo_task.task:EchoTask", "", "")
-    monkeypatch.setitem(tasks.TASKS, "echo", entry)
+    entry = registry.TaskEntry("echo_task.recipe:EchoRecipe", "echo_task.task:EchoTask", "", "", "")
+    monkeypatch.setitem(registry.TASKS, "echo", entry)
     recipe = entry.recipe_class(data="digits", model="echo", epochs=2, warmup_epochs=0, learning_rate=0.001)
     result = run.start(recipe, tmp_path / "run")
     assert run.start(recipe, tmp_path / "run") == result

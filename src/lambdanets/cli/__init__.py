@@ -127,7 +127,7 @@ def _usage() -> list[str]:
 
 def _other_command(arguments: list[str], task: str) -> str:
     """Return advice to use the command for models of another task, or "" if there is none."""
-    from lambdanets.training.tasks import TASKS
+    from lambdanets.registry import TASKS
 
     action = arguments[1] if arguments[0] in ("detect", "segment") else arguments[0]
     other = TASKS[task].command.replace("train", action)

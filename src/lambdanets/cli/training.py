@@ -18,10 +18,11 @@ from lambdanets.cli.options import parse_all, program
 from lambdanets.errors import KILLED_WORKER, InputError, is_killed_worker, is_out_of_memory, is_user_fixable
 from lambdanets.folders import describe_differences
 from lambdanets.records import record
+from lambdanets.registry import TASKS, find
 from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.tasks import RECIPE, TASKS, extended_recipe, find, read_recipe
+from lambdanets.training.tasks import RECIPE, extended_recipe, read_recipe
 
 # Environment variable that is set in the processes launched by --devices, which have the same arguments.
 LAUNCHED = "LAMBDANETS_LAUNCHED"

@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import TypeVar, overload
 
 from lambdanets.errors import InputError, nearest_hint, one_line
+from lambdanets.registry import TASKS
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.tasks import TASKS
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 

@@ -1,0 +1,73 @@
+"""The registry of tasks. CONTRIBUTING.md lists what else a new task needs.
+
+Tasks of the lab (`lambdanets_lab`) are found by name like the others, and imported only when they are used.
+"""
+
+import dataclasses
+import importlib
+from functools import cached_property
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEntry:
+    """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
+
+    recipe: its class. implementation: the Task. predictor: the class of trained models. recipe_package: package
+    with the recipe files. command: the training command; tasks with the same command extend the recipe of the first.
+    quicktest: `quicktest_recipe`.
+    """
+
+    recipe: str
+    implementation: str
+    predictor: str
+    recipe_package: str
+    command: str
+    quicktest: str = ""
+
+    @cached_property
+    def recipe_class(self) -> Any:
+        """The recipe's class."""
+        return find(self.recipe)
+
+
+TASKS = {
+    "classification": TaskEntry(
+        "lambdanets.training.classification.recipe:ClassificationRecipe",
+        "lambdanets.training.classification.task:ClassificationTask",
+        "lambdanets.inference.classifier:Classifier",
+        "lambdanets.recipes",
+        "train",
+        "lambdanets.training.classification.quicktest:quicktest_recipe",
+    ),
+    "student": TaskEntry(
+        "lambdanets_lab.pseudo.recipe:StudentRecipe",
+        "lambdanets_lab.pseudo.student:StudentTask",
+        "lambdanets.inference.classifier:Classifier",
+        "lambdanets_lab.recipes",
+        "train",
+        "lambdanets_lab.pseudo.student:quicktest_recipe",
+    ),
+    "detection": TaskEntry(
+        "lambdanets.training.detection.recipe:DetectionRecipe",
+        "lambdanets.training.detection.task:DetectionTask",
+        "lambdanets.inference.detector:Detector",
+        "lambdanets.recipes.detection",
+        "detect train",
+        "lambdanets.training.detection.quicktest:quicktest_recipe",
+    ),
+    "segmentation": TaskEntry(
+        "lambdanets.training.segmentation.recipe:SegmentationRecipe",
+        "lambdanets.training.segmentation.task:SegmentationTask",
+        "lambdanets.inference.segmenter:Segmenter",
+        "lambdanets.recipes.segmentation",
+        "segment train",
+        "lambdanets.training.segmentation.quicktest:quicktest_recipe",
+    ),
+}
+
+
+def find(name: str) -> Any:
+    """Import "module:name"."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
