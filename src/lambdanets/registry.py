@@ -15,7 +15,7 @@ class TaskEntry:
 
     recipe: its class. implementation: the Task. predictor: the class of trained models. recipe_package: package
     with the recipe files. command: the training command; tasks with the same command extend the recipe of the first.
-    quicktest: `quicktest_recipe`.
+    quicktest: `quicktest_recipe`. predict_options: the options that the task adds to `lambdanets predict`.
     """
 
     recipe: str
@@ -24,6 +24,7 @@ class TaskEntry:
     recipe_package: str
     command: str
     quicktest: str = ""
+    predict_options: str = ""
 
     @cached_property
     def recipe_class(self) -> Any:
@@ -39,6 +40,7 @@ TASKS = {
         "lambdanets.recipes",
         "train",
         "lambdanets.training.classification.quicktest:quicktest_recipe",
+        predict_options="lambdanets.inference.options:ClassifierOptions",
     ),
     "student": TaskEntry(
         "lambdanets_lab.pseudo.recipe:StudentRecipe",
@@ -47,6 +49,7 @@ TASKS = {
         "lambdanets_lab.recipes",
         "train",
         "lambdanets_lab.pseudo.student:quicktest_recipe",
+        predict_options="lambdanets.inference.options:ClassifierOptions",
     ),
     "detection": TaskEntry(
         "lambdanets.training.detection.recipe:DetectionRecipe",
@@ -55,6 +58,7 @@ TASKS = {
         "lambdanets.recipes.detection",
         "detect train",
         "lambdanets.training.detection.quicktest:quicktest_recipe",
+        predict_options="lambdanets.inference.options:DetectorOptions",
     ),
     "segmentation": TaskEntry(
         "lambdanets.training.segmentation.recipe:SegmentationRecipe",
@@ -63,8 +67,14 @@ TASKS = {
         "lambdanets.recipes.segmentation",
         "segment train",
         "lambdanets.training.segmentation.quicktest:quicktest_recipe",
+        predict_options="lambdanets.inference.options:MaskOptions",
     ),
 }
+
+
+def predictor_of(task: str) -> Any:
+    """Return the class of the trained models of a task."""
+    return find(TASKS[task].predictor)
 
 
 def find(name: str) -> Any:

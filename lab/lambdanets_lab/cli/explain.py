@@ -41,14 +41,15 @@ def main(arguments: list[str]) -> int:
     folder = WorkFolder(options.out)
     folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.images import read_image
+    from lambdanets.inference.classifier import Classifier
+    from lambdanets.inference.detector import Detector
     from lambdanets.inference.loading import load_one_of
-    from lambdanets.inference.model_card import ClassifierCard, DetectorCard
     from lambdanets.signals import deferred
     from lambdanets.text_tables import text_table
     from lambdanets_lab.explain.explanation import explain
     from lambdanets_lab.explain.report import make_report
 
-    source = load_one_of((ClassifierCard, DetectorCard), options.checkpoint, options.device)
+    source = load_one_of((Classifier, Detector), options.checkpoint, options.device)
     image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
     explanation = explain(source, image)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at

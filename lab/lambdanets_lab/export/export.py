@@ -19,7 +19,6 @@ from lambdanets.folders import check_new_file
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.model_card import ClassifierCard, DetectorCard
 from lambdanets.signals import deferred, interruptible
 from lambdanets_lab.export.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
 from lambdanets_lab.export.quantization import MAX_DROP, Quantization
@@ -99,9 +98,7 @@ def export(
     for file in files:
         check_new_file(file)
     runtime.check_installed()  # before the model is traced, which takes long
-    loaded = (
-        load_one_of((ClassifierCard, DetectorCard), model, "cpu") if isinstance(model, str | os.PathLike) else model
-    )
+    loaded = load_one_of((Classifier, Detector), model, "cpu") if isinstance(model, str | os.PathLike) else model
     if to == "aoti" and isinstance(loaded, Detector):
         raise InputError(
             "to must be onnx, openvino or pt2 for a detector, got aoti: "

@@ -17,7 +17,6 @@ from lambdanets.errors import (
     KILLED_WORKER,
     InputError,
     RankZeroFailed,
-    WrongTaskError,
     explain_missing_extras,
     is_killed_worker,
     is_out_of_memory,
@@ -29,8 +28,8 @@ from lambdanets.terminal import echo
 # Command -> line in the help. The function `main` in the module of the same name runs it.
 COMMANDS = {
     "train": "Train a classifier: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
-    "evaluate": "Evaluate a classifier on a validation set: lambdanets evaluate CHECKPOINT [--data DATA].",
-    "predict": "Classify image files: lambdanets predict CHECKPOINT IMAGES...",
+    "evaluate": "Evaluate a model on a labeled set: lambdanets evaluate MODEL [--data DATA].",
+    "predict": "Classify, detect or segment in image files: lambdanets predict MODEL IMAGES...",
     "explain": "Show what lambda layers look at in an image: lambdanets explain CHECKPOINT IMAGE --out FOLDER.",
     "demo": "Try models on images in the browser, on this machine: lambdanets demo [MODELS...].",
     "detect": "Train and use Mask R-CNN detectors: lambdanets detect train | evaluate | predict | report.",
@@ -71,8 +70,6 @@ def _run(arguments: list[str]) -> int:
     try:
         with explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
             return _dispatch(arguments)
-    except WrongTaskError as error:
-        return _fail(f"{error}{_other_command(arguments, error.task)}")
     except InputError as error:
         return _fail(str(error))
     except RankZeroFailed:
@@ -123,15 +120,6 @@ def _usage() -> list[str]:
         "",
         "lambdanets COMMAND --help lists its options; lambdanets --version prints the version.",
     ]
-
-
-def _other_command(arguments: list[str], task: str) -> str:
-    """Return advice to use the command for models of another task, or "" if there is none."""
-    from lambdanets.registry import TASKS
-
-    action = arguments[1] if arguments[0] in ("detect", "segment") else arguments[0]
-    other = TASKS[task].command.replace("train", action)
-    return f"; use lambdanets {other}" if action in ("evaluate", "predict") else ""
 
 
 def _fail(message: str) -> int:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.options import parse_all, program
+from lambdanets.cli.predict import report_unreadable
 from lambdanets.errors import KILLED_WORKER, InputError, is_killed_worker, is_out_of_memory, is_user_fixable
 from lambdanets.folders import describe_differences
 from lambdanets.records import record
