@@ -28,7 +28,7 @@ from lambdanets.terminal import echo
 
 # Command -> line in the help. The function `main` in the module of the same name runs it.
 COMMANDS = {
-    "train": "Train a classifier: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
+    "train": "Train a recipe of any task: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
     "evaluate": "Evaluate a classifier on a validation set: lambdanets evaluate CHECKPOINT [--data DATA].",
     "predict": "Classify image files: lambdanets predict CHECKPOINT IMAGES...",
     "explain": "Show what lambda layers look at in an image: lambdanets explain CHECKPOINT IMAGE --out FOLDER.",
@@ -127,11 +127,9 @@ def _usage() -> list[str]:
 
 def _other_command(arguments: list[str], task: str) -> str:
     """Return advice to use the command for models of another task, or "" if there is none."""
-    from lambdanets.registry import TASKS
-
     action = arguments[1] if arguments[0] in ("detect", "segment") else arguments[0]
-    other = TASKS[task].command.replace("train", action)
-    return f"; use lambdanets {other}" if action in ("evaluate", "predict") else ""
+    group = {"detection": "detect ", "segmentation": "segment "}.get(task, "")
+    return f"; use lambdanets {group}{action}" if action in ("evaluate", "predict") else ""
 
 
 def _fail(message: str) -> int:

@@ -1,7 +1,10 @@
 """Commands with actions, such as `lambdanets detect train`."""
 
+import re
+import sys
 from collections.abc import Callable, Mapping
 
+from lambdanets.cli import train
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.terminal import echo
 
@@ -21,3 +24,14 @@ def run_action(command: str, actions: Mapping[str, Callable[[list[str]], int]], 
             f"action must be one of {', '.join(actions)}, got {arguments[0]!r}{nearest_hint(arguments[0], actions)}"
         )
     return actions[arguments[0]](arguments[1:])
+
+
+def run_train(command: str, renamed: Mapping[str, str], arguments: list[str]) -> int:
+    """Run `lambdanets COMMAND train`, the earlier name of `lambdanets train`. renamed: new names of recipes."""
+    if not arguments or (arguments[0].startswith("-") and not any(word.startswith("--resume") for word in arguments)):
+        arguments = ["digits", *arguments]
+    if not arguments[0].startswith("-"):
+        new = re.sub(rf"^({'|'.join(renamed)})(?=_|$)", lambda match: renamed[match[0]], arguments[0])
+        arguments = [new, *arguments[1:]]
+    echo(f"lambdanets {command} train is now: lambdanets {' '.join(['train', *arguments[:1]])} ...", file=sys.stderr)
+    return train.main(arguments)

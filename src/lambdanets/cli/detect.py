@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from lambdanets.cli.actions import run_action
+from lambdanets.cli.actions import run_action, run_train
 from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
 from lambdanets.cli.image_results import (
     ImageOutput,
@@ -16,11 +16,9 @@ from lambdanets.cli.image_results import (
     process_images,
 )
 from lambdanets.cli.options import POSITIONAL, parse
-from lambdanets.cli.training import parse_train_command, train_and_report
 from lambdanets.errors import InputError
 from lambdanets.records import Fraction, TileSize, record
 from lambdanets.terminal import echo
-from lambdanets.training.detection.recipe import DetectionRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,9 +64,7 @@ def main(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     """Train a detector: lambdanets detect train [RECIPE] [--OPTION VALUE ...], or detect train --resume DIR."""
-    command = parse_train_command(DetectionRecipe, arguments, "Train Mask R-CNN")
-    figures = {"predictions": "predictions.png", "precision-recall": "precision_recall.png"}
-    return train_and_report(command, figures, _print_scores)
+    return run_train("detect", {"digits": "scattered_digits"}, arguments)
 
 
 def _evaluate(arguments: list[str]) -> int:
@@ -87,7 +83,7 @@ def _evaluate(arguments: list[str]) -> int:
 
     def print_evaluation(evaluation: "DetectionEvaluation") -> None:
         echo(f"{len(evaluation.readable)} images, {len(evaluation.results)} detections")
-        _print_scores(evaluation.scores.summary())
+        echo(*evaluation.lines())
 
     def write(detector: "Detector", images: "AnnotatedImages", evaluation: "DetectionEvaluation", folder: Path) -> None:
         write_results(evaluation.results, folder / "results.json")
@@ -207,9 +203,3 @@ ACTIONS: dict[str, Callable[[list[str]], int]] = {
     "predict": _predict,
     "report": _report,
 }
-
-
-def _print_scores(summary: dict[str, Any]) -> None:
-    for kind, label in (("bbox", "boxes"), ("segm", "masks")):
-        scores = [f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in summary[kind].items()]
-        echo(f"{label}  {'  '.join(scores)}")

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         echo(f"images: {evaluation.source}")
         echo(describe_classes(evaluation.classes), describe_left_out(evaluation.left_out))
         echo(f"{len(evaluation.labels)} images, {int((evaluation.labels == evaluation.predicted).sum())} correct")
-        echo(f"top-1 {evaluation.top1:.4f}")
+        echo(*evaluation.lines())
         if options.out is not None:
             from lambdanets.inference.confusion import write_confusion
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lambdanets.cli.actions import run_action
+from lambdanets.cli.actions import run_action, run_train
 from lambdanets.cli.annotated_sets import EvaluateOptions, evaluate_and_report
 from lambdanets.cli.image_results import (
     ImageOutput,
@@ -14,10 +14,8 @@ from lambdanets.cli.image_results import (
     process_images,
 )
 from lambdanets.cli.options import parse
-from lambdanets.cli.training import parse_train_command, train_and_report
 from lambdanets.records import TileSize, record
 from lambdanets.terminal import echo
-from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,9 +45,7 @@ def main(arguments: list[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     """Train a U-Net: lambdanets segment train [RECIPE] [--OPTION VALUE ...], or segment train --resume DIR."""
-    command = parse_train_command(SegmentationRecipe, arguments, "Train a network for semantic segmentation")
-    figures = {"predictions": "predictions.png"}
-    return train_and_report(command, figures, _print_scores)
+    return run_train("segment", {"digits": "digit_masks", "nuclei": "nuclei_masks"}, arguments)
 
 
 def _evaluate(arguments: list[str]) -> int:
@@ -67,7 +63,7 @@ def _evaluate(arguments: list[str]) -> int:
 
     def print_evaluation(evaluation: "SegmentationEvaluation") -> None:
         echo(f"{len(evaluation.readable)} images")
-        _print_scores(evaluation.scores.to_dict())
+        echo(*evaluation.lines())
 
     def write(
         segmenter: "Segmenter", images: "AnnotatedImages", evaluation: "SegmentationEvaluation", folder: Path
@@ -144,15 +140,3 @@ def _segment(options: Predict, paths: list[Path]) -> None:
 JOURNAL = "segmentations"  # name of the journal in the folder of segment predict
 COLUMNS = ("image", "label", "class", "pixels", "fraction")  # of classes.csv
 ACTIONS: dict[str, Callable[[list[str]], int]] = {"train": _train, "evaluate": _evaluate, "predict": _predict}
-
-
-def _print_scores(scores: dict[str, Any]) -> None:
-    """Print a table with the scores of each class, and the means without the background."""
-    from lambdanets.inference.evaluator import format_score
-    from lambdanets.inference.segmentation_scores import SCORES
-    from lambdanets.text_tables import text_table
-
-    rows = [["class", *SCORES]]
-    for row in (*scores["classes"], scores | {"name": "mean without background"}):
-        rows.append([row["name"], *(format_score(row[score]) for score in SCORES)])
-    echo(*text_table(rows).splitlines())

@@ -78,6 +78,9 @@ class ClassificationEvaluation(Evaluation):
     def summary(self) -> str:
         return f"val loss {self.loss:.3f}  top-1 {self.top1:.4f}"
 
+    def lines(self) -> list[str]:
+        return [f"top-1 {self.top1:.4f}"]
+
     def __repr__(self) -> str:
         return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 

@@ -47,6 +47,13 @@ class DetectionEvaluation(Evaluation):
         box, mask = (format_score(self.metrics()[f"{kind}_AP"]) for kind in ("bbox", "segm"))
         return f"box AP {box}  mask AP {mask}"
 
+    def lines(self) -> list[str]:
+        labels, summary = {"bbox": "boxes", "segm": "masks"}, self.scores.summary()
+        return [
+            "  ".join([label, *(f"{name} {format_score(value)}" for name, value in summary[kind].items())])
+            for kind, label in labels.items()
+        ]
+
     def __repr__(self) -> str:
         precision = {iou_type: summary["AP"] for iou_type, summary in self.scores.summary().items()}
         fields = [f"{iou_type} AP {format_score(ap)}" for iou_type, ap in precision.items()]

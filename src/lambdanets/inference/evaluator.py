@@ -23,6 +23,10 @@ class Evaluation(ABC):
     def summary(self) -> str:
         """The most important metrics, for the line of an epoch."""
 
+    def lines(self) -> list[str]:
+        """The scores as lines of text, for the end of training and of an evaluation."""
+        return [self.summary()]
+
 
 class Evaluator(ABC):
     """Compares a model's predictions with the labels of a set, and scores them.

@@ -15,8 +15,9 @@ from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK, load_with_semanti
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.inputs import readable_batches
-from lambdanets.inference.segmentation_scores import SegmentationScores, count_image, summarize
+from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
 from lambdanets.inference.segmenter import Segmentation, Segmenter
+from lambdanets.text_tables import text_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,13 @@ class SegmentationEvaluation(Evaluation):
     def summary(self) -> str:
         means = self.scores.means()
         return f"Dice {format_score(means['dice'])}  IoU {format_score(means['iou'])}"
+
+    def lines(self) -> list[str]:
+        scores = self.scores.to_dict()
+        rows = [["class", *SCORES]]
+        for row in (*scores["classes"], scores | {"name": "mean without background"}):
+            rows.append([row["name"], *(format_score(row[score]) for score in SCORES)])
+        return text_table(rows).splitlines()
 
     def __repr__(self) -> str:
         means = [f"{name} {format_score(value)}" for name, value in self.scores.means().items()]
