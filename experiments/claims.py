@@ -30,7 +30,8 @@ from lambdanets_lab.studies.results import read_comparison
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
 NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with convolutions
-DIGITS = ("digits", "digits_convolution")
+NUCLEI_MASKS = ("nuclei_masks", "nuclei_masks_convolution")
+DIGIT_MASKS = ("digit_masks", "digit_masks_convolution")
 FIGURE = ROOT / "docs/results/claims.png"
 BEGIN, END = markers("claims")
 LIMIT = 10.0  # points in the figure
@@ -188,8 +189,10 @@ def segmentation() -> list[Accuracy]:
     """Compare Dice of U-Nets with lambda layers and with convolutions."""
     nuclei = read("xeon-2-cores/segmentation.json")["runs"]
     digits = read("xeon-2-cores/segmentation_digits.json")["runs"]
-    on_nuclei = paired_differences(*(points(nuclei, {"recipe": recipe}, "test", "dice") for recipe in NUCLEI))
-    on_digits = paired_differences(*(points(digits, {"recipe": recipe}, "validation", "dice") for recipe in DIGITS))
+    on_nuclei = paired_differences(*(points(nuclei, {"recipe": recipe}, "test", "dice") for recipe in NUCLEI_MASKS))
+    on_digits = paired_differences(
+        *(points(digits, {"recipe": recipe}, "validation", "dice") for recipe in DIGIT_MASKS)
+    )
     claim, label = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
     return [
         Accuracy(claim, label, "cell nuclei, Dice ¶", on_nuclei),

@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace) -> None:
     data.write_text(json.dumps(truth))
     tar = options.coco / "train2017.tar"
     data_options = f"--data {data} --images {tar} --validation-data {data}"
-    lambdanets(f"detect train digits {data_options} {RECIPE} --run {run}")
+    lambdanets(f"train scattered_digits {data_options} {RECIPE} --run {run}")
     lambdanets(f"detect evaluate {run} --out {scores}")
     results = json.loads((scores / "results.json").read_bytes())
     ours = evaluate(truth, results).summary()

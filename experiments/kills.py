@@ -108,7 +108,7 @@ def prepare(scratch: Path) -> None:
     images = write_images(scratch / "images")
     for arguments in (
         f"train --data {images} {TRAIN} --run {scratch / 'run'}",
-        f"detect train digits --quicktest --run {scratch / 'detector'}",
+        f"train scattered_digits --quicktest --run {scratch / 'detector'}",
         f"shard {images} {scratch / 'shards'} --images-per-shard 3",
         f"pseudo-label {scratch / 'run'} {scratch / 'shards'} {scratch / 'labels'}",
     ):

@@ -42,7 +42,7 @@ def main() -> None:
 def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
     """The arguments of the `lambdanets` command of a run."""
     return [
-        *("detect", "train", recipe, "--seed", str(seed), "--run", str(run)),
+        *("train", recipe, "--seed", str(seed), "--run", str(run)),
         *("--data", str(data / "instances_train.json"), "--images", str(data / "train.tar")),
         *("--validation-data", str(data / "instances_val.json"), "--validation-images", str(data / "val.tar")),
     ]

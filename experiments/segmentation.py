@@ -24,7 +24,6 @@ import lambdanets as ln
 from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import format_mean, markdown_table
-from lambdanets.training.segmentation.recipe import SegmentationRecipe
 from lambdanets_lab.models.counting import count_flops
 from lambdanets_lab.paired import format_difference, paired_differences
 
@@ -49,13 +48,13 @@ class Comparison:
 
 
 NUCLEI = Comparison(
-    {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"},
+    {"nuclei_masks": "lambda layers", "nuclei_masks_convolution": "3x3 convolutions"},
     "test",
     RESULTS / "segmentation.json",
     markers("segmentation"),
 )
 DIGITS = Comparison(
-    {"digits": "lambda layers", "digits_convolution": "3x3 convolutions"},
+    {"digit_masks": "lambda layers", "digit_masks_convolution": "3x3 convolutions"},
     "validation",
     RESULTS / "segmentation_digits.json",
     ("<!-- written by experiments/segmentation.py digits -->\n", "<!-- end of segmentation on digits -->\n"),
@@ -76,7 +75,7 @@ def main() -> None:
 
 def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
     """The arguments of the `lambdanets` command of a run."""
-    arguments = ["segment", "train", recipe, "--seed", str(seed), "--run", str(run)]
+    arguments = ["train", recipe, "--seed", str(seed), "--run", str(run)]
     if recipe in DIGITS.recipes:
         return arguments
     return [
@@ -129,7 +128,7 @@ def write_section(comparison: Comparison, runs: list[dict[str, Any]]) -> str:
         of_recipe = by_recipe[recipe].values()
         parameters = f"{next(iter(of_recipe))['parameters'] / 1e6:.2f} M parameters"
         with torch.device("meta"):
-            model = ln.create_model(find_recipe(recipe, SegmentationRecipe).model, num_classes=2)
+            model = ln.create_model(find_recipe(recipe).model, num_classes=2)
         multiply_adds = f"{count_flops(model, 256, single_application=True) / 2e9:.1f} G multiply-adds"
         cells = [format_mean([100 * run[split][score] for run in of_recipe]) for score in SCORES]
         rows.append([f"U-Net, {name}, {parameters}, {multiply_adds}", *cells])

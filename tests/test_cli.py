@@ -16,13 +16,13 @@ from PIL import Image
 import lambdanets as ln
 from convergence import train_until
 from lambdanets.cli import main
-from lambdanets.cli.training import parse_train_command
+from lambdanets.cli.train import parse_train_command
 from lambdanets.inference import classifier as classifiers
 from lambdanets.inference import loading
 from lambdanets.locks import locked
+from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, micro_batches, run
-from lambdanets.training.classification.recipe import ClassificationRecipe
 from training.runs import SEED
 
 
@@ -252,16 +252,21 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
     assert launched[1][1][-1].startswith("runs/digits-")
 
 
-def test_recipe_of_the_other_task_is_rejected_with_its_command(tmp_path, capsys):
-    file = tmp_path / "det.py"
-    file.write_text("from lambdanets.training.detection.recipe import DetectionRecipe\nrecipe = DetectionRecipe()\n")
-    error = run_failing(capsys, "train", file)
-    assert error.endswith(f"got a detection recipe; train with: lambdanets detect train {file}")
-    file.write_text(
-        "from lambdanets.training.classification.recipe import ClassificationRecipe\nrecipe = ClassificationRecipe()\n"
-    )
-    error = run_failing(capsys, "detect", "train", file)
-    assert error.endswith(f"got a classification recipe; train with: lambdanets train {file}")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("detect train", "scattered_digits"),
+        ("detect train nuclei", "nuclei"),
+        ("segment train nuclei_convolution", "nuclei_masks_convolution"),
+        ("segment train --epochs 3", "digit_masks"),
+    ],
+)
+def test_earlier_names_of_train_and_its_recipes_work(old, new, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(run, "start", lambda recipe, folder: started.append(recipe) or {})
+    monkeypatch.chdir(tmp_path)
+    assert main(old.split()) == 0
+    assert started == [replace(find_recipe(new), epochs=started[0].epochs)]
 
 
 def test_predict_escapes_control_characters_of_file_names(trained, tmp_path, capsys):
@@ -338,5 +343,5 @@ def test_recipe_options_are_kept_for_another_model_that_has_them(model, options,
         "from lambdanets.training.classification.recipe import ClassificationRecipe\n"
         f"recipe = ClassificationRecipe(model={model!r}, model_options={options})\n"
     )
-    command = parse_train_command(ClassificationRecipe, [str(file), "--model", other], "Train")
+    command = parse_train_command([str(file), "--model", other])
     assert command.recipe.model_options == kept

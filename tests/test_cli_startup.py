@@ -18,8 +18,8 @@ HELP_COMMANDS = [
 ]
 INVALID_COMMANDS = [
     *("trian", "--verison", "train digits --epoch 3", "train digits --epochs x", "train digits --epochs 0"),
-    *("train nothing", "train --image-size", "detect trian", "detect train --epoch 3", "detect predict a b --score 2"),
-    *("segment trian", "segment train --epoch 3", "segment predict a b --batch-size 0"),
+    *("train nothing", "train --image-size", "detect trian", "detect predict a b --score 2"),
+    *("segment trian", "train regions --epoch 3", "segment predict a b --batch-size 0"),
     *("evaluate", "evaluate a --dta b", "predict a b --top 0", "predict a b --top x", "shard a b --processes x"),
     *("pseudo-label a b", "pseudo-label select a b --confidence x", "compare scop", "compare scope --seed x"),
     *(
@@ -72,7 +72,13 @@ def test_help_exits_with_0_and_usage_errors_with_2_in_one_line(results):
 
 def test_help_shows_recipes_arguments_groups_and_defaults(results):
     output = results["train --help"][1]
-    for text in ("usage: lambdanets train [RECIPE] ", "  cifar10: ", "that all tasks have:\n", "--epochs EPOCHS"):
+    for text in (
+        "usage: lambdanets train [RECIPE] ",
+        "  cifar10: ",
+        "  nuclei_masks: ",
+        "that all tasks have:\n",
+        "--epochs EPOCHS",
+    ):
         assert text in output
     for command, actions in (("detect", ("train", "predict", "report")), ("benchmark", ("layer", "scaling"))):
         assert all(f"\n  {action} " in results[f"{command} --help"][1] for action in actions)

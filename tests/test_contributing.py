@@ -135,7 +135,7 @@ class EchoTask(Task):
         return EchoEvaluator(self.model, self.splits.validation)
 
     def finish(self, recipe, folder, log):
-        return {"unreadable": []}
+        return {"summary": [], "unreadable": []}
 """,
 }
 
@@ -148,7 +148,7 @@ def test_new_task_needs_one_package_and_one_entry(tmp_path, monkeypatch):
     for name, text in TASK.items():
         (tmp_path / "echo_task" / name).write_text(text.lstrip())
     monkeypatch.syspath_prepend(tmp_path)
-    entry = registry.TaskEntry("echo_task.recipe:EchoRecipe", "echo_task.task:EchoTask", "", "", "")
+    entry = registry.TaskEntry("echo_task.recipe:EchoRecipe", "echo_task.task:EchoTask", "")
     monkeypatch.setitem(registry.TASKS, "echo", entry)
     recipe = entry.recipe_class(data="digits", model="echo", epochs=2, warmup_epochs=0, learning_rate=0.001)
     result = run.start(recipe, tmp_path / "run")

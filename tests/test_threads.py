@@ -16,9 +16,9 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector, build_detector
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.models.padding import simulate_trained_weights
-from lambdanets.recipes.detection.digits import recipe as OBJECTS
+from lambdanets.recipes.digit_masks import recipe as MASKS
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.recipes.segmentation.digits import recipe as MASKS
+from lambdanets.recipes.scattered_digits import recipe as OBJECTS
 from lambdanets.training.classification.model import make_model_card as make_classifier_card
 from lambdanets.training.detection.model import make_model_card as make_detector_card
 from lambdanets.training.segmentation.model import make_model_card as make_segmenter_card

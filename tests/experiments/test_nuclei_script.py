@@ -67,7 +67,7 @@ def test_both_networks_are_trained_with_each_seed(script, monkeypatch, tmp_path)
     options = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page]
     call_main(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
     call_main(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
-    trained = sorted((command[5], command[7]) for command in commands)
+    trained = sorted((command[4], command[6]) for command in commands)
     assert trained == [(recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"]
     table = page.read_text(encoding="utf-8").partition(script.BEGIN)[2].partition(script.END)[0]
     assert "1 to 2 minutes per run on test processor, 2 at a time with " in " ".join(table.split())

@@ -85,8 +85,8 @@ def test_script_trains_both_networks_and_keeps_other_results(script, trained, mo
     options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--jobs", 2]
     call_main(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 0)
     call_main(script, monkeypatch, tmp_path / "nuclei", *options, "--seeds", 1)
-    assert sorted((command[2], command[4]) for command in trained) == [
-        (recipe, seed) for recipe in ("nuclei", "nuclei_convolution") for seed in "01"
+    assert sorted((command[1], command[3]) for command in trained) == [
+        (recipe, seed) for recipe in ("nuclei_masks", "nuclei_masks_convolution") for seed in "01"
     ]
     runs = json.loads(out.read_text())["runs"]
     assert len(runs) == 4
@@ -105,8 +105,8 @@ def test_script_trains_on_scattered_digits_without_data(script, trained, monkeyp
     shutil.copy(PAGE, page)
     options = ["--work", tmp_path / "runs", "--out", out, "--page", page, "--seeds", 0, 1]
     call_main(script, monkeypatch, "digits", *options)
-    assert sorted((command[2], command[4]) for command in trained) == [
-        (recipe, seed) for recipe in ("digits", "digits_convolution") for seed in "01"
+    assert sorted((command[1], command[3]) for command in trained) == [
+        (recipe, seed) for recipe in ("digit_masks", "digit_masks_convolution") for seed in "01"
     ]
     assert not any("--data" in command for command in trained)
     section = section_of(page.read_text(encoding="utf-8"), *script.DIGITS.section)

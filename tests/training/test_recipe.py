@@ -7,9 +7,9 @@ import pytest
 
 from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
-from lambdanets.recipes.detection.digits import recipe as DETECTOR
+from lambdanets.recipes.digit_masks import recipe as SEGMENTER
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.recipes.segmentation.digits import recipe as SEGMENTER
+from lambdanets.recipes.scattered_digits import recipe as DETECTOR
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.run import resolve_recipe

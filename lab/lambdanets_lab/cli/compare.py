@@ -59,7 +59,10 @@ def main(arguments: list[str]) -> int:
         return _resume_or_report(parse(ResumeOrReport, arguments, prog="lambdanets compare", description=description))
     names, *remaining = arguments
     has_recipe = bool(remaining) and not remaining[0].startswith("-")
-    recipe = dataclasses.replace(find_recipe(remaining[0] if has_recipe else "digits"), model=MODEL, model_options={})
+    recipe = find_recipe(remaining[0] if has_recipe else "digits")
+    if recipe.task != "classification":
+        raise InputError(f"RECIPE must be a classification recipe, got a {recipe.task} recipe")
+    recipe = dataclasses.replace(recipe, model=MODEL, model_options={})
     studies = tuple(STUDIES) if names == "all" else tuple(names.split(","))
     variants = "\n".join(f"  {name}" for name in variant_labels(studies))
     options, requested = parse_with_recipe(

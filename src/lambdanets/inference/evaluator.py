@@ -26,9 +26,9 @@ class Evaluation(ABC):
     def summary(self) -> str:
         """The most important metrics, for the line of an epoch."""
 
-    @abstractmethod
     def lines(self) -> list[str]:
         """The scores as lines of text, for the end of training and of an evaluation."""
+        return [self.summary()]
 
     @abstractmethod
     def counts(self) -> str:

@@ -24,6 +24,7 @@ class Result:
     model_name: str
     data: str
     epochs: int
+    summary: list[str]  # the scores, as they are printed
 
 
 def write_result(folder: Path, *, seconds: float, images_seen: int, model: nn.Module, **fields: Any) -> None:

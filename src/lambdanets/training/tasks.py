@@ -23,9 +23,9 @@ def task_class(recipe: TrainingRecipe) -> "type[Task]":
 
 
 def extended_recipe(recipe: TrainingRecipe, options: Iterable[str]) -> TrainingRecipe:
-    """Return the recipe as one of the task of its command that has the fields `options`, such as pseudo_labels."""
+    """Return the recipe as one of a task that extends its task by the fields `options`, such as pseudo_labels."""
     for entry in TASKS.values():
-        if entry.command == TASKS[recipe.task].command and issubclass(entry.recipe_class, type(recipe)):
+        if issubclass(entry.recipe_class, type(recipe)):
             names = {field.name for field in dataclasses.fields(entry.recipe_class)} - vars(recipe).keys()
             if not names.isdisjoint(options):
                 return entry.recipe_class(**vars(recipe))

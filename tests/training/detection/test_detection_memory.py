@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lambdanets.errors import InputError
-from lambdanets.recipes.detection.digits import recipe as DIGITS
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.training import micro_batches, run
 from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.detection.task import DetectionTask

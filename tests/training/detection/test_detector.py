@@ -15,8 +15,8 @@ from lambdanets.inference.loading import load, load_one_of
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
-from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.recipes.digits import recipe as CLASSIFIER
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.classification import model as classification
 from lambdanets.training.detection.model import build_model, make_model_card

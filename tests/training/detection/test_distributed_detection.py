@@ -131,11 +131,11 @@ def test_two_ranks_evaluate_all_validation_images(tmp_path):
 
 
 def resume_on_rank(rank: int, folder: Path) -> tuple[int, str]:
-    """Resume a run with `lambdanets detect train` on one of two ranks; return the exit code and stdout."""
+    """Resume a run with `lambdanets train` on one of two ranks; return the exit code and stdout."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        return main(["detect", "train", "--resume", str(folder)]), output.getvalue()
+        return main(["train", "--resume", str(folder)]), output.getvalue()
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
-from lambdanets.recipes.detection.digits import recipe as DIGITS
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.training.detection.augmentation import augment
 from lambdanets.training.detection.model import make_model_card
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.data.coco.scattered_digits import CATEGORY_IDS, write_scattered_digits
-from lambdanets.recipes.detection.digits import recipe as DIGITS
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.training.detection.recipe import DetectionRecipe
 from training.runs import SEED
 

@@ -110,7 +110,7 @@ class ClassificationTask(Task):
         if self.splits.test is not None:
             held_out = log.values("val", "top1")
             result["held_out_top1"] = max(held_out) if recipe.patience else held_out[-1]
-        return result | {"unreadable": evaluation.unreadable}
+        return result | {"summary": evaluation.lines(), "unreadable": evaluation.unreadable}
 
 
 def open_for_training(recipe: ClassificationRecipe) -> Splits:

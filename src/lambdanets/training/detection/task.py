@@ -106,6 +106,7 @@ class DetectionTask(CocoTask):
         return {
             **evaluation.scores.to_dict(),
             "images": len(evaluation.readable),
+            "summary": evaluation.lines(),
             **self.provenance(recipe),
             "unreadable": evaluation.unreadable,
         }

@@ -88,6 +88,7 @@ class SegmentationTask(CocoTask):
         return {
             **evaluation.scores.to_dict(),
             "images": len(evaluation.readable),
+            "summary": evaluation.lines(),
             **self.provenance(recipe),
             "unreadable": evaluation.unreadable,
         }

@@ -3,7 +3,7 @@
 Hardware: one CPU core, 31 to 35 minutes. Mean of three seeds; the recipe was tuned on the validation images. Data:
 COCO-format files. Baseline: nuclei_convolution, the same network with 3x3 convolutions instead of lambda layers, also
 77%.
-Run: lambdanets detect train nuclei --data TRAIN --images TAR --validation-data VALIDATION --validation-images TAR
+Run: lambdanets train nuclei --data TRAIN --images TAR --validation-data VALIDATION --validation-images TAR
 """
 
 from dataclasses import replace

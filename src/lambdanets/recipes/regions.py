@@ -1,7 +1,7 @@
 """Your own data in COCO format, U-Net with lambda layers on crops of 256x256; Dice depends on the data.
 
 Hardware: one GPU, or two CPU cores for a few hundred images.
-Run: lambdanets segment train regions --data TRAIN --images FOLDER --validation-data VALIDATION --run DIR
+Run: lambdanets train regions --data TRAIN --images FOLDER --validation-data VALIDATION --run DIR
 """
 
 from lambdanets.training.segmentation.recipe import SegmentationRecipe

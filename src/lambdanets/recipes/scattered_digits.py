@@ -1,7 +1,7 @@
 """Scanned digits scattered over 300 small images, small LambdaResNet: mask AP50 92% on 60 validation images.
 
 Hardware: two CPU cores, 14 minutes. One seed; the learning rate was tuned on the validation images. No download.
-Run: lambdanets detect train digits
+Run: lambdanets train scattered_digits
 """
 
 from lambdanets.training.detection.recipe import DetectionRecipe

@@ -6,7 +6,7 @@ coco_lambda101 (49.4, 43.5); coco_lambda152, the same as coco (50.0, 43.9); ResN
 squeeze-and-excitation, coco_plain101 (48.2, 42.6) and coco_plain152 (48.9, 43.2); ResNet baselines with
 squeeze-and-excitation, coco_se101 (48.5, 42.8) and coco_se152 (49.4, 43.5).
 Not run in full; --quicktest runs the same code on scattered digits in a minute on two CPU cores.
-Run: lambdanets detect train coco --data TRAIN --images FOLDER --validation-data VALIDATION --devices 8 --run DIR
+Run: lambdanets train coco --data TRAIN --images FOLDER --validation-data VALIDATION --devices 8 --run DIR
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Your own data in COCO format, small LambdaResNet at 512x512; AP depends on the data.
 
 Hardware: one GPU, or two CPU cores for a few hundred images.
-Run: lambdanets detect train objects --data TRAIN --images FOLDER --validation-data VALIDATION --run DIR
+Run: lambdanets train objects --data TRAIN --images FOLDER --validation-data VALIDATION --run DIR
 """
 
 from lambdanets.training.detection.recipe import DetectionRecipe

@@ -1,8 +1,8 @@
 """Scanned digits scattered over 300 small images, U-Net with lambda layers: mean Dice 90.7% on 60 validation images.
 
 Hardware: one CPU core, about 15 minutes. One seed; the number of epochs and the batch norm options were chosen on the
-validation images. Baseline: digits_convolution, the same U-Net with 3x3 convolutions, 94.2%. No download.
-Run: lambdanets segment train digits
+validation images. Baseline: digit_masks_convolution, the same U-Net with 3x3 convolutions, 94.2%. No download.
+Run: lambdanets train digit_masks
 """
 
 from dataclasses import replace
