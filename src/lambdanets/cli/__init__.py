@@ -58,12 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with signals.handle_signals():
-        try:
-            return _run(arguments)
-        except BaseException:
-            if signals.interrupted():  # libraries may convert KeyboardInterrupt to another exception
-                return signals.EXIT_CODE
-            raise
+        return _run(arguments)
 
 
 def _run(arguments: list[str]) -> int:

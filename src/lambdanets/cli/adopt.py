@@ -8,9 +8,9 @@ from pydantic import NonNegativeFloat, PositiveInt
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.cli.predict import report_unreadable
 from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder
 from lambdanets.records import record
 from lambdanets.terminal import echo
+from lambdanets.work import WorkFolder
 
 if TYPE_CHECKING:
     from lambdanets.inference.adopted import Adopted

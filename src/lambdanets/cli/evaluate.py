@@ -8,10 +8,9 @@ from pydantic import PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.folders import WorkFolder
 from lambdanets.records import Workers, record
-from lambdanets.signals import deferred
 from lambdanets.terminal import echo
+from lambdanets.work import WorkFolder
 
 
 @record
@@ -59,7 +58,6 @@ def main(arguments: list[str]) -> int:
         report_unreadable(evaluation.unreadable)
         echo(evaluation.counts(), *evaluation.lines())
         if options.out is not None:
-            with deferred():  # an incomplete folder could not be used again
-                evaluator.write(evaluation, options.out)
+            evaluator.write(evaluation, options.out)
             echo(f"scores and figures: {options.out}")
     return 0

@@ -3,8 +3,9 @@
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,18 +13,17 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse_all
 from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder, check_new_file
 from lambdanets.inference.options import MaskOptions
-from lambdanets.journal import SUFFIX, Journal, open_journal
 from lambdanets.progress import track
 from lambdanets.records import record
 from lambdanets.registry import TASKS, find
-from lambdanets.signals import deferred, interruptible
 from lambdanets.terminal import echo
+from lambdanets.work import PARTIAL, WorkFolder, check_new_file, locked, open_journal
 
 if TYPE_CHECKING:
     from lambdanets.inference.predictor import Predictor
 
+_JOURNAL = f"predictions{PARTIAL}"  # in output folders
 DESCRIPTION = """Predict on image files, with a model of any task.
 
 A classifier prints the most probable classes, and writes one line of JSON per image. A detector writes COCO-format
@@ -60,6 +60,8 @@ def main(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
         kinds = {"": kinds[_task_of(arguments[0])]}
     options, *_ = _parse(arguments, tuple(dict.fromkeys(kinds.values())))  # before PyTorch is imported, which is slow
+    if options.out is not None:
+        check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
     paths = _find_images(options.images)
     from lambdanets.inference.loading import load
     from lambdanets.models.weights import find_weights
@@ -67,16 +69,20 @@ def main(arguments: list[str]) -> int:
     weights = find_weights(options.checkpoint)
     predictor = load(weights, device=options.device)
     options, task_options = _parse(arguments, (kinds[predictor.card.task],))  # refuses the options of other tasks
-    out = options.out or Path(predictor.output)
-    reading = {
-        "channel": options.channel,
-        "stretch": predictor.card.stretch if options.stretch is None else options.stretch == "on",
-    }
+    stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
+    reading = {"channel": options.channel, "stretch": stretch}
     if isinstance(task_options, MaskOptions):
         reading["tile_size"] = task_options.tile_size_for(getattr(predictor.card, "tile_size", None))
-    identity = {"weights": weights.sha256()} | asdict(task_options) | reading
-    with _output(out, is_file=bool(Path(predictor.output).suffix)) as journal_path:
-        _predict(predictor, paths, journal_path, identity, reading, out, options, task_options)
+    images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
+    identity = {"weights": weights.sha256()} | asdict(task_options) | reading | {"images": images_hash}
+    unreadable: list[str] = []
+    predict = partial(predictor.predict_files, unreadable=unreadable, batch_size=options.batch_size, **reading)
+    out = options.out or Path(predictor.output)
+    try:
+        with _open_output(out, is_file=bool(Path(predictor.output).suffix)) as journal_path:
+            _predict(predictor, paths, journal_path, identity, predict, out, task_options)
+    finally:
+        report_unreadable(unreadable)
     return 0
 
 
@@ -104,19 +110,20 @@ def _find_images(arguments: tuple[str, ...]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _output(out: Path, *, is_file: bool) -> Iterator[Path]:
+def _open_output(out: Path, *, is_file: bool) -> Iterator[Path]:
     """Lock the output, which must be new or interrupted work, and return the path of its journal."""
-    journal = out.with_name(out.name + SUFFIX) if is_file else out / f"predictions{SUFFIX}"
-    if not is_file:
-        with WorkFolder(out, read_identity=lambda folder: {} if journal.is_file() else None).open():
-            yield journal
-        return
-    from lambdanets.locks import locked
+    if is_file:
+        check_new_file(out)
+        with locked(out.with_name(f".{out.name}.lock"), out):
+            check_new_file(out)  # another process may have written it in the meantime
+            yield out.with_name(out.name + PARTIAL)
+    else:
+        with _folder(out).open():
+            yield out / _JOURNAL
 
-    check_new_file(out)
-    with locked(out.with_name(f".{out.name}.lock"), out):
-        check_new_file(out)  # another process may have written it in the meantime
-        yield journal
+
+def _folder(out: Path) -> WorkFolder:
+    return WorkFolder(out, read_identity=lambda folder: {} if (folder / _JOURNAL).is_file() else None)
 
 
 def _predict(
@@ -124,51 +131,35 @@ def _predict(
     paths: Sequence[Path],
     journal_path: Path,
     identity: dict[str, Any],
-    reading: dict[str, Any],
+    predict: Callable[[Sequence[Path]], Iterator[tuple[Path, Any, Any]]],
     out: Path,
-    options: PredictOptions,
-    task_options: Any,
+    options: Any,
 ) -> None:
-    """Predict on the images that are not in the journal yet, and write the files of all images at the end."""
+    """Predict on the images that are not in the journal yet, and write the files of all images at the end.
+
+    The files of an image are written before its entry of the journal, so a killed command writes them again.
+    """
     width = min(max(len(str(path)) for path in paths), 60)
-    unreadable: list[str] = []
-    with _images_journal(journal_path, identity, paths) as journal:
+    with open_journal(journal_path, identity) as journal:
+        if journal.num_resumed:
+            echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
         done = {row["path"] for row in journal.entries}
         remaining = [path for path in paths if str(path) not in done]
-        predictions = predictor.predict_files(remaining, unreadable, options.batch_size, **reading)
+        predictions = predict(remaining)
         try:
             for path, image, prediction in track(
                 predictions, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()
             ):
-                with deferred():
-                    row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, task_options)
-                    journal.add({"path": str(path)} | row)
+                row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
+                journal.add({"path": str(path)} | row)
                 echo(f"{path!s:<{width}}  {predictor.describe(row)}")
-        finally:
-            report_unreadable(unreadable)
+        except KeyboardInterrupt:
+            state = f"stopped after {len(journal.entries)} of {len(paths)} images, saved in {journal_path}"
+            echo(f"{state}; run the same command to resume", file=sys.stderr)
+            raise
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")
-        echo(f"{predictor.finish(journal.entries, out, task_options)}, written to {out}")
-
-
-@contextlib.contextmanager
-def _images_journal(path: Path, identity: dict[str, Any], paths: Sequence[Path]) -> Iterator[Journal]:
-    """Open the journal of a command that processes images; print what is resumed, and how to resume.
-
-    identity: options and weights on which the entries depend.
-    """
-    images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
-    journal = None
-    try:
-        with interruptible(), open_journal(path, identity | {"images": images_hash}) as journal:
-            if journal.num_resumed:
-                echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
-            yield journal
-    except KeyboardInterrupt:
-        if journal is not None and journal.entries:
-            done = f"stopped after {len(journal.entries)} of {len(paths)} images, saved in {path}"
-            echo(f"{done}; run the same command to resume", file=sys.stderr)
-        raise
+        echo(f"{predictor.finish(journal.entries, out, options)}, written to {out}")
 
 
 def report_unreadable(unreadable: Sequence[str]) -> None:

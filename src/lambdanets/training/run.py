@@ -16,7 +16,6 @@ from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8, remove_unfinished
-from lambdanets.folders import WorkFolder, describe_differences
 from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
@@ -33,6 +32,7 @@ from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 from lambdanets.training.tasks import RECIPE, read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
+from lambdanets.work import WorkFolder, describe_differences
 
 
 @dataclass(frozen=True)
