@@ -15,14 +15,13 @@ RECIPE_PACKAGES = ("lambdanets.recipes", "lambdanets_lab.recipes")
 class TaskEntry:
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
-    recipe: its class. implementation: the Task. predictor: the class of trained models. quicktest: `quicktest_recipe`.
-    extra: the extra of this package that training needs.
+    recipe: its class. implementation: the Task. predictor: the class of trained models. extra: the extra of this
+    package that training needs.
     """
 
     recipe: str
     implementation: str
     predictor: str
-    quicktest: str = ""
     extra: str = "train"
 
     @cached_property
@@ -36,26 +35,22 @@ TASKS = {
         "lambdanets.training.classification.recipe:ClassificationRecipe",
         "lambdanets.training.classification.task:ClassificationTask",
         "lambdanets.inference.classifier:Classifier",
-        "lambdanets.training.classification.quicktest:quicktest_recipe",
     ),
     "student": TaskEntry(
         "lambdanets_lab.pseudo.recipe:StudentRecipe",
         "lambdanets_lab.pseudo.student:StudentTask",
         "lambdanets.inference.classifier:Classifier",
-        "lambdanets_lab.pseudo.student:quicktest_recipe",
     ),
     "detection": TaskEntry(
         "lambdanets.training.detection.recipe:DetectionRecipe",
         "lambdanets.training.detection.task:DetectionTask",
         "lambdanets.inference.detector:Detector",
-        "lambdanets.training.detection.quicktest:quicktest_recipe",
         "detection",
     ),
     "segmentation": TaskEntry(
         "lambdanets.training.segmentation.recipe:SegmentationRecipe",
         "lambdanets.training.segmentation.task:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
-        "lambdanets.training.segmentation.quicktest:quicktest_recipe",
         "detection",
     ),
 }

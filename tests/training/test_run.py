@@ -417,8 +417,8 @@ def test_rejects_a_split_without_readable_images(quick, two_classes, split, name
 def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split, tmp_path, monkeypatch):
     damage_split(two_classes, split)
     # as if the images had been damaged after the run had checked them
-    monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
-    message = {"train": "no training batch had two readable images", "val": "no validation image could be read"}
+    monkeypatch.setattr("lambdanets.training.run.check_readable", lambda *_: None)
+    message = {"train": "none of the training images can be read", "val": "no validation image could be read"}
     with pytest.raises(ValueError, match=message[split]):
         run.start(quick, tmp_path / "run")
 

@@ -18,8 +18,7 @@ from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.coco.loaders import augmented_batches
+from lambdanets.training.coco.task import augmented_batches, open_datasets
 from lambdanets.training.detection.augmentation import augment
 from training.detection.tiny_detection import tiny_recipe
 

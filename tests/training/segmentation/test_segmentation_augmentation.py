@@ -13,8 +13,7 @@ from lambdanets.data.coco.objects import Object
 from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.data.coco.semantic_masks import IGNORED
 from lambdanets.data.order import BatchSlice
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.coco.loaders import augmented_batches
+from lambdanets.training.coco.task import augmented_batches, open_datasets
 from lambdanets.training.segmentation.augmentation import augment
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 from training.segmentation.tiny_segmentation import tiny_segmentation

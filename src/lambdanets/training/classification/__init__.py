@@ -1,1 +1,1 @@
-"""Training of classifiers: data loading, loss, metrics, --plan and --quicktest."""
+"""Training of classifiers: recipe, model and task."""

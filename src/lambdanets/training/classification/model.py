@@ -1,12 +1,11 @@
-"""Builds the model of a classification recipe, its model card and its memory probe."""
+"""Builds the model of a classification recipe and its model card."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from lambdanets.inference.loading import read_model
 from lambdanets.inference.model_card import ClassifierCard, DataSource, make_card
@@ -15,7 +14,6 @@ from lambdanets.models.weights import find_weights
 from lambdanets.records import shared_fields
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
-from lambdanets.training.memory import MemoryProbe
 
 
 def make_model_card(recipe: ClassificationRecipe, classes: Sequence[str]) -> ClassifierCard:
@@ -60,19 +58,3 @@ def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRe
         mean=card.preprocessing.mean,
         std=card.preprocessing.std,
     )
-
-
-@dataclass(frozen=True)
-class ClassificationProbe(MemoryProbe):
-    """Forward pass and loss of a classifier on synthetic images, to estimate memory."""
-
-    recipe: ClassificationRecipe
-    num_classes: int
-
-    def build(self) -> nn.Module:
-        return build_model(replace(self.recipe, weights=None), self.num_classes)
-
-    def loss(self, model: nn.Module, batch_size: int, device: torch.device) -> Tensor:
-        size = self.recipe.image_size
-        logits = model(torch.randn(batch_size, self.recipe.channels, size, size, device=device))
-        return F.cross_entropy(logits.float(), torch.zeros(batch_size, dtype=torch.long, device=device))

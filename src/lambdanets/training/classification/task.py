@@ -1,92 +1,77 @@
-"""The classification task: data, model and final evaluation."""
+"""The classification task: data, model and loss."""
 
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
-from lightning.pytorch import seed_everything
+from PIL.Image import Image
+from timm.data import create_transform
 from torch import Tensor, nn
+from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
+from lambdanets.data.batches import NamedImages
 from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
 from lambdanets.data.loader import Batch, ImageBatches
-from lambdanets.data.order import BatchSlice
-from lambdanets.data.readable import check_readable
-from lambdanets.device import best_device
-from lambdanets.inference.classification import ClassificationEvaluator
+from lambdanets.data.order import BatchSlice, Order
+from lambdanets.data.transforms import center_square
+from lambdanets.errors import InputError
+from lambdanets.inference.classification import ClassificationEvaluation, ClassificationEvaluator
 from lambdanets.inference.classification_figures import draw_predictions
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.classification.loaders import make_batches
-from lambdanets.training.classification.model import (
-    ClassificationProbe,
-    build_model,
-    make_model_card,
-    resolve_model_from_weights,
-)
+from lambdanets.models.weights import WEIGHTS, save_weights
+from lambdanets.training.classification.model import build_model, make_model_card, resolve_model_from_weights
 from lambdanets.training.classification.recipe import ClassificationRecipe
-from lambdanets.training.curves import Panels
-from lambdanets.training.distributed import World
-from lambdanets.training.report import Result
-from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 
-
-@dataclass(frozen=True)
-class ClassificationResult(Result):
-    top1: float
+QUICKTEST_IMAGES = 12
 
 
-@dataclass
 class ClassificationTask(Task):
     """Image classification."""
 
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
-    PANELS: ClassVar[Panels] = (("loss", ("loss",)), ("top-1", ("top1",)))
     BEST_METRIC: ClassVar[str] = "top1"
-    RESULT: ClassVar[type[Result]] = ClassificationResult
 
-    recipe: ClassificationRecipe
-    splits: Splits
-    model: nn.Module
-
-    def __post_init__(self) -> None:
-        self.classes = self.splits.classes
-        self.source, self.left_out = self.splits.source, self.splits.left_out
-        self.training_images, self.validation_images = len(self.splits.train), len(self.splits.validation)
-        self.fingerprint = self.splits.fingerprint
-        self.patience = self.recipe.patience
+    def __init__(self, recipe: ClassificationRecipe) -> None:
+        super().__init__(recipe)
+        self.splits = splits = open_for_training(recipe)
+        self.training, self.validation, self.test = splits.train, splits.validation, splits.test
+        self.classes, self.source, self.left_out = splits.classes, splits.source, splits.left_out
+        self.fingerprint, self.patience = splits.fingerprint, recipe.patience
 
     @classmethod
     def resolve(cls, recipe: ClassificationRecipe) -> ClassificationRecipe:
         return resolve_model_from_weights(recipe)
 
     @classmethod
-    def open(cls, recipe: ClassificationRecipe, world: World, resumed: bool) -> "ClassificationTask":
-        splits = open_for_training(recipe)
-        for split, images in (("training", splits.train), ("validation", splits.validation), ("test", splits.test)):
-            if images is not None:
-                check_readable(images.load, len(images), split, recipe.max_unreadable)
-        seed_everything(recipe.seed, verbose=False)
-        model = build_model(replace(recipe, weights=None) if resumed else recipe, splits.classes)
-        return cls(recipe, splits, prepare_batch_norm(model, recipe, world.world_size))
+    def quicktest(cls, recipe: Any, folder: Path) -> Any:
+        """Return the recipe with few small digits, random initial weights, and the smallest model of its family."""
+        changes: dict[str, Any] = {
+            "data": "digits",
+            "data_root": None,
+            "training_images": QUICKTEST_IMAGES,
+            "validation_share": 0.02,
+            "hold_out": min(recipe.hold_out, 0.02),
+            "model": re.sub(r"^lambda_resnet\d+$", "lambda_resnet50", recipe.model),
+            "image_size": min(recipe.image_size, 32),
+        }
+        recipe = replace(recipe, **changes)
+        if recipe.weights is not None:
+            weights = write_random_weights(recipe, tuple("0123456789"), folder / "weights")
+            recipe = replace(recipe, weights=str(weights))
+        return recipe
 
-    def probe(self) -> ClassificationProbe:
-        return ClassificationProbe(self.recipe, len(self.classes))
+    def build(self, recipe: ClassificationRecipe) -> nn.Module:
+        return build_model(recipe, self.classes)
 
     def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
-        return make_batches(recipe, self.splits.train, batch_slice=batch_slice)
-
-    def validation_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
-        return self.evaluator(recipe).batches(recipe.batch_size, recipe.workers, batch_slice)
-
-    def inputs(self, batch: Batch) -> tuple[Tensor]:
-        return (batch.images,)
-
-    def num_images(self, batch: Batch) -> int:
-        return len(batch.labels)
+        return make_batches(recipe, self.training, batch_slice=batch_slice)
 
     def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
         logits = self.model(batch.images).float()
@@ -97,23 +82,86 @@ class ClassificationTask(Task):
         card = make_model_card(recipe, self.classes)
         return replace(card, source=replace(card.source, held_out=self.splits.held_out))
 
-    def evaluator(self, recipe: ClassificationRecipe) -> ClassificationEvaluator:
-        return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), self.splits.validation)
+    def evaluator(self, recipe: ClassificationRecipe, images: Any) -> ClassificationEvaluator:
+        return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), images)
 
-    def finish(self, recipe: ClassificationRecipe, folder: Path, log: RunLog) -> dict[str, Any]:
-        # Lightning moves the model to the CPU at the end
-        classifier = Classifier(self.model.to(best_device()).eval(), self.card(recipe))
-        evaluator = ClassificationEvaluator(classifier, self.splits.evaluated)
-        evaluation = evaluator.evaluate(recipe.micro_batch or recipe.batch_size, recipe.workers)
-        draw_predictions(evaluation, self.splits.evaluated, folder / "predictions.png")
-        result: dict[str, Any] = {"top1": round(evaluation.top1, 6), "validation_images": len(evaluation.labels)}
-        if self.splits.test is not None:
-            held_out = log.values("val", "top1")
-            result["held_out_top1"] = max(held_out) if recipe.patience else held_out[-1]
-        return result | {"summary": evaluation.lines(), "unreadable": evaluation.unreadable}
+    def result(self, evaluation: Any) -> dict[str, Any]:
+        return {"top1": round(evaluation.top1, 6), "validation_images": len(evaluation.labels)}
+
+    def draw(self, evaluator: ClassificationEvaluator, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        draw_predictions(evaluation, evaluator.images, folder / "predictions.png")
 
 
 def open_for_training(recipe: ClassificationRecipe) -> Splits:
     """Return the recipe's data splits, with its hold-out and its subset of training images."""
     splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
     return subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
+
+
+def make_batches(
+    recipe: ClassificationRecipe,
+    images: NamedImages,
+    *,
+    batch_slice: BatchSlice | None = None,
+    order: Order | None = None,
+) -> ImageBatches:
+    """Return the recipe's training batches, shuffled and augmented.
+
+    batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
+    order: the images of each training step; by default `Order`.
+    """
+    return ImageBatches(
+        images,
+        make_transform(recipe),
+        channels=recipe.channels,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        training=True,
+        workers=recipe.workers,
+        batch_slice=batch_slice,
+        order=order,
+    )
+
+
+def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
+    """Return the training transform: random crop, flip, RandAugment and normalization.
+
+    The crop is RandomResizedCrop, or, with crop_padding, a crop of full size from the padded image.
+
+    It returns tensors of shape (channels, image_size, image_size). Raises InputError for a RandAugment policy that timm
+    does not know.
+    """
+    try:
+        transform = create_transform(
+            (recipe.channels, recipe.image_size, recipe.image_size),
+            is_training=True,
+            scale=recipe.scale,
+            ratio=recipe.ratio,
+            hflip=recipe.flip,
+            color_jitter=None,
+            auto_augment=recipe.rand_augment,
+            interpolation=recipe.interpolation,
+            mean=recipe.mean,
+            std=recipe.std,
+        )
+    except Exception as error:  # timm raises errors of many types for an invalid policy
+        raise InputError(f"rand_augment must be a policy like rand-m10-n2, got {recipe.rand_augment!r}") from error
+    if recipe.crop_padding:
+        resize = Resize(recipe.image_size, InterpolationMode(recipe.interpolation))
+        crop = RandomCrop(recipe.image_size, recipe.crop_padding)
+        transform.transforms[0] = Compose([center_square, resize, crop])  # in place of RandomResizedCrop
+    return transform
+
+
+def write_random_weights(recipe: ClassificationRecipe, classes: tuple[str, ...], folder: Path) -> Path:
+    """Write random weights of the recipe's model, or of a small model if the recipe names none; return the folder.
+
+    The weights depend only on the seed. Thus an interrupted quicktest can keep what it has written.
+    """
+    recipe = replace(recipe, weights=None, model=recipe.model or "lambda_resnet20_small")
+    folder.mkdir(exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
+        model = build_model(recipe, len(classes))
+    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_public_json(recipe.fields()))
+    return folder

@@ -1,100 +1,128 @@
 """The base class of the tasks on COCO-format annotations."""
 
 import hashlib
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from lightning.pytorch import seed_everything
+from PIL.Image import Image
+from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch
-from lambdanets.data.coco.sets import report_problems
-from lambdanets.data.order import BatchSlice
-from lambdanets.data.readable import check_readable
-from lambdanets.models.weights import find_weights
-from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.coco.data import open_datasets, write_problems
+from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate
+from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.data.coco.sets import open_digits, open_validation
+from lambdanets.data.order import BatchSlice, permutation
+from lambdanets.errors import InputError
 from lambdanets.training.coco.recipe import CocoRecipe
-from lambdanets.training.distributed import World
 from lambdanets.training.task import Task
 
+QUICKTEST_IMAGES, QUICKTEST_SIZE = 8, 64
 
-@dataclass
+Augment = Callable[[Image, AnnotatedImage, Any], tuple[Tensor, Target]]
+
+
 class CocoTask(Task):
-    """Opens the data, builds the model, and identifies data and initial weights in the result."""
+    """Opens and identifies the data."""
 
-    recipe: CocoRecipe
+    EVALUATION_BATCH_SIZE: ClassVar[int | None] = 1  # so that rounding does not depend on the world size
+
     training: AnnotatedImages
     validation: AnnotatedImages
-    source: str
-    model: Any
-    initial_weights: dict[str, str] | None = None  # of a resumed run, they are in the checkpoint
 
-    def __post_init__(self) -> None:
+    def __init__(self, recipe: CocoRecipe) -> None:
+        super().__init__(recipe)
+        self.training, self.validation, self.source = open_datasets(recipe)
         categories = self.training.annotations.categories
         self.classes = tuple(category.name for category in categories)
         self.category_ids = tuple(category.id for category in categories)
-        self.training_images, self.validation_images = len(self.training), len(self.validation)
+        sets = {"training": self.training, "validation": self.validation}
         self.left_out = self.training.problems.left_out + self.validation.problems.left_out
+        self.problems = [f"{name}: {line}" for name, images in sets.items() for line in images.problems.lines()]
+        self.findings = {name: images.problems.all_ids() for name, images in sets.items()}
         fingerprints = self.training.fingerprint + self.validation.fingerprint
         self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
 
     @classmethod
-    def open(cls, recipe: Any, world: World, resumed: bool) -> "CocoTask":
-        training, validation, source = open_datasets(recipe)
-        if world.is_rank_zero:
-            report_problems(training=training, validation=validation)
-        for split, images in (("training", training), ("validation", validation)):
-            check_readable(images.load, len(images), split, recipe.max_unreadable)
-        seed_everything(recipe.seed, verbose=False)
-        classes = [category.name for category in training.annotations.categories]
-        model = cls.build(replace(recipe, weights=None) if resumed else recipe, classes)
-        prepare_batch_norm(model, recipe, world.world_size)
-        initial_weights = None if resumed or recipe.weights is None else _identity(recipe.weights)
-        return cls(recipe, training, validation, source, model, initial_weights)
+    def quicktest(cls, recipe: Any, folder: Path) -> Any:
+        """Return the recipe with few small images of scattered digits, which are written into a folder."""
+        recipe = replace(recipe, image_size=min(recipe.image_size, QUICKTEST_SIZE))
+        if recipe.data == "digits":
+            return replace(recipe, training_images=QUICKTEST_IMAGES)
+        write_scattered_digits(folder, QUICKTEST_IMAGES, QUICKTEST_IMAGES // 2, 0)
+        return replace(
+            recipe,
+            data=str(folder / "train.json"),
+            images=str(folder / "train"),
+            validation_data=str(folder / "val.json"),
+            validation_images=str(folder / "val"),
+            training_images=None,
+        )
 
-    @classmethod
-    @abstractmethod
-    def build(cls, recipe: Any, classes: Sequence[str]) -> Any:
-        """Build the model for the names of the categories, and load the recipe's initial weights, if any."""
+    def result(self, evaluation: Any) -> dict[str, Any]:
+        return {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}
 
-    def num_images(self, batch: AnnotatedBatch) -> int:
-        return len(batch.images)
-
-    def validation_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
-        # one image at a time, so that rounding does not depend on the world size
-        return self.evaluator(recipe).batches(1, recipe.workers, batch_slice)
-
-    def on_start(self, folder: Path) -> None:
-        write_problems(folder, training=self.training, validation=self.validation)
-
-    def provenance(self, recipe: CocoRecipe) -> dict[str, Any]:
-        """Return the fields of result.json about recipe, data and initial weights."""
+    def provenance(self) -> dict[str, Any]:
+        recipe, training, validation = self.recipe, self.training, self.validation
+        # the hash of the whole set, because a subset depends on the seed
+        training_hash = training.parent_fingerprint or training.fingerprint
+        validation_name = recipe.validation_data or recipe.data
         return {
-            "dropped": {
-                "training": self.training.problems.counts(),
-                "validation": self.validation.problems.counts(),
-            },
-            "recipe": recipe.without_changeable_fields().fields(),
-            "training_data": {
-                "name": recipe.data,
-                # the hash of the whole set, because a subset depends on the seed
-                "sha256": self.training.parent_fingerprint or self.training.fingerprint,
-            },
-            "validation_data": {
-                "name": recipe.validation_data or recipe.data,
-                "sha256": self.validation.fingerprint,
-            },
-            "initial_weights": self.initial_weights,
+            "dropped": {"training": training.problems.counts(), "validation": validation.problems.counts()},
+            "training_data": {"name": recipe.data, "sha256": training_hash},
+            "validation_data": {"name": validation_name, "sha256": validation.fingerprint},
         }
 
 
-def _identity(weights: str) -> dict[str, str]:
-    """Return the SHA-256 of initial weights, and their name without the path to it."""
-    path, source = Path(weights), find_weights(weights)
-    name = str(Path(path.name, source.file.relative_to(path))) if source.file.is_relative_to(path) else weights
-    return {"name": name, "sha256": source.sha256()}
+def augmented_batches(
+    recipe: Any, images: AnnotatedImages, batch_slice: BatchSlice, augment: Augment
+) -> Batches[AnnotatedBatch]:
+    """Return the recipe's training batches, shuffled and augmented.
+
+    augment: maps an image, its annotations and the recipe to a tensor and its target; a module-level function, because
+        spawned workers must unpickle it.
+    """
+    return Batches(
+        images,
+        partial(_load, augment=augment, recipe=recipe),
+        collate,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        training=True,
+        workers=recipe.workers,
+        batch_slice=batch_slice,
+    )
+
+
+def _load(images: AnnotatedImages, index: int, *, augment: Augment, recipe: Any) -> tuple[Tensor, Target]:
+    return augment(*images.load(index), recipe)
+
+
+def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
+    """Return the training data, the validation data, and a description of their source for messages.
+
+    Raises InputError if the categories differ, if there are fewer than `training_images` images, or if one of the
+    datasets has no objects.
+    """
+    if recipe.data == "digits":
+        training, validation = open_digits()
+        source = "scikit-learn's digits, scattered"
+    else:
+        assert recipe.images is not None
+        training = open_annotated(Path(recipe.data), Path(recipe.images))
+        validation = open_validation(recipe, training.annotations.categories)
+        source = f"{recipe.data} and {recipe.validation_data}"
+    if recipe.training_images is not None:
+        if recipe.training_images > len(training):
+            raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
+        subset = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
+        source = f"{source}, {len(subset)} of {len(training)} training images"
+        training = training.select(sorted(subset.tolist()))
+    for name, images in (("data", training), ("validation_data", validation)):
+        if all(instance.crowd for image in images.annotations.images for instance in image.objects):
+            raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {source}")
+    return training, validation, source

@@ -1,30 +1,27 @@
-"""The detection task: data, model and final evaluation."""
+"""The detection task: data, model and losses."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.loader import AnnotatedBatch
+from lambdanets.data.coco.loader import AnnotatedBatch, Target
 from lambdanets.data.order import BatchSlice
-from lambdanets.device import best_device
-from lambdanets.inference.detection import METRICS, DetectionEvaluator
+from lambdanets.inference.detection import METRICS, DetectionEvaluation, DetectionEvaluator
 from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.models.mask_rcnn import MaskRCNN
-from lambdanets.training.coco.loaders import augmented_batches
-from lambdanets.training.coco.task import CocoTask
-from lambdanets.training.curves import Panels
+from lambdanets.training.coco.task import CocoTask, augmented_batches
 from lambdanets.training.detection.augmentation import augment
-from lambdanets.training.detection.model import DetectionProbe, build_model, make_model_card
+from lambdanets.training.detection.model import build_model, make_model_card
 from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.report import Result
-from lambdanets.training.run_log import RunLog
+from lambdanets.training.task import first_readable
 
 # Names of the losses in torchvision, and in metrics.csv.
 LOSS_NAMES = {
@@ -36,42 +33,51 @@ LOSS_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class DetectionResult(Result):
-    bbox: dict[str, Any]
-    segm: dict[str, Any]
-
-
-@dataclass
 class DetectionTask(CocoTask):
     """Object detection and instance segmentation."""
 
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
-    PANELS: ClassVar[Panels] = (
-        ("loss", ("loss",)),
-        ("loss terms", tuple(LOSS_NAMES.values())),
-        ("average precision on the validation images", tuple(METRICS)),
-    )
     BEST_METRIC: ClassVar[str] = "segm_AP"
-    RESULT: ClassVar[type[Result]] = DetectionResult
 
     recipe: DetectionRecipe
     model: MaskRCNN
 
     @classmethod
-    def build(cls, recipe: DetectionRecipe, classes: Sequence[str]) -> MaskRCNN:
-        return build_model(recipe, classes)
+    def quicktest(cls, recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
+        """Return the recipe with the smallest backbone of its family and narrow heads, too."""
+        small = replace(
+            recipe,
+            model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),
+            pyramid_channels=16,
+            box_layers=(min(recipe.box_layers[0], 1), 32),
+            mask_layers=min(recipe.mask_layers, 1),
+            proposals=40,
+            sampled_regions=16,
+            max_detections=10,
+        )
+        return super().quicktest(small, folder)
 
-    def probe(self) -> DetectionProbe:
-        max_objects = max(len(image.objects) for image in self.training.annotations.images)
-        return DetectionProbe(self.recipe, len(self.classes), min(max_objects, self.recipe.max_objects))
+    def build(self, recipe: DetectionRecipe) -> MaskRCNN:
+        return build_model(recipe, self.classes)
 
     def training_batches(self, recipe: DetectionRecipe, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
         return augmented_batches(recipe, self.training, batch_slice, augment)
 
-    def inputs(self, batch: AnnotatedBatch) -> tuple[Any, ...]:
-        return batch.images, batch.targets
+    def largest_example(self, batches: Batches[AnnotatedBatch]) -> tuple[Tensor, Target]:
+        """Return the image with the most objects, as large as others can make it by padding.
+
+        Objects are repeated, so that the mask head gets as many positive regions as in later epochs.
+        """
+        num_objects = [len(image.objects) for image in self.training.annotations.images]
+        indices = sorted(range(len(num_objects)), key=num_objects.__getitem__, reverse=True)
+        image, target = first_readable(batches, indices)
+        size = max(self.recipe.image_size, *image.shape[1:])
+        padding = (0, size - image.shape[2], 0, size - image.shape[1])
+        count = len(target["labels"])
+        chosen = torch.arange(max(count, self.recipe.sampled_regions // 4) if count else 0) % max(count, 1)
+        repeated = {name: value[chosen] for name, value in target.items()}
+        return F.pad(image, padding), repeated | {"masks": F.pad(repeated["masks"], padding)}
 
     def num_images(self, batch: AnnotatedBatch) -> int:
         """Return the number of readable images in a batch, or 0 if batch norm would get a single value per channel.
@@ -94,19 +100,8 @@ class DetectionTask(CocoTask):
     def card(self, recipe: DetectionRecipe) -> DetectorCard:
         return make_model_card(recipe, self.classes, self.category_ids)
 
-    def evaluator(self, recipe: DetectionRecipe) -> DetectionEvaluator:
-        return DetectionEvaluator(Detector(self.model, self.card(recipe)), self.validation)
+    def evaluator(self, recipe: DetectionRecipe, images: Any) -> DetectionEvaluator:
+        return DetectionEvaluator(Detector(self.model, self.card(recipe)), images)
 
-    def finish(self, recipe: DetectionRecipe, folder: Path, log: RunLog) -> dict[str, Any]:
-        # Lightning moves the model to the CPU at the end
-        model: Any = self.model.to(best_device()).eval()
-        detector = Detector(model, self.card(recipe))
-        evaluation = DetectionEvaluator(detector, self.validation).evaluate(workers=recipe.workers)
-        draw_detections(detector, self.validation, evaluation, folder)
-        return {
-            **evaluation.scores.to_dict(),
-            "images": len(evaluation.readable),
-            "summary": evaluation.lines(),
-            **self.provenance(recipe),
-            "unreadable": evaluation.unreadable,
-        }
+    def draw(self, evaluator: DetectionEvaluator, evaluation: DetectionEvaluation, folder: Path) -> None:
+        draw_detections(evaluator.predictor, evaluator.images, evaluation, folder)

@@ -1,73 +1,55 @@
-"""The segmentation task: data, model and final evaluation."""
+"""The segmentation task: data, model and loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import AnnotatedBatch
-from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK
+from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK
 from lambdanets.data.order import BatchSlice
-from lambdanets.device import best_device
-from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.segmentation import SegmentationEvaluator
+from lambdanets.errors import InputError
+from lambdanets.inference.model_card import SegmenterCard, make_card
+from lambdanets.inference.segmentation import SegmentationEvaluation, SegmentationEvaluator
 from lambdanets.inference.segmentation_figures import draw_segmentations
 from lambdanets.inference.segmentation_scores import SCORES
-from lambdanets.inference.segmenter import Segmenter
-from lambdanets.training.coco.loaders import augmented_batches
-from lambdanets.training.coco.task import CocoTask
-from lambdanets.training.curves import Panels
-from lambdanets.training.report import Result
-from lambdanets.training.run_log import RunLog
+from lambdanets.inference.segmenter import Segmenter, build_segmenter
+from lambdanets.training.coco.task import CocoTask, augmented_batches
+from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.segmentation.augmentation import augment
-from lambdanets.training.segmentation.loss import cross_entropy_and_dice
-from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
 from lambdanets.training.segmentation.recipe import SegmentationRecipe
 
-
-@dataclass(frozen=True)
-class SegmentationResult(Result):
-    dice: float | None
-    iou: float | None
-    boundary_f1: float | None
+_SMOOTHING = 1.0  # pixels, of the Dice loss
 
 
-@dataclass
 class SegmentationTask(CocoTask):
     """Semantic segmentation."""
 
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = SCORES
-    PANELS: ClassVar[Panels] = (
-        ("loss", ("loss",)),
-        ("loss terms", ("cross_entropy", "dice_loss")),
-        ("mean over the classes, validation images", SCORES),
-    )
     BEST_METRIC: ClassVar[str] = "dice"
-    RESULT: ClassVar[type[Result]] = SegmentationResult
 
     recipe: SegmentationRecipe
 
-    @classmethod
-    def build(cls, recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
-        return build_model(recipe, classes)
-
-    def probe(self) -> SegmentationProbe:
-        return SegmentationProbe(self.recipe, self.classes)
+    def build(self, recipe: SegmentationRecipe) -> nn.Module:
+        return build_model(recipe, self.classes)
 
     def training_batches(self, recipe: SegmentationRecipe, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
         return augmented_batches(recipe, self.training, batch_slice, augment)
 
-    def inputs(self, batch: AnnotatedBatch) -> tuple[Any, ...]:
-        return (torch.stack(batch.images).contiguous(memory_format=torch.channels_last),)
-
     def losses(self, batch: AnnotatedBatch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
-        logits = self.model(*self.inputs(batch))
+        logits = self.model(torch.stack(batch.images).contiguous(memory_format=torch.channels_last))
         targets = torch.stack([target[SEMANTIC_MASK] for target in batch.targets])
+        expected = (len(targets), 1 + len(self.classes), *targets.shape[1:])
+        if tuple(logits.shape) != expected:
+            raise InputError(
+                f"model must return one number per class and pixel, {expected}, got {tuple(logits.shape)} from "
+                f"{recipe.model}; choose a U-Net such as lambda_unet_small"
+            )
         cross_entropy, dice_loss = (losses.sum() for losses in cross_entropy_and_dice(logits, targets))
         loss = cross_entropy + recipe.dice_weight * dice_loss
         return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
@@ -75,20 +57,50 @@ class SegmentationTask(CocoTask):
     def card(self, recipe: SegmentationRecipe) -> SegmenterCard:
         return make_model_card(recipe, self.classes, self.category_ids)
 
-    def evaluator(self, recipe: SegmentationRecipe) -> SegmentationEvaluator:
-        return SegmentationEvaluator(Segmenter(self.model, self.card(recipe)), self.validation)
+    def evaluator(self, recipe: SegmentationRecipe, images: Any) -> SegmentationEvaluator:
+        return SegmentationEvaluator(Segmenter(self.model, self.card(recipe)), images)
 
     @torch.compiler.set_stance("force_eager")  # as in validation
-    def finish(self, recipe: SegmentationRecipe, folder: Path, log: RunLog) -> dict[str, Any]:
-        # Lightning moves the model to the CPU at the end
-        model = self.model.to(best_device()).eval()
-        segmenter = Segmenter(model, self.card(recipe))
-        evaluation = SegmentationEvaluator(segmenter, self.validation).evaluate(workers=recipe.workers)
-        draw_segmentations(segmenter, self.validation, evaluation.readable, folder)
-        return {
-            **evaluation.scores.to_dict(),
-            "images": len(evaluation.readable),
-            "summary": evaluation.lines(),
-            **self.provenance(recipe),
-            "unreadable": evaluation.unreadable,
-        }
+    def draw(self, evaluator: SegmentationEvaluator, evaluation: SegmentationEvaluation, folder: Path) -> None:
+        draw_segmentations(evaluator.predictor, evaluator.images, evaluation.readable, folder)
+
+
+def make_model_card(recipe: SegmentationRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> SegmenterCard:
+    """Return the model card of the recipe's segmenter. classes: names of the categories, without the background."""
+    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
+    return make_card(SegmenterCard, recipe, **categories, stretch=False)
+
+
+def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
+    """Build the recipe's model for the names of the categories, and load its initial weights, if any."""
+    model = build_segmenter(make_model_card(recipe, classes, range(len(classes))))
+    if recipe.weights is not None:
+        load_initial_weights(model, recipe.weights, classes)
+    return model.to(memory_format=torch.channels_last)
+
+
+def cross_entropy_and_dice(logits: Tensor, semantic_masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross entropy and the soft Dice loss of each image, both (b,) float32.
+
+    logits: (b, c, H, W). semantic_masks: (b, H, W) uint8; IGNORED pixels are left out.
+
+    With p_ic the probability of class c at pixel i, y_ic = 1 if c is the pixel's class and else 0, and N pixels:
+
+        cross entropy = -1/N sum_ic y_ic log p_ic
+        Dice loss = 1 - mean over c of (2 sum_i p_ic y_ic + 1) / (sum_i p_ic + sum_i y_ic + 1)
+
+    The mean is over all classes but the background, which is class 0. Unlike in V-Net (Milletari et al. 2016),
+    probabilities are not squared, and numerator and denominator are smoothed by 1 pixel, so that the loss is defined
+    for classes that are not in the image. Both losses are per image, so they do not depend on the micro-batches.
+    """
+    logits = logits.float()
+    valid = semantic_masks != IGNORED
+    num_pixels = valid.flatten(1).sum(1).clamp(min=1)
+    losses = F.cross_entropy(logits, semantic_masks.long(), ignore_index=IGNORED, reduction="none")
+    cross_entropy = losses.flatten(1).sum(1) / num_pixels
+    probabilities = (logits.softmax(1) * valid.unsqueeze(1)).flatten(2)
+    class_indices = torch.arange(logits.shape[1], device=logits.device).view(1, -1, 1)
+    targets = (semantic_masks.flatten(1).unsqueeze(1) == class_indices).float()
+    intersection, cardinality = (probabilities * targets).sum(2), probabilities.sum(2) + targets.sum(2)
+    dice = (2 * intersection + _SMOOTHING) / (cardinality + _SMOOTHING)
+    return cross_entropy, 1 - dice[:, 1:].mean(1)
