@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace) -> None:
     tar = options.coco / "train2017.tar"
     data_options = f"--data {data} --images {tar} --validation-data {data}"
     lambdanets(f"train scattered_digits {data_options} {RECIPE} --run {run}")
-    lambdanets(f"detect evaluate {run} --out {scores}")
+    lambdanets(f"evaluate {run} --out {scores}")
     results = json.loads((scores / "results.json").read_bytes())
     ours = evaluate(truth, results).summary()
     others = {

@@ -89,7 +89,7 @@ def commands(scratch: Path) -> dict[str, Command]:
             "compare --resume {}",
         ),
         "predict": Command(f"predict {run} {images} --out {{}}", "*.partial"),
-        "detect predict": Command(f"detect predict {detector} {images} --score 0 --out {{}}", "*.partial"),
+        "predict objects": Command(f"predict {detector} {images} --score 0 --out {{}}", "*.partial"),
         "shard": Command(f"shard {images} {{}} --images-per-shard 3 --processes 2", "*.tar"),
         "pseudo-label": Command(f"pseudo-label {run} {shards} {{}}", "*.parquet"),
         "pseudo-label select": Command(

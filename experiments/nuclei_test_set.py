@@ -124,7 +124,7 @@ def split(data: Path, folder: Path) -> None:
 def training_command(recipe: str, data: Path, run: Path) -> list[str]:
     """The training command of a run."""
     return [
-        *(sys.executable, "-m", "lambdanets", "detect", "train", recipe, "--epochs", str(EPOCHS), "--run", str(run)),
+        *(sys.executable, "-m", "lambdanets", "train", recipe, "--epochs", str(EPOCHS), "--run", str(run)),
         *("--data", str(data / "train.json"), "--images", str(data / "train.tar")),
         *("--validation-data", str(data / "validation.json"), "--validation-images", str(data / "validation.tar")),
     ]

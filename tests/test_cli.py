@@ -19,10 +19,10 @@ from lambdanets.cli import main
 from lambdanets.cli.train import parse_train_command
 from lambdanets.inference import classifier as classifiers
 from lambdanets.inference import loading
-from lambdanets.locks import locked
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import launching, micro_batches, run
+from lambdanets.work import locked
 from training.runs import SEED
 
 

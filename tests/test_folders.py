@@ -5,8 +5,7 @@ import json
 import pytest
 
 from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder, describe_differences
-from lambdanets.locks import InUseError
+from lambdanets.work import InUseError, WorkFolder, describe_differences
 
 
 def read_identity(folder):

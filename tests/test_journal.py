@@ -2,7 +2,7 @@
 
 import pytest
 
-from lambdanets.journal import open_journal
+from lambdanets.work import open_journal
 
 
 def write_and_interrupt(path, entries, identity):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lambdanets.locks import LOCK, InUseError, locked_folder
+from lambdanets.work import LOCK, InUseError, locked_folder
 
 FORK = multiprocessing.get_context("fork")
 

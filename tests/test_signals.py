@@ -12,7 +12,7 @@ import pytest
 from lambdanets import cli, signals
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
-from lambdanets.locks import locked_folder
+from lambdanets.work import locked_folder
 
 ALL_SIGNALS = pytest.mark.parametrize("signum", signals.SIGNALS, ids=lambda signum: signum.name)
 

@@ -1,6 +1,6 @@
 """Keyword spotting: a task of one's own, with 1-D lambda layers. Recipe, network, evaluation, and the task itself."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,9 @@ import lambdanets as ln
 from lambdanets.data.batches import Batches, Sample
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator
-from lambdanets.inference.model_card import ModelCard, make_card, read_card
+from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.inference.predictor import Predictor
-from lambdanets.models.weights import find_weights, load_tensors, read_weights
-from lambdanets.records import Fraction, record
+from lambdanets.records import Fraction, record, write_json
 from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.task import Task
@@ -100,24 +99,35 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 class KeywordSpotter(Predictor):
-    """A trained network, such as `KeywordSpotter.from_run(folder)`."""
+    """A trained network. `lambdanets.load` and `lambdanets.evaluate` return and evaluate it, once it is registered."""
 
-    def __init__(self, model: nn.Module, card: KeywordCard) -> None:
-        self.model, self.card = model, card
+    card_type = KeywordCard
+    output = "keywords.jsonl"
 
-    @classmethod
-    def from_run(cls, run: Path) -> Self:
-        """Load the model of a run folder."""
-        file = find_weights(run).file
-        tensors, metadata = read_weights(file)
-        card = read_card(file, metadata, KeywordCard)
-        model = KeywordNetwork(len(card.classes), **card.model_options)
-        load_tensors(model, tensors, str(file))
-        return cls(model, card)
+    @staticmethod
+    def build(card: KeywordCard) -> nn.Module:
+        return KeywordNetwork(len(card.classes), **card.model_options)
 
-    def predict(self, recordings: Tensor) -> list[str]:
-        """Return the keyword of each of b recordings, (b, 1, length)."""
-        return [self.card.classes[index] for index in self.outputs(recordings).argmax(1).tolist()]
+    def infer(self, recordings: Any, *, tile_size: int | None = None, batch_size: int = 1) -> list[str]:
+        """Return the keyword of each recording, float32 (1, length)."""
+        logits = self.outputs(torch.stack([*recordings]))
+        return [self.classes[index] for index in logits.argmax(1).tolist()]
+
+    def evaluator(
+        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
+    ) -> "KeywordEvaluator":
+        return KeywordEvaluator(self, Recordings(100, seed=1), "synthetic tones")
+
+    # for `lambdanets predict`, which reads images: for files of sounds, override `predict_files`
+    def write(self, prediction: str, image: Any, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
+        return {"keyword": prediction}
+
+    def describe(self, row: Mapping[str, Any]) -> str:
+        return row["keyword"]
+
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Any) -> str:
+        write_json(out, rows)
+        return f"{len(rows)} recordings"
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,7 @@ class KeywordEvaluation(Evaluation):
     """The share of the recordings whose keyword was recognized."""
 
     accuracy: float
+    num_recordings: int
     unreadable: list[str]
 
     def metrics(self) -> dict[str, float | None]:
@@ -132,6 +143,9 @@ class KeywordEvaluation(Evaluation):
 
     def summary(self) -> str:
         return f"accuracy {self.accuracy:.4f}"
+
+    def counts(self) -> str:
+        return f"{self.num_recordings} recordings"
 
 
 class KeywordEvaluator(Evaluator):
@@ -146,7 +160,11 @@ class KeywordEvaluator(Evaluator):
         return list(zip(batch.indices.tolist(), correct.tolist(), strict=True))
 
     def score(self, measures: list[Any], unreadable: list[str]) -> KeywordEvaluation:
-        return KeywordEvaluation(sum(correct for _, correct in measures) / len(measures), unreadable)
+        accuracy = sum(correct for _, correct in measures) / len(measures)
+        return KeywordEvaluation(accuracy, len(measures), unreadable)
+
+    def write(self, evaluation: KeywordEvaluation, folder: Path) -> None:
+        write_json(folder / "scores.json", {"accuracy": evaluation.accuracy})
 
 
 class KeywordTask(Task):

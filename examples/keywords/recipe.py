@@ -7,6 +7,10 @@ from keyword_task import KeywordRecipe
 
 from lambdanets.registry import TASKS, TaskEntry
 
-TASKS["keywords"] = TaskEntry("keyword_task:KeywordRecipe", "keyword_task:KeywordTask", "keyword_task:KeywordSpotter")
+TASKS["keywords"] = TaskEntry(
+    recipe="keyword_task:KeywordRecipe",
+    implementation="keyword_task:KeywordTask",
+    predictor="keyword_task:KeywordSpotter",
+)
 
 recipe = KeywordRecipe(epochs=15, batch_size=32, learning_rate=0.005, optimizer="adamw", warmup_epochs=1.0)

@@ -8,7 +8,7 @@ import os
 import signal
 import tarfile
 from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +33,10 @@ from lambdanets.data.shards import (
 )
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.folders import WorkFolder
 from lambdanets.progress import Progress
 from lambdanets.records import read_json, write_json
-from lambdanets.signals import SIGNALS, blocked, exit_with_parent
+from lambdanets.signals import SIGNALS, check_signals, exit_with_parent
+from lambdanets.work import WorkFolder
 from lambdanets_lab.shard_checks import inspect_tar
 
 _OPTIONS = ".writing.json"  # options of unfinished shards
@@ -211,10 +211,11 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
     stopped = multiprocessing.Event()
     with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_init_worker, initargs=(job, stopped)) as pool:
         try:
-            with blocked():  # after an interrupt within submit, the pool would wait forever
-                futures = [pool.submit(_write, *task) for task in tasks]
-            for future in as_completed(futures):
-                yield future.result()
+            remaining = {pool.submit(_write, *task) for task in tasks}
+            while remaining:
+                done, remaining = wait(remaining, 0.5, FIRST_COMPLETED)
+                check_signals()
+                yield from (future.result() for future in done)
         except BrokenProcessPool as error:
             raise InputError(
                 f"a process that wrote shards to {job.out} was killed, perhaps out of memory; run it again"
@@ -248,6 +249,7 @@ def _write(name: str, number: int, job: _Job | None = None) -> _Written:
             return (name, number), shard, []
     with atomic_open(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for index in indices.tolist():
+            check_signals()
             if _stopped is not None and _stopped.is_set():
                 raise InputError("the command was stopped")
             try:

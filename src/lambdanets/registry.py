@@ -15,13 +15,15 @@ RECIPE_PACKAGES = ("lambdanets.recipes", "lambdanets_lab.recipes")
 class TaskEntry:
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
-    recipe: its class. implementation: the Task. predictor: the class of trained models. extra: the extra of this
-    package that training needs.
+    recipe: its class. implementation: the Task. predictor: the class of trained models.
+    predict_options: the options that the task adds to `lambdanets predict`. extra: the extra of this package that
+    training needs.
     """
 
     recipe: str
     implementation: str
     predictor: str
+    predict_options: str = "lambdanets.inference.options:NoOptions"
     extra: str = "train"
 
     @cached_property
@@ -35,25 +37,34 @@ TASKS = {
         "lambdanets.training.classification.recipe:ClassificationRecipe",
         "lambdanets.training.classification.task:ClassificationTask",
         "lambdanets.inference.classifier:Classifier",
+        "lambdanets.inference.options:ClassifierOptions",
     ),
     "student": TaskEntry(
         "lambdanets_lab.pseudo.recipe:StudentRecipe",
         "lambdanets_lab.pseudo.student:StudentTask",
         "lambdanets.inference.classifier:Classifier",
+        "lambdanets.inference.options:ClassifierOptions",
     ),
     "detection": TaskEntry(
         "lambdanets.training.detection.recipe:DetectionRecipe",
         "lambdanets.training.detection.task:DetectionTask",
         "lambdanets.inference.detector:Detector",
+        "lambdanets.inference.options:DetectorOptions",
         "detection",
     ),
     "segmentation": TaskEntry(
         "lambdanets.training.segmentation.recipe:SegmentationRecipe",
         "lambdanets.training.segmentation.task:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
+        "lambdanets.inference.options:MaskOptions",
         "detection",
     ),
 }
+
+
+def predictor_of(task: str) -> Any:
+    """Return the class of the trained models of a task."""
+    return find(TASKS[task].predictor)
 
 
 def find(name: str) -> Any:

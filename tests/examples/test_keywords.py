@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.recipes import find_recipe
 from lambdanets.registry import TASKS
@@ -29,16 +30,17 @@ def test_task_of_a_recipe_file_trains_resumes_and_evaluates(recipe, tmp_path, mo
     weights, resumed = (load_weights(tmp_path / name) for name in ("run", "interrupted"))
     assert all(weights[name].equal(tensor) for name, tensor in resumed.items())
     assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "interrupted")
-    keyword_task = sys.modules["keyword_task"]
-    spotter = keyword_task.KeywordSpotter.from_run(tmp_path / "run")
-    recordings = keyword_task.Recordings(100, seed=1)
-    assert keyword_task.KeywordEvaluator(spotter, recordings).evaluate(64).accuracy == result["accuracy"]
-    assert set(spotter.predict(recordings.load(3)[0][None])) < set(keyword_task.KEYWORDS)
+    spotter = ln.load(tmp_path / "run")
+    assert ln.evaluate(spotter).accuracy == result["accuracy"]
+    assert spotter.infer([spotter.evaluator().images.load(3)[0]])[0] in spotter.classes
 
 
 def test_commands_have_the_options_of_the_task(recipe, tmp_path, capsys):
     command = ["train", str(FILE), "--noise", "0.2", "--quicktest", "--run", str(tmp_path / "run")]
     assert main(command) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("accuracy ")
+    (scores,) = capsys.readouterr().out.splitlines()[-1:]
+    assert scores.startswith("accuracy ")
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["100 recordings", scores]
     assert main(["train", str(FILE), "--dry-run", "--training-recordings", "33", "--batch-size", "8"]) == 0
     assert "5 per epoch, 75 in 15 epochs; 8 images per step" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from lambdanets.data.image_search import list_images
 from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
 from lambdanets.data.tars import split_name
 from lambdanets.errors import InputError
-from lambdanets.locks import locked_folder
+from lambdanets.work import WorkFolder
 from lambdanets_lab import shards as module
 from lambdanets_lab.shard_checks import index_shards, verify_shards
 from lambdanets_lab.shards import unique_keys, write_shards
@@ -169,7 +169,7 @@ def test_interrupt_while_work_is_submitted_stops_the_workers(two_classes, tmp_pa
 
 
 def test_rejects_a_folder_that_another_process_writes(two_classes, tmp_path):
-    with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
+    with WorkFolder(tmp_path / "out").open(), pytest.raises(InputError, match="out is in use by process"):
         write_shards(list_images(two_classes).paths, tmp_path / "out")
     with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
         write_shards(list_images(two_classes).paths, two_classes)

@@ -16,12 +16,12 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classification import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
-from lambdanets.locks import LOCK, InUseError
 from lambdanets.training import run
 from lambdanets.training.callbacks import Interrupted
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.module import TrainingModule, warmup_then_cosine
 from lambdanets.training.tasks import read_recipe
+from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
 from training.runs import assert_same_result, at_step, interrupted_run, load_weights, quick_recipe
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.folders import describe_differences
 from lambdanets.provenance import provenance
 from lambdanets.records import parse_json
 from lambdanets.text_tables import text_table
 from lambdanets.timing import MAX_EXTRA_PASSES, NOISY_RATIO, summarize
+from lambdanets.work import describe_differences
 from lambdanets_lab.benchmark.aggregates import ratios
 from lambdanets_lab.benchmark.kinds import KINDS, Kind
 from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row

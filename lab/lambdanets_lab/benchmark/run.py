@@ -10,12 +10,11 @@ import torch
 
 from lambdanets.device import best_device, check_bfloat16, free_memory
 from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder
 from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.progress import Progress
 from lambdanets.provenance import hardware
-from lambdanets.signals import deferred, interruptible
 from lambdanets.terminal import echo
+from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.kinds import KINDS, Kind
 from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
@@ -43,12 +42,10 @@ def run(kind: str, options: CommonOptions) -> Path:
             echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
         echo(*_heading(device, options))
         try:
-            with interruptible():
-                _measure_all(KINDS[kind].make_cases(options, device, report.rows), report, device, folder)
+            _measure_all(KINDS[kind].make_cases(options, device, report.rows), report, device, folder)
             report.finished = True
         finally:
-            with deferred():  # otherwise a finished benchmark could lack its plots
-                _write_results(report, folder)
+            _write_results(report, folder)
     if all(row.skip_reason for row in report.rows):
         raise InputError(f"nothing was measured: {report.rows[0].skip_reason}; {folder / RESULTS} has the reasons")
     return folder

@@ -8,9 +8,9 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
-from lambdanets.folders import check_new_file
 from lambdanets.records import record
 from lambdanets.terminal import echo
+from lambdanets.work import check_new_file
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
 from lambdanets.records import record
-from lambdanets.signals import interruptible, resumable
+from lambdanets.signals import resumable, uninterrupted
 from lambdanets.terminal import echo
 
 
@@ -95,7 +95,7 @@ def _write(options: Shard, out: Path, processes: int) -> int:
 def _verify(location: str, processes: int) -> int:
     from lambdanets_lab.shard_checks import verify_shards
 
-    with interruptible():
+    with uninterrupted():
         content, damaged = verify_shards(location, threads=processes)
     echo(*damaged)
     shards, images = len(content.shards), sum(shard.images for shard in content.shards)

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from lambdanets.errors import InputError, explain_missing_extras, nearest_hint, one_line
-from lambdanets.folders import check_new_file
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.model_card import ClassifierCard, DetectorCard
-from lambdanets.signals import deferred, interruptible
+from lambdanets.signals import check_signals, uninterrupted
+from lambdanets.work import check_new_file
 from lambdanets_lab.export.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
 from lambdanets_lab.export.quantization import MAX_DROP, Quantization
 from lambdanets_lab.export.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
@@ -99,9 +98,7 @@ def export(
     for file in files:
         check_new_file(file)
     runtime.check_installed()  # before the model is traced, which takes long
-    loaded = (
-        load_one_of((ClassifierCard, DetectorCard), model, "cpu") if isinstance(model, str | os.PathLike) else model
-    )
+    loaded = load_one_of((Classifier, Detector), model, "cpu") if isinstance(model, str | os.PathLike) else model
     if to == "aoti" and isinstance(loaded, Detector):
         raise InputError(
             "to must be onnx, openvino or pt2 for a detector, got aoti: "
@@ -111,10 +108,11 @@ def export(
     validation = None if int8 is None else _open_validation(loaded, graph, to, os.fspath(int8), dynamic)
     metadata = json.dumps(make_metadata(loaded, graph, dynamic=dynamic))
     program = _trace(graph, dynamic)
-    with interruptible(), _temporary_folder(path) as folder:
+    with uninterrupted(), _temporary_folder(path) as folder:
         unfinished = folder / path.name
         with _filename_in_errors(path):
             written = runtime.write(program, unfinished, graph.outputs, metadata)
+        check_signals()
         errors = _compare(graph, runtime, unfinished, dynamic)
         worst = max(errors, key=lambda shape: math.inf if math.isnan(errors[shape]) else errors[shape])
         if not errors[worst] <= graph.max_error:
@@ -124,9 +122,9 @@ def export(
             )
         with _filename_in_errors(path):
             quantization = None if validation is None else _quantize(runtime, written, validation)
-        with deferred():
-            for file in written:
-                file.replace(path.with_name(file.name))
+        check_signals()
+        for file in written:
+            file.replace(path.with_name(file.name))
     return Exported(path, tuple(files), errors, runtime.open(path), graph, quantization)
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError, nearest_hint
-from lambdanets.folders import WorkFolder
-from lambdanets.locks import InUseError
 from lambdanets.records import Seed, check, read_json, write_json
 from lambdanets.training import run
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.report import RESULT, read_result
 from lambdanets.training.run_log import METRICS
+from lambdanets.work import InUseError, WorkFolder
 from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
 
 PLAN = "plan.json"

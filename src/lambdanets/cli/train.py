@@ -10,18 +10,17 @@ from typing import Any, NamedTuple
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.options import program
+from lambdanets.cli.predict import report_unreadable
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError, explain_missing_extras
-from lambdanets.folders import describe_differences
 from lambdanets.progress import Progress
 from lambdanets.records import record
 from lambdanets.registry import TASKS
-from lambdanets.signals import interruptible
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.tasks import RECIPE, extended_recipe, read_recipe
+from lambdanets.work import describe_differences
 
 # Environment variable that is set in the processes launched by --devices, which have the same arguments.
 LAUNCHED = "LAMBDANETS_LAUNCHED"
@@ -163,7 +162,7 @@ def _dry_run(command: TrainCommand) -> int:
     from lambdanets.training.distributed import get_world
     from lambdanets.training.dry_run import dry_run
 
-    with interruptible(), Progress("timing"):
+    with Progress("timing"):
         lines = dry_run(command.recipe)
     if get_world().is_rank_zero:
         echo(*lines)

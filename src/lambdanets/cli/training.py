@@ -9,7 +9,7 @@ from typing import Any
 
 from lambdanets.cli.options import parse_all
 from lambdanets.errors import KILLED_WORKER, InputError, is_killed_worker, is_out_of_memory, is_user_fixable
-from lambdanets.signals import interruptible
+from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
 
@@ -48,7 +48,7 @@ def report_errors(command: str, started: Path) -> Iterator[None]:
     from lambdanets.training.distributed import get_world
 
     try:
-        with interruptible():
+        with uninterrupted():
             yield
     except (Interrupted, KeyboardInterrupt):
         if get_world().is_rank_zero:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from lambdanets.data.images import FORMATS
 from lambdanets.errors import InputError
-from lambdanets.folders import is_hidden, is_output
+from lambdanets.files import is_hidden, is_output
 from lambdanets.terminal import echo
 
 _MAX_REASONS = 6  # in a line; the rest is summed

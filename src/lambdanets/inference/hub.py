@@ -22,7 +22,6 @@ from lambdanets.files import atomic_write
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub_readme import write_readme
 from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights
 
 FIGURES = ("curves.png", "predictions.png")
@@ -54,7 +53,7 @@ def save_pretrained(
     source: Any = model
     if isinstance(model, str | os.PathLike):
         found = find_weights(model)
-        run, source = found.folder, load_one_of([ClassifierCard], found, "cpu")
+        run, source = found.folder, load_one_of((Classifier,), found, "cpu")
     network = source.model if isinstance(source, Classifier) else source
     network = getattr(network, "_orig_mod", network)  # of torch.compile
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
@@ -94,7 +93,7 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
         "replace_convolutions (save its state_dict() instead), got"
     )
     try:
-        loaded = load_one_of([ClassifierCard], folder, "cpu")
+        loaded = load_one_of((Classifier,), folder, "cpu")
     except InputError as error:
         reason = str(error).replace(str(folder), "the saved folder")
         raise InputError(f"{problem} one that does not load: {reason}") from error

@@ -18,7 +18,6 @@ from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device, check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8, remove_unfinished
-from lambdanets.folders import WorkFolder, describe_differences
 from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
@@ -36,6 +35,7 @@ from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task, evaluated_images, panels
 from lambdanets.training.tasks import RECIPE, read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
+from lambdanets.work import WorkFolder, describe_differences
 
 FINDINGS = "findings.json"
 

@@ -140,7 +140,7 @@ def test_rejects_a_folder_with_other_files(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["layers"], "action must be one of layer, model, memory, scaling, tables, got 'layers'; the nearest is layer"),
+        (["layers"], "kind must be one of layer, model, memory, scaling, tables, got 'layers'; the nearest is layer"),
         (["layer", "--repeat", "3"], "has no option --repeat; the nearest is --repeats"),
         (["layer", "--candidates", "tim"], "got 'tim'; the nearest is timm"),
         (["layer", "--shapes", "28x28"], "--shapes must be HEIGHTxWIDTHxCHANNELS such as 28x28x128, got '28x28'"),

@@ -10,7 +10,6 @@ from torch import nn
 import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.annotated_sets import open_evaluation_set
 from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets_lab.export import export as export_module
 from lambdanets_lab.export import quantization
@@ -138,7 +137,7 @@ def test_detector_accuracy_is_that_of_evaluate(tmp_path):
     pytest.importorskip("faster_coco_eval", reason="faster_coco_eval is not installed")
     write_constructed_detector(tmp_path)
     detector = ln.load(tmp_path / "initial.safetensors", device="cpu")
-    validation = open_evaluation_set(detector, None, None)
+    validation = detector.open_images()
     expected = DetectionEvaluator(detector, validation).evaluate().scores.summary()["segm"]["AP"]
     graph = export_module.make_graph(detector, None, 1)
     validation = open_validation_data(detector, str(tmp_path / "digits/train"), graph.shape, dynamic=True)

@@ -8,9 +8,9 @@ import pytest
 
 from lambdanets import cli
 from lambdanets.errors import InputError
-from lambdanets.locks import locked_folder
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import micro_batches, run
+from lambdanets.work import WorkFolder
 from lambdanets_lab.studies.catalog import MODEL, STUDIES
 from lambdanets_lab.studies.execution import begin, make_plan, read_plan, read_results, train_all
 from training.runs import at_step
@@ -121,7 +121,7 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
     out = tmp_path / "out"
     begin(plan, out)
-    with locked_folder(plan.runs()[0].folder(out)):
+    with WorkFolder(plan.runs()[0].folder(out)).open():
         assert cli.main(["compare", "--resume", str(out)]) == 0
     assert "1 runs are in progress in other processes" in capsys.readouterr().out
     assert [r["variant"] for r in read_results(plan, out)] == ["lambda scope=7"]

@@ -172,7 +172,7 @@ def test_detection_run_resumes_with_moved_images(trained_detector, tmp_path, mon
     (tmp_path / "digits").rename(tmp_path / "elsewhere")
     new_paths = {name: path.replace("digits", "elsewhere") for name, path in old_paths.items()}
     options = [f"--{name.replace('_', '-')}={path}" for name, path in new_paths.items()]
-    resume = ["detect", "train", "--resume", str(tmp_path / "run")]
+    resume = ["train", "--resume", str(tmp_path / "run")]
     assert main([*resume, *options]) == 0
     assert_same_result(uninterrupted, tmp_path / "run")
     assert main([*resume, *options]) == 0

@@ -20,8 +20,7 @@ from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.tars import TarImages, tar_members
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import encode_utf8, nfc, open_regular
-from lambdanets.folders import is_hidden
+from lambdanets.files import encode_utf8, is_hidden, nfc, open_regular
 
 
 class ImageSource(Protocol):

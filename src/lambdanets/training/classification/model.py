@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lambdanets.errors import InputError
 from lambdanets.inference.loading import read_model
 from lambdanets.inference.model_card import ClassifierCard, DataSource, make_card
 from lambdanets.models import create_model
@@ -48,7 +49,9 @@ def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRe
     """
     if recipe.model or recipe.weights is None:
         return recipe
-    card = read_model(find_weights(recipe.weights), ClassifierCard)[1]
+    card = read_model(find_weights(recipe.weights))[1]
+    if not isinstance(card, ClassifierCard):
+        raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
     options: dict[str, Any] = card.model_options | recipe.model_options
     return replace(
         recipe,
