@@ -26,9 +26,9 @@ from lambdanets.models import create_model
 from lambdanets.progress import format_duration
 from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
+from lambdanets.tasks.classification.task import make_transform
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
-from lambdanets.training.classification.task import make_transform
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"

@@ -15,7 +15,7 @@ from PIL import Image
 from lambdanets.cli import main
 from lambdanets.files import encode_utf8
 from lambdanets.inference import detection_figures
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations, tiny_recipe
 
 

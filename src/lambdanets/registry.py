@@ -34,8 +34,8 @@ class TaskEntry:
 
 TASKS = {
     "classification": TaskEntry(
-        "lambdanets.training.classification.recipe:ClassificationRecipe",
-        "lambdanets.training.classification.task:ClassificationTask",
+        "lambdanets.tasks.classification.recipe:ClassificationRecipe",
+        "lambdanets.tasks.classification.task:ClassificationTask",
         "lambdanets.inference.classifier:Classifier",
         "lambdanets.inference.options:ClassifierOptions",
     ),
@@ -46,15 +46,15 @@ TASKS = {
         "lambdanets.inference.options:ClassifierOptions",
     ),
     "detection": TaskEntry(
-        "lambdanets.training.detection.recipe:DetectionRecipe",
-        "lambdanets.training.detection.task:DetectionTask",
+        "lambdanets.tasks.detection.recipe:DetectionRecipe",
+        "lambdanets.tasks.detection.task:DetectionTask",
         "lambdanets.inference.detector:Detector",
         "lambdanets.inference.options:DetectorOptions",
         "detection",
     ),
     "segmentation": TaskEntry(
-        "lambdanets.training.segmentation.recipe:SegmentationRecipe",
-        "lambdanets.training.segmentation.task:SegmentationTask",
+        "lambdanets.tasks.segmentation.recipe:SegmentationRecipe",
+        "lambdanets.tasks.segmentation.task:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
         "lambdanets.inference.options:MaskOptions",
         "detection",

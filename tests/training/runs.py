@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch.multiprocessing import start_processes
 
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.tasks.classification.task import ClassificationTask
 from lambdanets.training import run, run_log
-from lambdanets.training.classification.task import ClassificationTask
 from lambdanets.training.module import TrainingModule
 
 SEED = int(os.environ.get("TRAINING_SEED", "0"))  # seed of all recipes in tests; the tests must pass with any seed

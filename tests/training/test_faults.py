@@ -18,8 +18,8 @@ from torch import nn
 from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
+from lambdanets.tasks.classification import task
 from lambdanets.training import micro_batches, run
-from lambdanets.training.classification import task
 from lambdanets.training.curves import draw_curves
 from lambdanets.training.module import TrainingModule
 from noise_images import write_two_classes

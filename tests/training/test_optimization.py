@@ -13,8 +13,8 @@ from torch import nn
 from lambdanets import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.tasks.detection.task import build_model
 from lambdanets.training.callbacks import EMA
-from lambdanets.training.detection.model import build_model
 from lambdanets.training.module import TrainingModule, make_schedule, warmup_then_staircase, without_weight_decay
 from training.runs import classification_task
 

@@ -20,7 +20,7 @@ from lambdanets.training import run
 from lambdanets.training.callbacks import Interrupted
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.module import TrainingModule, warmup_then_cosine
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
 from training.runs import assert_same_result, at_step, interrupted_run, load_weights, quick_recipe
@@ -315,7 +315,7 @@ def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, 
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         recipe = tmp_path / "recipe.py"
         fields = read_recipe(folder / "recipe.json")
-        recipe.write_text(f"from lambdanets.training.classification.recipe import *\nrecipe = {fields!r}")
+        recipe.write_text(f"from lambdanets.tasks.classification.recipe import *\nrecipe = {fields!r}")
         for start in (["train", str(recipe), "--run"], ["train", "--resume"]):
             for option, other in others.items():
                 assert main([*start, str(folder), option, str(other)]) == 2

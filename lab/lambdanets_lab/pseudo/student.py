@@ -19,7 +19,7 @@ from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
-from lambdanets.training.classification.task import ClassificationTask, make_batches, write_random_weights
+from lambdanets.tasks.classification.task import ClassificationTask, make_batches, write_random_weights
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import SELECTION, Selection, read_selection, read_table, select
 from lambdanets_lab.shards import write_shards

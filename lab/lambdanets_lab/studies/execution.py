@@ -8,8 +8,8 @@ from typing import Any
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import Seed, check, read_json, write_json
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.training import run
-from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.report import RESULT, read_result
 from lambdanets.training.run_log import METRICS
 from lambdanets.work import InUseError, WorkFolder

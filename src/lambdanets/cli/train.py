@@ -18,8 +18,7 @@ from lambdanets.progress import Progress
 from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.tasks import RECIPE, extended_recipe, read_recipe
+from lambdanets.training.recipe import RECIPE, TrainingRecipe, extended_recipe, read_recipe
 from lambdanets.work import describe_differences
 
 # Environment variable that is set in the processes launched by --devices, which have the same arguments.

@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.tasks import task_class
+from lambdanets.training.recipe import TrainingRecipe, task_class
 
 BATCH_SIZE, EPOCHS = 4, 2
 

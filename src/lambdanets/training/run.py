@@ -29,11 +29,10 @@ from lambdanets.training.distributed import World, broadcast_from_rank_zero, pro
 from lambdanets.training.initial_weights import identify_weights
 from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.recipe import RECIPE, TrainingRecipe, read_recipe, task_class
 from lambdanets.training.report import RESULT, read_result, write_result
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task, evaluated_images, panels
-from lambdanets.training.tasks import RECIPE, read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
 from lambdanets.work import WorkFolder, describe_differences
 

@@ -4,9 +4,8 @@ import pytest
 
 from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.detector import Detector
-from lambdanets.training.coco.task import open_datasets
-from lambdanets.training.detection.model import make_model_card
-from lambdanets.training.detection.task import DetectionTask
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.detection.task import DetectionTask, make_model_card
 from lambdanets.training.module import TrainingModule
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe

@@ -17,12 +17,11 @@ from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import METRICS, DetectionEvaluator
-from lambdanets.training.coco.task import open_datasets
-from lambdanets.training.detection.model import build_model
-from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.detection.task import DetectionTask
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.detection.task import DetectionTask, build_model
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_metrics
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe

@@ -18,11 +18,11 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation import SegmentationEvaluator
 from lambdanets.inference.segmenter import Segmenter
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.segmentation.task import SegmentationTask, build_model, make_model_card
 from lambdanets.training import run
-from lambdanets.training.coco.task import open_datasets
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.segmentation.task import SegmentationTask, build_model, make_model_card
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import edit_annotations
 from training.runs import assert_same_result, interrupted_run, load_weights, run_on_two_ranks, train_on_ranks
 from training.segmentation.tiny_segmentation import CLASSES, tiny_segmentation

@@ -1,6 +1,7 @@
 """The detection task: data, model and losses."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,13 +15,14 @@ from lambdanets.data.coco.loader import AnnotatedBatch, Target
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import METRICS, DetectionEvaluation, DetectionEvaluator
 from lambdanets.inference.detection_figures import draw_detections
-from lambdanets.inference.detector import Detector
-from lambdanets.inference.model_card import DetectorCard
+from lambdanets.inference.detector import Detector, build_detector
+from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
-from lambdanets.training.coco.task import CocoTask, augmented_batches
-from lambdanets.training.detection.augmentation import augment
-from lambdanets.training.detection.model import build_model, make_model_card
-from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.models.weights import match_names
+from lambdanets.tasks.coco.task import CocoTask, augmented_batches
+from lambdanets.tasks.detection.augmentation import augment
+from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.training.initial_weights import read_initial_weights
 from lambdanets.training.task import first_readable
 
 # Names of the losses in torchvision, and in metrics.csv.
@@ -105,3 +107,45 @@ class DetectionTask(CocoTask):
 
     def draw(self, evaluator: DetectionEvaluator, evaluation: DetectionEvaluation, folder: Path) -> None:
         draw_detections(evaluator.predictor, evaluator.images, evaluation, folder)
+
+
+# Prefixes of the tensors of the last layers.
+_HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
+
+
+def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
+    """Return the model card of the recipe's detector."""
+    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
+    return make_card(DetectorCard, recipe, **categories, stretch=False, tile_size=None)
+
+
+def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
+    """Build the recipe's model for a number of categories or for category names, and load its initial weights, if any.
+
+    The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
+    detector has other categories, its last layers are re-initialized.
+    """
+    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    card = make_model_card(recipe, class_names, range(len(class_names)))
+    model = build_detector(
+        card,
+        drop_path=recipe.drop_path,
+        rpn_pre_nms_top_n_train=2 * recipe.proposals,
+        rpn_post_nms_top_n_train=recipe.proposals,
+        box_batch_size_per_image=recipe.sampled_regions,
+    )
+    model.transform._skip_resize = True  # in training, the data loader has resized the images
+    if recipe.weights is not None:
+        _load_initial_weights(model, recipe.weights, classes)
+    return model.to(memory_format=torch.channels_last)
+
+
+def _load_initial_weights(model: MaskRCNN, path: str, classes: int | Sequence[str]) -> None:
+    weights = read_initial_weights(path, classes)
+    module: nn.Module = model
+    if not any("backbone.network." in name for name in weights.tensors):  # weights of a classifier
+        module = model.backbone.network
+        names = module.state_dict().keys()
+        tensors = match_names(weights.tensors, names, weights.source)
+        weights = weights._replace(tensors={name: tensors[name] for name in names & tensors.keys()})
+    weights.load_into(module, _HEADS)

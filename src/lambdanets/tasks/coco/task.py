@@ -18,7 +18,7 @@ from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.coco.sets import open_digits, open_validation
 from lambdanets.data.order import BatchSlice, permutation
 from lambdanets.errors import InputError
-from lambdanets.training.coco.recipe import CocoRecipe
+from lambdanets.tasks.coco.recipe import CocoRecipe
 from lambdanets.training.task import Task
 
 QUICKTEST_IMAGES, QUICKTEST_SIZE = 8, 64

@@ -1,1 +1,0 @@
-"""Training of classifiers: recipe, model and task."""
