@@ -28,9 +28,9 @@ from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards import ShardedImages, open_shards
 from lambdanets.provenance import provenance
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.classification.task import make_transform
 from lambdanets.text_tables import text_table
-from lambdanets.training.classification.loaders import make_transform
-from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets_lab.shards import write_shards
 
 CLASSES = 4

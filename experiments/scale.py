@@ -26,9 +26,9 @@ from lambdanets.models import create_model
 from lambdanets.progress import format_duration
 from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
+from lambdanets.tasks.classification.task import make_transform
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
-from lambdanets.training.classification.loaders import make_transform
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results/xeon-2-cores"
@@ -144,7 +144,7 @@ These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350
 (Tables 5 and 18). First write ImageNet as shards (`lambdanets shard IMAGENET IMAGENET_SHARDS`) and
 train a teacher, for example `lambdanets train imagenet_350_152_288 --data IMAGENET_SHARDS --run TEACHER`; the paper's images and teacher are not public.
 [`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
-`lambdanets train imagenet_pseudo --plan --devices 64` times a few steps on this machine, and estimates 64 devices like it.
+`lambdanets train imagenet_pseudo --dry-run` with the same options checks the data and times a few steps on this machine.
 
 This page estimates storage, time and processor cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
 cores), November 2026. The images/s of devices are from the paper (Table 5: 1,620 in training and 6,100 in inference on 8 TPUv3

@@ -14,7 +14,7 @@ import pytest
 
 import lambdanets
 from lambdanets.models.weights import save_weights
-from lambdanets.training.detection.model import build_model, make_model_card
+from lambdanets.tasks.detection.task import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 

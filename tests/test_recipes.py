@@ -20,12 +20,12 @@ from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.registry import RECIPE_PACKAGES
+from lambdanets.tasks.classification.task import build_model
+from lambdanets.tasks.detection.task import build_model as build_detector
 from lambdanets.training import launching, run
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.classification.model import build_model
-from lambdanets.training.detection.model import DetectionProbe
 from lambdanets.training.module import TrainingModule, make_schedule
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.runs import classification_task
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
@@ -83,7 +83,7 @@ def test_recipe_name_without_a_variant_is_its_default_variant():
 def test_every_detection_recipe_builds_a_detector(name):
     recipe = find_recipe(name)
     with torch.device("meta"):
-        model = DetectionProbe(recipe, 80).build()
+        model = build_detector(recipe, 80)
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e5
     assert len(model.backbone.strides) == len(recipe.levels) + 1
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from lambdanets.errors import InputError
 from lambdanets.records import parse_json, reraise_as_input_error
+from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.text_tables import format_mean, markdown_table, text_table
-from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.recipe import RECIPE, read_recipe
 from lambdanets.training.report import RESULT
-from lambdanets.training.tasks import RECIPE, read_recipe
 
 Format = Literal["text", "markdown"]
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")

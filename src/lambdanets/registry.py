@@ -15,7 +15,7 @@ RECIPE_PACKAGES = ("lambdanets.recipes", "lambdanets_lab.recipes")
 class TaskEntry:
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
-    recipe: its class. implementation: the Task. predictor: the class of trained models. quicktest: `quicktest_recipe`.
+    recipe: its class. implementation: the Task. predictor: the class of trained models.
     predict_options: the options that the task adds to `lambdanets predict`. extra: the extra of this package that
     training needs.
     """
@@ -23,8 +23,7 @@ class TaskEntry:
     recipe: str
     implementation: str
     predictor: str
-    quicktest: str
-    predict_options: str
+    predict_options: str = "lambdanets.inference.options:NoOptions"
     extra: str = "train"
 
     @cached_property
@@ -35,32 +34,28 @@ class TaskEntry:
 
 TASKS = {
     "classification": TaskEntry(
-        "lambdanets.training.classification.recipe:ClassificationRecipe",
-        "lambdanets.training.classification.task:ClassificationTask",
+        "lambdanets.tasks.classification.recipe:ClassificationRecipe",
+        "lambdanets.tasks.classification.task:ClassificationTask",
         "lambdanets.inference.classifier:Classifier",
-        "lambdanets.training.classification.quicktest:quicktest_recipe",
         "lambdanets.inference.options:ClassifierOptions",
     ),
     "student": TaskEntry(
         "lambdanets_lab.pseudo.recipe:StudentRecipe",
         "lambdanets_lab.pseudo.student:StudentTask",
         "lambdanets.inference.classifier:Classifier",
-        "lambdanets_lab.pseudo.student:quicktest_recipe",
         "lambdanets.inference.options:ClassifierOptions",
     ),
     "detection": TaskEntry(
-        "lambdanets.training.detection.recipe:DetectionRecipe",
-        "lambdanets.training.detection.task:DetectionTask",
+        "lambdanets.tasks.detection.recipe:DetectionRecipe",
+        "lambdanets.tasks.detection.task:DetectionTask",
         "lambdanets.inference.detector:Detector",
-        "lambdanets.training.detection.quicktest:quicktest_recipe",
         "lambdanets.inference.options:DetectorOptions",
         "detection",
     ),
     "segmentation": TaskEntry(
-        "lambdanets.training.segmentation.recipe:SegmentationRecipe",
-        "lambdanets.training.segmentation.task:SegmentationTask",
+        "lambdanets.tasks.segmentation.recipe:SegmentationRecipe",
+        "lambdanets.tasks.segmentation.task:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
-        "lambdanets.training.segmentation.quicktest:quicktest_recipe",
         "lambdanets.inference.options:MaskOptions",
         "detection",
     ),

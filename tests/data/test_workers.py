@@ -22,8 +22,8 @@ from lambdanets.inference import classification, detection
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection.model import make_model_card
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.detection.task import make_model_card
 from lambdanets_lab.pseudo import labeling
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe

@@ -19,7 +19,7 @@ def skip_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
     if not request.node.get_closest_marker("figures"):
         monkeypatch.setattr("lambdanets.training.run.draw_curves", save_blank)
-        monkeypatch.setattr("lambdanets.training.classification.task.draw_predictions", save_blank)
+        monkeypatch.setattr("lambdanets.tasks.classification.task.draw_predictions", save_blank)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from lambdanets.training import run
 from lambdanets.training.callbacks import Interrupted
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.module import TrainingModule, warmup_then_cosine
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
 from training.runs import assert_same_result, at_step, interrupted_run, load_weights, quick_recipe
@@ -315,7 +315,7 @@ def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, 
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         recipe = tmp_path / "recipe.py"
         fields = read_recipe(folder / "recipe.json")
-        recipe.write_text(f"from lambdanets.training.classification.recipe import *\nrecipe = {fields!r}")
+        recipe.write_text(f"from lambdanets.tasks.classification.recipe import *\nrecipe = {fields!r}")
         for start in (["train", str(recipe), "--run"], ["train", "--resume"]):
             for option, other in others.items():
                 assert main([*start, str(folder), option, str(other)]) == 2
@@ -417,8 +417,8 @@ def test_rejects_a_split_without_readable_images(quick, two_classes, split, name
 def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split, tmp_path, monkeypatch):
     damage_split(two_classes, split)
     # as if the images had been damaged after the run had checked them
-    monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
-    message = {"train": "no training batch had two readable images", "val": "no validation image could be read"}
+    monkeypatch.setattr("lambdanets.training.run.check_readable", lambda *_: None)
+    message = {"train": "none of the training images can be read", "val": "no validation image could be read"}
     with pytest.raises(ValueError, match=message[split]):
         run.start(quick, tmp_path / "run")
 

@@ -16,7 +16,7 @@ from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
 from lambdanets.models.weights import FOLDER, packaged_models, save_weights
-from lambdanets.training.detection.model import build_model, make_model_card
+from lambdanets.tasks.detection.task import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 

@@ -10,7 +10,7 @@ from typing import Any
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
-from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets_lab.paired import confidence_interval, paired_differences
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.execution import Plan

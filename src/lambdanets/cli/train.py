@@ -16,10 +16,9 @@ from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.progress import Progress
 from lambdanets.records import record
-from lambdanets.registry import TASKS, find
+from lambdanets.registry import TASKS
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.tasks import RECIPE, extended_recipe, read_recipe
+from lambdanets.training.recipe import RECIPE, TrainingRecipe, extended_recipe, read_recipe
 from lambdanets.work import describe_differences
 
 # Environment variable that is set in the processes launched by --devices, which have the same arguments.
@@ -38,8 +37,8 @@ class TrainOptions:
     """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     quicktest: bool = False
     """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
-    plan: bool = False
-    """Print the steps, memory, hours, data size and read rate that training needs on --devices, without training."""
+    dry_run: bool = False
+    """Check the recipe and its data; print images, steps, micro-batches and milliseconds per step, without training."""
 
 
 class TrainCommand(NamedTuple):
@@ -55,9 +54,7 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     command = parse_train_command(arguments)
     with explain_missing_extras(TASKS[command.recipe.task].extra):
-        if command.options.plan:
-            return _plan(command.options, command.recipe)
-        outcome = _train(command)
+        outcome = _dry_run(command) if command.options.dry_run else _train(command)
     if isinstance(outcome, int):
         return outcome
     result, folder = outcome
@@ -146,24 +143,28 @@ def _train(command: TrainCommand) -> tuple[dict[str, Any], Path] | int:
             raise InputError("--quicktest needs a new run in one process; remove --quicktest")
         if folder.exists() and not data.exists():
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        recipe = find(TASKS[recipe.task].quicktest)(recipe, data)
+        from lambdanets.training.quicktest import quicktest_recipe
+
+        recipe = quicktest_recipe(recipe, data)
     with report_errors(f"{program()} train --resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
         result = start(folder=folder, recipe=recipe)
     return result, folder
 
 
-def _plan(options: TrainOptions, recipe: Any) -> int:
-    from lambdanets.training.classification.plan import plan
-    from lambdanets.training.distributed import get_world
-
+def _dry_run(command: TrainCommand) -> int:
+    options = command.options
     if options.resume is not None or options.run is not None or options.quicktest:
-        raise InputError("--plan trains nothing; remove --resume, --run and --quicktest")
-    if recipe.task != "classification":
-        raise InputError(f"--plan must have a classification recipe, got a {recipe.task} recipe")
-    with Progress("planning"):
-        lines = plan(recipe, options.devices or get_world().world_size).format_lines()
-    echo(*lines)
+        raise InputError("--dry-run trains nothing; remove --resume, --run and --quicktest")
+    if options.devices is not None and LAUNCHED not in os.environ:
+        return _launch(options.devices, ["train", *command.arguments])
+    from lambdanets.training.distributed import get_world
+    from lambdanets.training.dry_run import dry_run
+
+    with Progress("timing"):
+        lines = dry_run(command.recipe)
+    if get_world().is_rank_zero:
+        echo(*lines)
     return 0
 
 

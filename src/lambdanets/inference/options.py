@@ -8,6 +8,11 @@ from lambdanets.records import Fraction, TileSize, record
 
 
 @record
+class NoOptions:
+    """No options."""
+
+
+@record
 class ClassifierOptions:
     """Classification."""
 

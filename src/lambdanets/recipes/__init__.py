@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import runpy
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,9 @@ def _run_file(name: str) -> TrainingRecipe:
     expected = "assign recipe = ClassificationRecipe(...), or a recipe of another task"
     if not Path(name).is_file():
         raise InputError(f"{name} must be a Python file that has to {expected}, got no file")
+    folder = str(Path(name).resolve().parent)  # the file may import modules beside it, as a script does
+    if folder not in sys.path:
+        sys.path.append(folder)
     try:
         recipe = runpy.run_path(name).get("recipe")
     except (Exception, SystemExit) as error:  # the user's file may raise any error

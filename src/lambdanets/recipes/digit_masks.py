@@ -7,7 +7,7 @@ Run: lambdanets train digit_masks
 
 from dataclasses import replace
 
-from lambdanets.training.segmentation.recipe import SegmentationRecipe
+from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
 
 recipe = SegmentationRecipe(
     data="digits",

@@ -15,7 +15,7 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class Result:
-    """Fields of result.json that all tasks have. Each task adds its own."""
+    """Fields of result.json that are read again. Each task adds its own."""
 
     seconds: float
     images_per_second: float
@@ -39,10 +39,10 @@ def write_result(folder: Path, *, seconds: float, images_seen: int, model: nn.Mo
     write_json(folder / RESULT, result, 2)
 
 
-def read_result(folder: Path, result_type: type[Result]) -> dict[str, Any]:
-    """Read result.json and check that it has the fields of a task's result. Raises InputError if it is damaged."""
+def read_result(folder: Path) -> dict[str, Any]:
+    """Read result.json. Raises InputError if it is damaged."""
     content = (folder / RESULT).read_bytes()
     advice = "remove it and run the command with --resume to write it again"
-    parse_json(content, result_type, f"{folder / RESULT} is damaged", advice)
-    fields: dict[str, Any] = json.loads(content)  # all of them, and not only those that tasks have in common
+    parse_json(content, Result, f"{folder / RESULT} is damaged", advice)
+    fields: dict[str, Any] = json.loads(content)
     return fields

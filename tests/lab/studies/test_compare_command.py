@@ -9,7 +9,7 @@ import pytest
 from lambdanets import cli
 from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import run
+from lambdanets.training import micro_batches, run
 from lambdanets.work import WorkFolder
 from lambdanets_lab.studies.catalog import MODEL, STUDIES
 from lambdanets_lab.studies.execution import begin, make_plan, read_plan, read_results, train_all
@@ -110,12 +110,9 @@ def test_resuming_a_finished_comparison_prints_it_unchanged(recipe, tmp_path, ca
 
 
 def test_variant_that_exceeds_memory_is_rejected_before_training(recipe, tmp_path, monkeypatch):
-    from lambdanets.training import memory, micro_batches
-
-    for module in (memory, micro_batches):
-        monkeypatch.setattr(module, "free_memory", lambda device: 4_000_000)
+    monkeypatch.setattr(micro_batches, "free_memory", lambda device: 4_000_000)
     plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], recipe)
-    with pytest.raises(InputError, match="resnet20_mixer_small on images of 8 x 8 with a micro-batch of 2 needs"):
+    with pytest.raises(InputError, match="training resnet20_mixer_small with a micro-batch of 2 needs"):
         begin(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -8,8 +8,8 @@ import pytest
 from synthetic_detections import pycocotools_scores
 
 from lambdanets.cli import main
+from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.training import run
-from lambdanets.training.detection.recipe import DetectionRecipe
 
 VARIABLE = "LAMBDANETS_COCO_MINI"
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.tasks.detection import task
+from lambdanets.tasks.detection.task import LOSS_NAMES
 from lambdanets.training import run
-from lambdanets.training.detection import task
-from lambdanets.training.detection.task import LOSS_NAMES
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets_lab.detection_report import report
 from training.detection.constructed_detector import assert_nontrivial_metrics
 from training.detection.tiny_detection import NUM_TRAINING_IMAGES, edit_annotations, remove_annotations, tiny_recipe

@@ -17,10 +17,10 @@ from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
+from lambdanets.tasks.classification import task as classification
+from lambdanets.tasks.detection.task import build_model, make_model_card
 from lambdanets.training import run
-from lambdanets.training.classification import model as classification
-from lambdanets.training.detection.model import build_model, make_model_card
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES, merge_into_two_categories, tiny_recipe
 from training.runs import load_weights
 

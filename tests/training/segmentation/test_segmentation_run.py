@@ -18,13 +18,11 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation import SegmentationEvaluator
 from lambdanets.inference.segmenter import Segmenter
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.segmentation.task import SegmentationTask, build_model, make_model_card
 from lambdanets.training import run
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.memory import training_memory
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
-from lambdanets.training.segmentation.task import SegmentationTask
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import edit_annotations
 from training.runs import assert_same_result, interrupted_run, load_weights, run_on_two_ranks, train_on_ranks
 from training.segmentation.tiny_segmentation import CLASSES, tiny_segmentation
@@ -116,9 +114,8 @@ def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
 
 def make_module(recipe, batch_slice=None):
     torch.manual_seed(0)
-    training, validation, source = open_datasets(recipe)
-    names = [category.name for category in validation.categories]
-    task = SegmentationTask(recipe, training, validation, source, build_model(recipe, names).eval())
+    task = SegmentationTask(recipe)
+    task.model = task.build(recipe).eval()
     module = TrainingModule(task, recipe, 1, batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     return module
@@ -127,7 +124,8 @@ def make_module(recipe, batch_slice=None):
 def validate(recipe, batch_slice):
     module = make_module(recipe, batch_slice)
     module.on_validation_epoch_start()
-    for batch_idx, batch in enumerate(module.task.validation_batches(recipe, batch_slice)):
+    evaluator = module.task.evaluator(recipe, module.task.validation)
+    for batch_idx, batch in enumerate(evaluator.batches(1, 0, batch_slice)):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
     return module.validation_metrics
@@ -228,10 +226,3 @@ def test_result_names_the_initial_weights_of_a_resumed_segmentation(trained_segm
     recipe = tiny_segmentation(trained_segmenter / "digits", weights=str(trained_segmenter / "run"), epochs=1)
     result = run.resume(interrupted_run(recipe, tmp_path / "run", monkeypatch, 1))
     assert result["initial_weights"]["name"].endswith("run/weights.safetensors")
-
-
-def test_memory_of_a_segmenter_grows_with_the_crop(tmp_path):
-    recipe = tiny_segmentation(tmp_path / "digits", model="unet_small")
-    small, large = (training_memory(SegmentationProbe(replace(recipe, image_size=size), ("a",))) for size in (64, 128))
-    assert small[0] == large[0]
-    assert large[1] / small[1] == pytest.approx(4, rel=0.05)

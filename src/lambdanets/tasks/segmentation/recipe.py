@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from lambdanets.records import Count, record
-from lambdanets.training.coco.recipe import CocoRecipe
+from lambdanets.tasks.coco.recipe import CocoRecipe
 from lambdanets.training.recipe import NonNegative, Optimizer
 
 

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as transforms
 from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
 from lambdanets.data.coco.loader import Target, image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.tasks.detection.recipe import DetectionRecipe
 
 
 def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:

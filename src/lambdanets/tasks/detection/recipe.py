@@ -7,7 +7,7 @@ from pydantic import PositiveInt
 from lambdanets.errors import InputError
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.records import Count, Fraction, record
-from lambdanets.training.coco.recipe import CocoRecipe
+from lambdanets.tasks.coco.recipe import CocoRecipe
 from lambdanets.training.recipe import NonNegative
 
 
