@@ -42,7 +42,7 @@ def test_every_command_parses(command, monkeypatch, tmp_path):
         parse_all(*arguments, **texts)
         raise ParsedError
 
-    for module in ("options", "training"):
+    for module in ("options", "predict", "training"):
         monkeypatch.setattr(f"lambdanets.cli.{module}.parse_all", parse_only)
     arguments = shlex.split(command, comments=True)[1:]
     if "--help" in arguments:

@@ -1,6 +1,7 @@
 """`lambdanets.load`, `predict` and `evaluate`, for classifiers and detectors, on every type of image."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -300,17 +301,16 @@ def test_load_rejects_an_unknown_task(tmp_path):
         ln.load(tmp_path)
 
 
-def test_evaluate_accepts_a_model_or_a_path_of_either_task(quick_run, trained_detector):
-    result = json.loads((quick_run / "result.json").read_text())
-    for model in (quick_run, str(quick_run), ln.load(quick_run)):
-        evaluation = ln.evaluate(model, batch_size=3, device="cpu")
-        assert evaluation.top1 == result["top1"]
-    assert repr(evaluation) == f"ClassificationEvaluation(4 images, top-1 {result['top1']:.4f})"
-    result = json.loads((trained_detector / "run/result.json").read_text())
-    for model in (trained_detector / "run", ln.load(trained_detector / "run")):
-        evaluation = ln.evaluate(model)
-        assert evaluation.scores.summary() == {iou_type: result[iou_type] for iou_type in ("bbox", "segm")}
-    assert repr(evaluation).startswith("DetectionEvaluation(4 images, bbox AP 0.")
+@pytest.mark.parametrize("task", ["classifier", "detector", "segmenter"])
+def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, quick_run, trained_detector, trained_segmenter):
+    runs = {"classifier": quick_run, "detector": trained_detector / "run", "segmenter": trained_segmenter / "run"}
+    result = json.loads((runs[task] / "result.json").read_text())
+    for model in (runs[task], str(runs[task]), ln.load(runs[task])):
+        evaluation = ln.evaluate(model, device="cpu", workers=int(isinstance(model, str)))
+        scores = {"top1": evaluation.top1} if task == "classifier" else evaluation.scores.to_dict()
+        assert {name: result[name] for name in scores} == scores
+    metric = {"classifier": "top-1", "detector": "bbox AP", "segmenter": "dice"}[task]
+    assert re.fullmatch(rf"\w+Evaluation\([24] images, {metric} [01]\.\d{{4}}.*\)", repr(evaluation))
 
 
 def test_evaluate_accepts_other_data(classifier, detector, two_classes, trained_detector):
@@ -338,8 +338,6 @@ def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_
         ln.evaluate(classifier, images=tmp_path)
     with pytest.raises(ValueError, match=r"^data_root must be None for a detector, got "):
         ln.evaluate(detector, data_root=tmp_path)
-    with pytest.raises(ValueError, match=r"^data and images must be given together"):
-        ln.evaluate(detector, "test.json")
     with pytest.raises(ValueError, match=r"^model must be a model from load or a path, got 5"):
         ln.evaluate(5)
     with pytest.raises(ValueError, match=r"^batch_size must be greater than 0, got 0"):

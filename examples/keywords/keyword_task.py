@@ -1,6 +1,6 @@
 """Keyword spotting: a task of one's own, with 1-D lambda layers. Recipe, network, evaluation, and the task itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.inference.predictor import Predictor
-from lambdanets.records import Fraction, record, write_json
+from lambdanets.records import Fraction, record
 from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.task import Task
@@ -102,7 +102,6 @@ class KeywordSpotter(Predictor):
     """A trained network. `lambdanets.load` and `lambdanets.evaluate` return and evaluate it, once it is registered."""
 
     card_type = KeywordCard
-    output = "keywords.jsonl"
 
     @staticmethod
     def build(card: KeywordCard) -> nn.Module:
@@ -124,10 +123,6 @@ class KeywordSpotter(Predictor):
 
     def describe(self, row: Mapping[str, Any]) -> str:
         return row["keyword"]
-
-    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Any) -> str:
-        write_json(out, rows)
-        return f"{len(rows)} recordings"
 
 
 @dataclass(frozen=True)
@@ -162,9 +157,6 @@ class KeywordEvaluator(Evaluator):
     def score(self, measures: list[Any], unreadable: list[str]) -> KeywordEvaluation:
         accuracy = sum(correct for _, correct in measures) / len(measures)
         return KeywordEvaluation(accuracy, len(measures), unreadable)
-
-    def write(self, evaluation: KeywordEvaluation, folder: Path) -> None:
-        write_json(folder / "scores.json", {"accuracy": evaluation.accuracy})
 
 
 class KeywordTask(Task):

@@ -1,6 +1,5 @@
 """Trained classifiers and their predictions."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.options import ClassifierOptions
 from lambdanets.inference.predictor import Predictor
@@ -58,7 +56,6 @@ class Classifier(Predictor):
 
     card_type = ClassifierCard
     default_batch_size = 32
-    output = "predictions.jsonl"
 
     card: ClassifierCard
 
@@ -109,9 +106,3 @@ class Classifier(Predictor):
     def describe(self, row: Mapping[str, Any]) -> str:
         names = (f"{each['class']} {each['probability']:.3f}" for each in row["top"])
         return "  ".join(f"{name:<18}" for name in names).rstrip()
-
-    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: ClassifierOptions) -> str:
-        """Write one line of JSON per image to the file `out`."""
-        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
-        atomic_write(out, encode_utf8("".join(lines)))
-        return f"{len(rows)} images"

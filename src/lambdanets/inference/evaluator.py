@@ -11,6 +11,7 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.progress import track
+from lambdanets.records import write_json
 
 
 class Evaluation(ABC):
@@ -67,9 +68,9 @@ class Evaluator(ABC):
     def score(self, measures: list[Any], unreadable: list[str]) -> Any:
         """Return the `Evaluation` of measures, in any order."""
 
-    @abstractmethod
     def write(self, evaluation: Any, folder: Path) -> None:
-        """Write scores and figures into a folder."""
+        """Write scores and figures into a folder, by default scores.json."""
+        write_json(folder / "scores.json", evaluation.metrics(), 2)
 
     def default_batch_size(self) -> int:
         """Return the number of images per forward pass if none is given."""

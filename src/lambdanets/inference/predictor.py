@@ -1,5 +1,6 @@
 """What a task defines about its trained models, so that `load`, `evaluate` and the commands work for them."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from lambdanets.device import resolve_device
+from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.models.weights import build_with_weights
@@ -28,7 +30,7 @@ class Predictor(ABC):
 
     card_type: ClassVar[type[ModelCard]]
     default_batch_size: ClassVar[int] = 1  # of `predict`
-    output: ClassVar[str]  # default output of the command: a file if it has a suffix, otherwise a folder
+    output: ClassVar[str] = "predictions.jsonl"  # default of the command: a file if it has a suffix, or else a folder
 
     model: Any
     card: Any
@@ -144,9 +146,14 @@ class Predictor(ABC):
     def describe(self, row: Mapping[str, Any]) -> str:
         """Return what the command prints about an image."""
 
-    @abstractmethod
     def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Any) -> str:
-        """Write the files of all images, and return a summary. The rows also have the "path" of their image."""
+        """Write the files of all images, and return a summary. The rows also have the "path" of their image.
+
+        By default `out` is a file with one line of JSON per image.
+        """
+        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+        atomic_write(out, encode_utf8("".join(lines)))
+        return f"{len(rows)} images"
 
 
 def numbered_name(number: int, path: Path) -> str:
