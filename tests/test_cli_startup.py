@@ -79,7 +79,7 @@ def test_help_shows_recipes_arguments_groups_and_defaults(results):
     ):
         assert text in output
     assert all(f"\n  {kind} " in results["benchmark --help"][1] for kind in ("layer", "scaling"))
-    assert "usage: lambdanets predict CHECKPOINT IMAGES... " in results["predict --help"][1]
+    assert "usage: lambdanets predict MODEL IMAGES... " in results["predict --help"][1]
     assert "Number of epochs. (default: 60)" in " ".join(results["train cifar10 --help"][1].split())
     assert "The networks of Mask R-CNN: arguments of `mask_rcnn`:\n" in results["train nuclei --help"][1]
     for group in ("All tasks", "Classification", "Detection and segmentation", "Detection"):

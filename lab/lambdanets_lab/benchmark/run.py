@@ -54,9 +54,9 @@ def run(kind: str, options: CommonOptions) -> Path:
 def _write_results(report: Report, folder: Path) -> None:
     """Write results and plots, and print the summary."""
     kind = KINDS[report.kind]
-    report.write(folder)
     if (figure := kind.draw(report.rows)) is not None:
         plot_style.save(figure, folder / f"{report.kind}.png")
+    report.write(folder)  # last, because a finished benchmark is not started again
     echo(*aggregates_table(kind.aggregate(report.rows)).split("\n"))
     if warning := noise_warning(report.rows):
         echo("", warning)

@@ -17,7 +17,7 @@ from lambdanets.work import WorkFolder
 class Evaluate:
     """Options of evaluate."""
 
-    checkpoint: Annotated[Path, POSITIONAL]
+    model: Annotated[Path, POSITIONAL]
     """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
     data: str | None = None
     """Labeled images; by default those of the run. For a classifier, a dataset with the same classes: its validation
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.inference.loading import load
 
-    model = load(options.checkpoint, device=options.device)
+    model = load(options.model, device=options.device)
     evaluator = model.evaluator(options.data, images=options.images, data_root=options.data_root)
     echo(*evaluator.describe())
     with folder.open() if folder is not None else contextlib.nullcontext():

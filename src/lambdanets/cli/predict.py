@@ -36,7 +36,7 @@ class i have the value i, and the background has 0."""
 class PredictOptions:
     """All tasks."""
 
-    checkpoint: Annotated[Path, POSITIONAL]
+    model: Annotated[Path, POSITIONAL]
     """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
     images: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Image files, folders and globs."""
@@ -59,16 +59,18 @@ def main(arguments: list[str]) -> int:
     kinds = {task: find(entry.predict_options) for task, entry in TASKS.items()}
     if arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
         kinds = {"": kinds[_task_of(arguments[0])]}
-    options, *_ = _parse(arguments, tuple(dict.fromkeys(kinds.values())))  # before PyTorch is imported, which is slow
+    # before PyTorch is imported, which takes seconds
+    options, *_ = _parse(arguments, tuple(dict.fromkeys(kinds.values())))
     if options.out is not None:
         check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
     paths = _find_images(options.images)
     from lambdanets.inference.loading import load
     from lambdanets.models.weights import find_weights
 
-    weights = find_weights(options.checkpoint)
+    weights = find_weights(options.model)
     predictor = load(weights, device=options.device)
-    options, task_options = _parse(arguments, (kinds[predictor.card.task],))  # refuses the options of other tasks
+    # refuses the options of other tasks
+    options, task_options = _parse(arguments, (kinds[predictor.card.task],), f" {options.model}")
     stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
     if isinstance(task_options, MaskOptions):
@@ -86,8 +88,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parse(arguments: list[str], kinds: tuple[type[Any], ...]) -> list[Any]:
-    model = f" {arguments[0]}" if len(kinds) == 1 else ""
+def _parse(arguments: list[str], kinds: tuple[type[Any], ...], model: str = "") -> list[Any]:
     return parse_all((PredictOptions, *kinds), arguments, prog=f"lambdanets predict{model}", description=DESCRIPTION)
 
 
