@@ -5,8 +5,9 @@ import pytest
 
 from lambdanets.data.image_search import find_images
 from lambdanets.inference import classification
-from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits, evaluate
+from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.loading import load
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.shards import write_shards

@@ -13,7 +13,7 @@ from PIL import Image
 from convergence import train_until
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.classification import evaluate
+from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
 from lambdanets.training import run
@@ -131,7 +131,7 @@ def test_error_for_a_run_in_use_names_the_process(quick, quick_run, tmp_path, mo
     def start_again():
         unfinished.touch()  # the first process may be in the middle of writing a checkpoint
         for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
-            with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, running since"):
+            with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on "):
                 start_or_resume()
             assert unfinished.exists()
         unfinished.unlink()

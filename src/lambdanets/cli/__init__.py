@@ -118,11 +118,12 @@ def _without_group(arguments: list[str]) -> list[str]:
     if group not in _GROUPS or not words or words[0] not in _VERBS:
         return arguments
     if words[0] == "train":
-        recipes = _GROUPS[group]
-        if words[1:] and not words[1].startswith("-"):
-            words[1] = recipes.get(words[1], words[1])
-        elif not any(word.startswith("--resume") for word in words):  # which has the recipe of the run
-            words.insert(1, recipes["digits"])
+        if not words[1:] or (words[1].startswith("-") and not any(word.startswith("--resume") for word in words)):
+            words.insert(1, "digits")  # the default; --resume has the recipe of the run
+        for old, new in _GROUPS[group].items():
+            if f"{words[1]}_".startswith(f"{old}_"):  # also a variant of the recipe
+                words[1] = new + words[1].removeprefix(old)
+                break
     echo(f"lambdanets {group} {words[0]} is now: lambdanets {' '.join(words[:2])}", file=sys.stderr)
     return words
 

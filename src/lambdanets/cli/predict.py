@@ -153,7 +153,7 @@ def _predict(
                 row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
                 journal.add({"path": str(path)} | row)
                 echo(f"{path!s:<{width}}  {predictor.describe(row)}")
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # after an image
             state = f"stopped after {len(journal.entries)} of {len(paths)} images, saved in {journal_path}"
             echo(f"{state}; run the same command to resume", file=sys.stderr)
             raise

@@ -11,8 +11,8 @@ from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
 from lambdanets.inference.detection import DetectionEvaluator
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load, load_one_of
-from lambdanets.inference.model_card import DetectorCard
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
@@ -196,4 +196,4 @@ def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_p
 def test_load_detector_rejects_a_classifier(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
     with pytest.raises(InputError, match="must be a detection model, got a classification model"):
-        load_one_of([DetectorCard], tmp_path / "weights.safetensors")
+        load_one_of((Detector,), tmp_path / "weights.safetensors")
