@@ -24,8 +24,8 @@ from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import image_batches
 from lambdanets.inference.segmenter import Segmentation, Segmenter
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.detection import model as detection
-from lambdanets.tasks.segmentation import model as segmentation
+from lambdanets.tasks.detection import task as detection
+from lambdanets.tasks.segmentation import task as segmentation
 from lambdanets_lab.demo.uploads import read_upload
 from training.detection.tiny_detection import tiny_recipe
 from training.segmentation.tiny_segmentation import tiny_segmentation

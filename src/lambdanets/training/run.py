@@ -15,28 +15,26 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.data.timm_sets import is_timm_name
-from lambdanets.device import best_device, check_precision
+from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8, remove_unfinished
-from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
+from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
-from lambdanets.training.curves import TensorBoard, draw_curves
+from lambdanets.training.curves import TensorBoard
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.initial_weights import identify_weights
 from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import RECIPE, TrainingRecipe, read_recipe, task_class
-from lambdanets.training.report import RESULT, read_result, write_result
+from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
-from lambdanets.training.task import Task, evaluated_images, panels
+from lambdanets.training.task import Task
 from lambdanets.training.trainer import make_trainer
 from lambdanets.work import WorkFolder, describe_differences
-
-FINDINGS = "findings.json"
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,7 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     if world.is_rank_zero:
         remove_unfinished(checkpoints)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
-        _write_findings(task, folder)
+        write_findings(task, folder)
     module = TrainingModule(task, recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
     if recipe.compile:
         model.compile()
@@ -284,49 +282,6 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     if task.patience:
         load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
-    result = broadcast_from_rank_zero(lambda: _finish(prepared, folder, log, timer))
+    seconds = timer.time_elapsed("train")
+    result = broadcast_from_rank_zero(lambda: finish(task, recipe, folder, log, seconds, world.world_size))
     return result if world.is_rank_zero else {}
-
-
-def _write_findings(task: Task, folder: Path) -> None:
-    """Write what was found in the data, such as the ids of dropped annotations, to findings.json."""
-    path = folder / FINDINGS
-    if any(task.findings.values()):
-        write_json(path, task.findings)
-        echo(f"all dropped annotations: {path}", file=sys.stderr)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _finish(prepared: PreparedRun, folder: Path, log: RunLog, timer: Timer) -> dict[str, Any]:
-    """Evaluate the trained model; write the weights, the figures and result.json; return the result."""
-    task, recipe = prepared.task, prepared.recipe
-    task.model.to(best_device()).eval()  # Lightning moves the model to the CPU at the end
-    evaluator = task.evaluator(recipe, evaluated_images(task))
-    batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
-    evaluation = evaluator.evaluate(batch_size, recipe.workers)
-    task.draw(evaluator, evaluation, folder)
-    save_weights(folder / WEIGHTS, task.model, task.card(recipe).to_public_json(recipe.fields()))
-    draw_curves(log.rows, log.metrics, panels(task), folder / "curves.png")
-    fields = task.result(evaluation) | task.provenance()
-    if task.test is not None:
-        values = log.values("val", task.BEST_METRIC)
-        fields[f"held_out_{task.BEST_METRIC}"] = max(values) if task.patience else values[-1]
-    write_result(
-        folder,
-        seconds=timer.time_elapsed("train"),
-        images_seen=log.images_seen,
-        model=task.model,
-        model_name=recipe.model,
-        data=task.source,
-        training_images=len(task.training),
-        epochs=max(row[1] for row in log.rows),
-        processes=prepared.batch_slice.world_size,
-        micro_batch=recipe.micro_batch,
-        recipe=recipe.without_changeable_fields().fields(),
-        initial_weights=task.initial_weights,
-        summary=evaluation.lines(),
-        unreadable=sorted(log.unreadable | set(evaluation.unreadable)),
-        **fields,
-    )
-    return read_result(folder)

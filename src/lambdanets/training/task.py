@@ -104,16 +104,3 @@ def first_readable(batches: Batches[Any], indices: Iterable[int]) -> Any:
             return sample.content
         unreadable = unreadable or sample.unreadable
     raise InputError(f"none of the training images can be read; the first: {unreadable}")
-
-
-def evaluated_images(task: Task) -> Any:
-    """The images on which the trained model is evaluated."""
-    return task.validation if task.test is None else task.test
-
-
-def panels(task: Task) -> list[tuple[str, list[str]]]:
-    """The title and metrics of each panel of curves.png."""
-    scores = [name for name in task.VALIDATION_METRICS if name != "loss"]
-    terms = [name for name in task.TRAINING_METRICS if name not in ("loss", *scores)]
-    shown = {"loss": ["loss"], "loss terms": terms, "scores": scores}
-    return [(title, names) for title, names in shown.items() if names]
