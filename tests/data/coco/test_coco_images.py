@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from coco_files import annotation, content, image, png, write, write_folder, write_tar
+from coco_files import annotation, content, decode_mask, image, png, write, write_folder, write_tar
 from PIL import Image
 
-from lambdanets.data.coco.annotations import Category, decode_mask
+from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.data.coco.sets import open_with_categories
@@ -121,8 +121,7 @@ def test_rejects_two_images_that_match_one_file(tmp_path: Path) -> None:
 def test_images_without_a_file_are_dropped_with_their_objects(tmp_path: Path) -> None:
     images = open_annotated(write_set(tmp_path), write_folder(tmp_path / "f", {"2.png": FILES["2.png"]}))
     assert first_pixels(images) == [20]
-    assert images.problems.counts() == {"missing_file": 1, "of_missing_file": 2}
-    assert (images.problems.ids["missing_file"], images.problems.ids["of_missing_file"]) == ((1,), (6, 7))
+    assert images.problems.left_out == {"images": 1, "annotations": 2}
     assert images.problems.lines() == [
         "1 images dropped: their files are missing (id 1)",
         "2 annotations dropped: the files of their images are missing (id 6, 7)",

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coco_files import decode_mask
 
-from lambdanets.data.coco.annotations import decode_mask
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.scattered_digits import MIN_BRIGHTNESS, write_scattered_digits
 from lambdanets.errors import InputError

@@ -251,7 +251,10 @@ def test_dropped_annotations_are_reported_and_counted(tiny, tmp_path, capsys):
     edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, invalid])
     edit_annotations(tmp_path / "digits/val.json", annotations=lambda rows: [*rows, {**invalid, "image_id": 77}])
     result = run.start(replace(tiny, epochs=1), tmp_path / "run")
-    assert result["dropped"] == {"training": {"unknown_category": 1}, "validation": {"unknown_image": 1}}
+    assert result["dropped"] == {
+        "training": {"annotations dropped: no category has their category_id": 1},
+        "validation": {"annotations dropped: no image has their image_id": 1},
+    }
     output = capsys.readouterr().err
     assert "training: 1 annotations dropped: no category has their category_id (id 900)" in output
     assert "validation: 1 annotations dropped: no image has their image_id (id 900)" in output
@@ -260,7 +263,8 @@ def test_dropped_annotations_are_reported_and_counted(tiny, tmp_path, capsys):
 def test_findings_json_lists_dropped_annotations_also_after_resuming(tiny, tmp_path, monkeypatch, capsys):
     invalid = [{"id": 900 + n, "image_id": 77, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
     edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, *invalid])
-    expected = {"training": {"unknown_image": list(range(900, 907))}, "validation": {}}
+    problem = "annotations dropped: no image has their image_id"
+    expected = {"training": {problem: list(range(900, 907))}, "validation": {}}
     folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
     path = folder / "findings.json"
     assert json.loads(path.read_bytes()) == expected

@@ -42,7 +42,7 @@ def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages,
 
 def write_problems(folder: Path, **splits: AnnotatedImages) -> None:
     """Write the ids of dropped annotations, by split and problem, to findings.json. If there are none, remove it."""
-    ids = {split: images.problems.all_ids() for split, images in splits.items()}
+    ids = {split: images.problems.ids for split, images in splits.items()}
     path = folder / PROBLEMS_FILE
     if any(ids.values()):
         write_json(path, ids)
