@@ -14,7 +14,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.files import encode_utf8
-from lambdanets.inference import detection_figures
+from lambdanets.inference import drawing
 from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.tasks import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations, tiny_recipe
@@ -130,7 +130,7 @@ def test_evaluate_keeps_its_scores_if_drawing_fails(trained_detector, tmp_path, 
     def full(*_):
         raise OSError(28, "No space left on device", "predictions.png")
 
-    monkeypatch.setattr("lambdanets.inference.detection_figures.draw_detections", full)
+    monkeypatch.setattr("lambdanets.inference.figures.draw_detections", full)
     command = ["detect", "evaluate", str(trained_detector / "run"), "--out", str(tmp_path / "out")]
     assert main(command) == 2
     output = capsys.readouterr()
@@ -268,7 +268,7 @@ def test_predict_keeps_nonempty_folders_and_creates_none_without_images(trained_
 def test_predict_keeps_detections_on_a_signal_and_resumes(
     signum, trained_detector, photos, tmp_path, monkeypatch, capsys
 ):
-    calls, draw = [], detection_figures.draw_predicted
+    calls, draw = [], drawing.draw_predicted
 
     def with_signal(*arguments):
         if len(calls) == 2:
@@ -280,7 +280,7 @@ def test_predict_keeps_detections_on_a_signal_and_resumes(
     assert main([*map(str, command), str(tmp_path / "uninterrupted")]) == 0
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(detection_figures, "draw_predicted", with_signal)
+        patch.setattr(drawing, "draw_predicted", with_signal)
         assert main([*map(str, command), str(tmp_path / "out")]) == 130
     output = capsys.readouterr()
     index = json.loads((tmp_path / "out/images.json").read_bytes())
@@ -295,21 +295,21 @@ def test_predict_keeps_detections_on_a_signal_and_resumes(
 
 
 def test_predict_interrupted_in_its_first_drawing_resumes(trained_detector, photos, tmp_path, monkeypatch, capsys):
-    draw = detection_figures.draw_predicted
+    draw = drawing.draw_predicted
 
     def with_signal(*arguments):
-        drawing = draw(*arguments)
+        figure = draw(*arguments)
 
         def save(file, kind):
-            Image.Image.save(drawing, file, kind)
+            Image.Image.save(figure, file, kind)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        drawing.save = save
-        return drawing
+        figure.save = save
+        return figure
 
     command = ["detect", "predict", str(trained_detector / "run"), str(photos), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
-        patch.setattr(detection_figures, "draw_predicted", with_signal)
+        patch.setattr(drawing, "draw_predicted", with_signal)
         assert main(command) == 130
     assert len(list((tmp_path / "out").glob("*.png"))) == 1
     assert main(command) == 0

@@ -48,7 +48,7 @@ IMPORT_ORDERS = (
 REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
 MODULES = [
     "data.shards",
-    *(f"inference.{name}" for name in ("evaluation", "confusion", "detection_figures", "segmentation_figures")),
+    *(f"inference.{name}" for name in ("evaluation", "figures")),
     *(f"inference.{name}" for name in ("detection", "coco_results", "label_images")),  # of `detect predict`
 ]
 PREDICTIONS = f"""

@@ -13,7 +13,7 @@ from PIL import Image
 
 import lambdanets as ln
 from lambdanets.cli import main
-from lambdanets.inference import segmentation_figures
+from lambdanets.inference import drawing
 from training.segmentation.tiny_segmentation import CLASSES
 
 
@@ -126,7 +126,7 @@ def test_segment_predict_divides_large_images_into_tiles(trained_segmenter, tmp_
 def test_interrupted_segment_predict_resumes_to_the_same_files(
     trained_segmenter, photos, tmp_path, monkeypatch, capsys
 ):
-    calls, draw = [], segmentation_figures.overlay_classes
+    calls, draw = [], drawing.overlay_classes
 
     def with_signal(*arguments):
         if len(calls) == 1:
@@ -137,7 +137,7 @@ def test_interrupted_segment_predict_resumes_to_the_same_files(
     command = ["segment", "predict", str(trained_segmenter / "run"), str(photos), "--out"]
     assert main([*command, str(tmp_path / "uninterrupted")]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(segmentation_figures, "overlay_classes", with_signal)
+        patch.setattr(drawing, "overlay_classes", with_signal)
         assert main([*command, str(tmp_path / "out")]) == 130
     assert (tmp_path / "out/classes.csv").read_text().count("\n") == 1 + 3
     assert "run the same command to resume" in capsys.readouterr().err

@@ -13,12 +13,10 @@ from pydantic import Field
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.colors import brighten
-from lambdanets.inference.detection_figures import MIN_SCORE, draw_predicted
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.drawing import MIN_SCORE, brighten, draw_predicted, overlay_classes
 from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, make_label_image
 from lambdanets.inference.objects import crop_objects
-from lambdanets.inference.segmentation_figures import overlay_classes
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.inference.tiles import is_tiled

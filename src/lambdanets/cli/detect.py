@@ -82,7 +82,7 @@ def _evaluate(arguments: list[str]) -> int:
     )
     from lambdanets.inference.coco_results import write_results
     from lambdanets.inference.detection import DetectionEvaluator
-    from lambdanets.inference.detection_figures import draw_detections
+    from lambdanets.inference.figures import draw_detections
     from lambdanets.inference.model_card import DetectorCard
 
     def print_evaluation(evaluation: "DetectionEvaluation") -> None:
@@ -130,7 +130,7 @@ def _detect(options: Predict, paths: list[Path]) -> None:
     from lambdanets.text_tables import csv_table
 
     if options.figures:  # imports Matplotlib
-        from lambdanets.inference.detection_figures import draw_predicted
+        from lambdanets.inference.drawing import draw_predicted
     weights = find_weights(options.checkpoint)
     detector = load_one_of([DetectorCard], weights, options.device)
     unreadable: list[str] = []

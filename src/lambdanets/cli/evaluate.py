@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
         echo(f"{len(evaluation.labels)} images, {int((evaluation.labels == evaluation.predicted).sum())} correct")
         echo(f"top-1 {evaluation.top1:.4f}")
         if options.out is not None:
-            from lambdanets.inference.confusion import write_confusion
+            from lambdanets.inference.figures import write_confusion
 
             with deferred():  # an incomplete folder could not be used again
                 write_confusion(evaluation, options.out)

@@ -61,9 +61,9 @@ def _evaluate(arguments: list[str]) -> int:
         description="Evaluate Dice, IoU and boundary F1 per class, and their means without the background. --out gets "
         "scores.json and predictions.png.",
     )
+    from lambdanets.inference.figures import draw_segmentations
     from lambdanets.inference.model_card import SegmenterCard
     from lambdanets.inference.segmentation import SegmentationEvaluator
-    from lambdanets.inference.segmentation_figures import draw_segmentations
 
     def print_evaluation(evaluation: "SegmentationEvaluation") -> None:
         echo(f"{len(evaluation.readable)} images")
@@ -97,10 +97,10 @@ def _segment(options: Predict, paths: list[Path]) -> None:
     from PIL import Image
 
     from lambdanets.files import atomic_open, atomic_write, encode_utf8
+    from lambdanets.inference.drawing import overlay_classes
     from lambdanets.inference.loading import load_one_of
     from lambdanets.inference.model_card import SegmenterCard
     from lambdanets.inference.segmentation import segment_files
-    from lambdanets.inference.segmentation_figures import overlay_classes
     from lambdanets.models.weights import find_weights
     from lambdanets.text_tables import csv_table
 

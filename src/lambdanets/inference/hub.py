@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi
 from safetensors.torch import save
-from timm.models._hub import save_config_for_hf
+from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from lambdanets.adoption import foreign_state_dict, is_adopted
@@ -71,7 +71,7 @@ def save_pretrained(
     with tempfile.TemporaryDirectory() as temporary:
         config, weights = (Path(temporary, name) for name in (CONFIG, HUB_WEIGHTS[0]))
         try:
-            _write_config(network, source, config)
+            save_for_hf(network, temporary, **_options(card))  # its weights are replaced
         except (AttributeError, TypeError, ValueError) as error:  # of timm
             raise InputError(f"model must be a classifier with arguments of JSON types: {one_line(error)}") from error
         weights.write_bytes(save(tensors, metadata=metadata))
@@ -82,7 +82,7 @@ def save_pretrained(
     figures = _figures(run)
     for figure in figures:
         shutil.copyfile(figure, folder / figure.name)
-    write_readme(folder, network, card, run, [figure.name for figure in figures], license)
+    write_readme(folder, network, run, [figure.name for figure in figures], license)
     return folder
 
 
@@ -154,26 +154,23 @@ def _figures(run: Path | None) -> list[Path]:
     return [run / name for name in FIGURES if (run / name).is_file()] if run is not None else []
 
 
-def _write_config(network: nn.Module, source: Any, path: Path) -> None:
-    """Write config.json: architecture, arguments, classes and preprocessing."""
-    if not isinstance(source, Classifier):
-        save_config_for_hf(network, str(path))
-        return
-    card, preprocessing = source.card, source.card.preprocessing
+def _options(card: ClassifierCard | None) -> dict[str, Any]:
+    """Return the arguments of `save_for_hf` for a model card: arguments of the network, classes and preprocessing."""
+    if card is None:
+        return {}
+    preprocessing = card.preprocessing
     side, channels = preprocessing.image_size, preprocessing.channels
-    save_config_for_hf(
-        network,
-        str(path),
-        model_config={"label_names": list(card.classes)},
-        model_args={**card.model_options, **({} if channels == 3 else {"in_chans": channels})},
-        data_config={
+    return {
+        "model_config": {"label_names": list(card.classes)},
+        "model_args": {**card.model_options, **({} if channels == 3 else {"in_chans": channels})},
+        "data_config": {
             "input_size": (channels, side, side),
             "mean": _per_channel(preprocessing.mean, channels),
             "std": _per_channel(preprocessing.std, channels),
             "crop_pct": preprocessing.crop_pct,
             "interpolation": preprocessing.interpolation,
         },
-    )
+    }
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 import lambdanets as ln
 from lambdanets.errors import InputError
-from lambdanets.inference.detection_figures import MIN_SCORE
+from lambdanets.inference.drawing import MIN_SCORE
 from lambdanets.inference.label_images import COLUMNS
 from lambdanets_lab.demo.examples import example_images
 from lambdanets_lab.demo.views import attention_maps, predict_image

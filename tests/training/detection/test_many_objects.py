@@ -18,8 +18,8 @@ from torch import nn
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.inference.detection import DetectionEvaluator
-from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.figures import draw_detections
 from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.training.detection.augmentation import augment
 from lambdanets.training.detection.model import make_model_card

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 import lambdanets as ln
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.errors import InputError
+from lambdanets.inference.drawing import class_color, overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.segmentation_figures import class_color, overlay_classes
 from training.segmentation.tiny_segmentation import CLASSES
 
 

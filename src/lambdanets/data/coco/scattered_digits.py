@@ -128,9 +128,9 @@ class _SplitBuilder:
         if encoding == "polygons":
             segmentation: Any = _to_rectangles(scan > 0, scale, (left, top))
         else:
-            counts = encode_rle(mask)
-            runs = run_lengths(counts, mask.shape[0], mask.shape[1]).tolist()
-            segmentation = {"size": list(mask.shape), "counts": runs if encoding == "uncompressed" else counts}
+            counts, size = encode_rle(mask), list(mask.shape)
+            runs = run_lengths(counts, *size).tolist()
+            segmentation = {"size": size, "counts": runs if encoding == "uncompressed" else counts}
         self._annotate(image_id, digit, mask, segmentation, crowd)
 
     def _annotate(self, image_id: int, digit: int, mask: np.ndarray, segmentation: Any, crowd: bool) -> None:

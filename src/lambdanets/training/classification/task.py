@@ -14,8 +14,8 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.data.readable import check_readable
 from lambdanets.device import best_device
 from lambdanets.inference.classification import ClassificationEvaluator
-from lambdanets.inference.classification_figures import draw_predictions
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.figures import draw_predictions
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.classification.loaders import make_batches

@@ -13,8 +13,8 @@ from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device
 from lambdanets.inference.detection import METRICS, DetectionEvaluator
-from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.figures import draw_detections
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.training.coco.loaders import augmented_batches

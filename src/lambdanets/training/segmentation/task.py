@@ -13,9 +13,9 @@ from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device
+from lambdanets.inference.figures import draw_segmentations
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.segmentation import SegmentationEvaluator
-from lambdanets.inference.segmentation_figures import draw_segmentations
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.training.coco.loaders import augmented_batches
