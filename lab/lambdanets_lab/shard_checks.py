@@ -11,7 +11,6 @@ from pathlib import Path
 from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
 from lambdanets.data.shards import (
     SHARD_LIST,
-    LocalStore,
     Shard,
     ShardList,
     Store,
@@ -47,7 +46,7 @@ def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[s
     """
     content = read_list(open_store(location))
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache, ThreadPoolExecutor(threads) as pool:
-        store: Store = LocalStore(location)
+        store = Store(location)
         if is_url(location):
             store = RemoteStore(location, Path(cache), 2 * threads * max(shard.bytes for shard in content.shards))
         problems = pool.map(partial(_check_shard, store), content.shards)  # hashing and reading release the GIL

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -85,33 +85,23 @@ class ShardList:
         return f'{{\n "classes": {json.dumps(self.classes)},\n "splits": {{\n{body}\n }}{metadata}\n}}\n'.encode()
 
 
-class Store(Protocol):
-    """Access to the files of a dataset."""
+class Store:
+    """The files of shards in a folder."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
 
     def path(self, name: str) -> str:
         """The path or URL of a file."""
+        return str(Path(self._location, name))
 
     def read_list(self) -> bytes:
         """Read shards.json. Raises OSError."""
-
-    def open(self, shard: Shard) -> BinaryIO:
-        """Open a shard as a local file. Raises OSError."""
-
-
-class LocalStore:
-    """The files in a folder."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def path(self, name: str) -> str:
-        return str(Path(self._folder, name))
-
-    def read_list(self) -> bytes:
         with open_regular(self.path(SHARD_LIST)) as file:
             return file.read()
 
     def open(self, shard: Shard) -> BinaryIO:
+        """Open a shard as a local file. Raises OSError."""
         file = open_regular(self.path(shard.name))
         if (size := os.fstat(file.fileno()).st_size) != shard.bytes:
             file.close()
@@ -121,7 +111,7 @@ class LocalStore:
 
 def open_store(location: str) -> Store:
     """Return the store of a folder or URL."""
-    return importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else LocalStore(location)
+    return importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
 
 
 def read_list(store: Store) -> ShardList:

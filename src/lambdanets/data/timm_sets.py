@@ -18,36 +18,23 @@ _PREFIXES = ("torch", "hfds")  # timm's other sets have no random access
 
 @dataclass(frozen=True)
 class IndexedImages(NamedByIndex):
-    """Images of a torchvision dataset, whose items are (image, label)."""
+    """Images of a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
 
-    dataset: Any
+    items: Any
     labels: Sequence[int]
     source: str
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         try:
-            return convert_image(self.dataset[index][0]), self.labels[index]
+            image = self.items[index][0]
+            if isinstance(image, Image.Image):
+                return convert_image(image), self.labels[index]
         except UnreadableImage:
             raise
         except Exception as error:  # datasets raise exceptions of any type for damaged files
             raise UnreadableImage(self.name(index), one_line(error)) from error
-
-
-@dataclass(frozen=True)
-class ReaderImages(NamedByIndex):
-    """Images of a timm reader, whose items are (binary file, label)."""
-
-    reader: Any
-    labels: Sequence[int]
-    source: str
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        try:
-            stream, _ = self.reader[index]
-        except Exception as error:  # readers raise exceptions of any type for damaged files
-            raise UnreadableImage(self.name(index), one_line(error)) from error
-        with stream:
-            return read_image(stream, self.name(index)), self.labels[index]
+        with image:
+            return read_image(image, self.name(index)), self.labels[index]
 
 
 def is_timm_name(data: str) -> bool:
@@ -92,7 +79,7 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
         labels = integer_labels(dataset.targets, source)
         return IndexedImages(dataset, labels, source), _torchvision_classes(dataset, labels)
     labels = integer_labels(reader.iter_targets(), source)
-    return ReaderImages(reader, labels, source), class_names(reader.class_to_idx, labels)
+    return IndexedImages(reader, labels, source), class_names(reader.class_to_idx, labels)
 
 
 def create_timm_dataset(name: str, root: str | None, split: str, **options: Any) -> Any:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.data.datasets import (
-    EvaluationImages,
+    ImageSet,
     LabeledImages,
     Splits,
     open_evaluation_images,
@@ -142,7 +142,7 @@ def evaluate(
         if not source.data:
             raise InputError("data must be given for a model whose card names no dataset, got none")
         splits = open_splits_of(source, source.data, data_root or source.data_root)
-        found = EvaluationImages(splits.validation, splits.classes, splits.source, splits.left_out)
+        found = ImageSet(splits.validation, splits.classes, splits.source, splits.left_out)
     else:
         found = open_evaluation_images(data, data_root)
     images = remap_labels(found.images, found.classes, classifier.classes, found.source)

@@ -156,7 +156,6 @@ def test_an_area_that_is_missing_or_zero_is_that_of_the_mask(tmp_path: Path, are
 @pytest.mark.parametrize(
     ("bbox", "problem"),
     [
-        ([2, 3, 8, 9], "replaced by those of the masks"),  # corners
         ([2 / 30, 3 / 20, 6 / 30, 6 / 20], "replaced"),  # divided by the size of the image
         ([2, 3, 0, 6], "replaced"),
         ([2, 3, 6, -6], "replaced"),
@@ -176,6 +175,16 @@ def test_a_box_that_its_mask_contradicts_is_repaired_and_counted(
     assert line.startswith(f"1 boxes {problem}")
     assert line.endswith("(id 9)")
     assert not parsed.problems.left_out
+
+
+@pytest.mark.parametrize("corner", [(10, 9), (1, 2)])
+def test_boxes_as_corners_are_replaced_by_those_of_the_masks(tmp_path: Path, corner: tuple[int, int]) -> None:
+    x, y = corner
+    left, top, right, bottom = bbox = [10 * x, 10 * y, 10 * x + 60, 10 * y + 90]
+    polygon = [left, top, right, top, right, bottom, left, bottom]
+    images = [image(1, height=200, width=300)]
+    parsed = read(tmp_path, annotation(1, bbox=bbox, segmentation=[polygon]), images=images)
+    assert parsed.images[0].objects[0].box == (left, top, right, bottom)
 
 
 def test_integers_may_be_written_as_floats(tmp_path: Path) -> None:

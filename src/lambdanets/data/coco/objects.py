@@ -142,7 +142,8 @@ def _read_object(
     box = _corners(entry.bbox)
     clipped = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
     repaired = _CLIPPED if _distance(box, clipped) > _MAX_DIFFERENCE else ""
-    has_corners = _distance(entry.bbox, mask) <= _MAX_DIFFERENCE < _distance(clipped, mask)
+    # near the corner of the image, boxes as x1, y1, x2, y2 agree with their masks, too
+    has_corners = _distance(entry.bbox, mask) <= _MAX_DIFFERENCE and _distance(clipped, mask) > 4 * _MAX_DIFFERENCE
     if has_corners or clipped[0] >= clipped[2] or clipped[1] >= clipped[3] or not _agree(clipped, mask):
         clipped, repaired = mask, _BOX
     area = entry.area if entry.area and entry.area > 0 else mask_area

@@ -128,9 +128,10 @@ class _SplitBuilder:
         if encoding == "polygons":
             segmentation: Any = _to_rectangles(scan > 0, scale, (left, top))
         else:
-            counts, size = encode_rle(mask), list(mask.shape)
-            runs = run_lengths(counts, *size).tolist()
-            segmentation = {"size": size, "counts": runs if encoding == "uncompressed" else counts}
+            height, width = canvas.shape
+            counts = encode_rle(mask)
+            runs = run_lengths(counts, height, width).tolist()
+            segmentation = {"size": [height, width], "counts": runs if encoding == "uncompressed" else counts}
         self._annotate(image_id, digit, mask, segmentation, crowd)
 
     def _annotate(self, image_id: int, digit: int, mask: np.ndarray, segmentation: Any, crowd: bool) -> None:
