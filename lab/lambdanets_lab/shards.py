@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,7 +32,7 @@ from lambdanets.data.shards import (
     read_list,
 )
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.folders import WorkFolder
 from lambdanets.progress import Progress
 from lambdanets.records import read_json, write_json
@@ -109,7 +109,7 @@ def write_shards(
         write_json(out / _OPTIONS, options)
         shards, unreadable = _write_all(_Job(out, splits, check_images), processes, max_unreadable)
         content = ShardList(classes, shards, options | {"unreadable": unreadable})
-        atomic_write(out / SHARD_LIST, content.to_json())
+        write_json(out / SHARD_LIST, asdict(content))
         (out / _OPTIONS).unlink()
     return content
 
