@@ -36,79 +36,53 @@ def test_an_object_has_its_box_category_and_mask(tmp_path: Path) -> None:
     assert parsed.problems.counts() == {}
 
 
-def test_categories_are_indexed_in_order_of_ids_with_gaps(tmp_path: Path) -> None:
-    instances = content(*(annotation(number, category_id=number) for number in (90, 0, 17)))
+def test_images_and_categories_are_in_order_of_ids_with_gaps(tmp_path: Path) -> None:
+    images = [image(9), image(-4), image(5)]
+    instances = content(*(annotation(number, 5, category_id=number) for number in (90, 0, 17)), images=images)
     instances["categories"] = [{"id": number, "name": f"c{number}"} for number in (90, 17, 0)]
-    parsed = read_annotations(write(tmp_path / "a.json", instances))
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(instances).encode())  # with a byte order mark
+    parsed = read_annotations(tmp_path / "a.json")
     assert [category.id for category in parsed.categories] == [0, 17, 90]
-    assert {obj.id: obj.category for obj in parsed.images[0].objects} == {0: 0, 17: 1, 90: 2}
+    assert [image.id for image in parsed.images] == [-4, 5, 9]
+    assert {obj.id: obj.category for obj in parsed.images[1].objects} == {0: 0, 17: 1, 90: 2}
     assert [entry["category_id"] for entry in parsed.to_coco()["annotations"]] == [90, 0, 17]
 
 
-def test_images_are_in_order_of_ids(tmp_path: Path) -> None:
-    parsed = read(tmp_path, images=[image(9), image(-4), image(5)])
-    assert [image.id for image in parsed.images] == [-4, 5, 9]
+def test_area_and_iscrowd_are_optional(tmp_path: Path) -> None:
+    rows = [annotation(number, area=area) for number, area in enumerate((30.5, 0, -4.5, None, "missing"))]
+    del rows[0]["iscrowd"], rows[4]["area"]
+    objects = read(tmp_path, *rows).images[0].objects
+    assert [(obj.area, obj.crowd) for obj in objects] == [(30.5, False), *[(36.0, False)] * 4]  # that of the mask
 
 
-def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(content(annotation(1))).encode())
-    assert object_ids(read_annotations(path)) == [1]
-
-
-@pytest.mark.parametrize("missing", ["area", "iscrowd"])
-def test_area_and_iscrowd_are_optional(tmp_path: Path, missing: str) -> None:
-    incomplete = annotation(1, area=30.5, bbox=[0, 0, 4, 5], segmentation=[[0, 0, 4, 0, 4, 5, 0, 5]])
-    del incomplete[missing]
-    (obj,) = read(tmp_path, incomplete).images[0].objects
-    assert (obj.area, obj.crowd) == ((20.0, False) if missing == "area" else (30.5, False))
+NO_IMAGE, NO_CATEGORY, NO_MASK = "no image", "no category", "no segmentation, or one without pixels"
+POLYGON, RLE = "polygons with fewer than 3 points", "an RLE that is damaged or not of the image"
+INVALID_SEGMENTATIONS = {
+    NO_MASK: [
+        *(None, [], {}, {"size": [20, 30], "counts": [600]}, {"size": [20, 30], "counts": [1, 0, 599]}),
+        *([[2, 3, 8, 9, 2, 3]], [[0.1, 0.2, 0.3, 0.2, 0.3, 0.4]]),
+        [[2.1, 3.1, 2.2, 3.1, 2.2, 3.2], [5.1, 3.1, 5.2, 3.1, 5.2, 3.2]],
+    ],
+    POLYGON: [
+        *([[2, 3, 8, 3]], [[2, 3, 8, 3, 8, 9, 2]], [[], [2, 3, 8, 3]], [SQUARE, [2, 3, 8, 3, 8, 1e9]], "polygons"),
+        *([[2, 3, 8, 3, 8, "x"]], [[2, 3, 8, 3, 8, None]], [[2, 3, 8, 3, 8, 10**400]]),
+        [{"x": 2, "y": 3}, {"x": 8, "y": 3}, {"x": 8, "y": 9}],
+    ],
+    RLE: [
+        *({"counts": [1, 599]}, {"size": [30, 20], "counts": [1, 599]}, {"size": [20, 30]}),
+        *(
+            {"size": [20, 30], "counts": x}
+            for x in ([], [1, 600], [1, 598], [-1, 601], [1, -1, 600], [1, 2**80], ["a"])
+        ),
+        *({"size": [20, 30], "counts": x} for x in ("1gc", "漢字", "")),
+    ],
+}
 
 
 @pytest.mark.parametrize(
     ("problem", "fields"),
-    [
-        ("no image", {"image_id": 3}),
-        ("no category", {"category_id": 4}),
-        *(
-            ("no segmentation, or one without pixels", {"segmentation": segmentation})
-            for segmentation in (
-                None,
-                [],
-                {},
-                {"size": [20, 30], "counts": [600]},
-                {"size": [20, 30], "counts": [1, 0, 599]},
-                [[2, 3, 8, 9, 2, 3]],
-                [[0.1, 0.2, 0.3, 0.2, 0.3, 0.4]],
-                [[2.1, 3.1, 2.2, 3.1, 2.2, 3.2], [5.1, 3.1, 5.2, 3.1, 5.2, 3.2]],
-            )
-        ),
-        *(
-            ("polygons with fewer than 3 points", {"segmentation": segmentation})
-            for segmentation in (
-                [[2, 3, 8, 3]],
-                [[2, 3, 8, 3, 8, 9, 2]],
-                [[], [2, 3, 8, 3]],
-                [SQUARE, [2, 3, 8, 3, 8, 1e9]],
-                [{"x": 2, "y": 3}, {"x": 8, "y": 3}, {"x": 8, "y": 9}],
-                [[2, 3, 8, 3, 8, "x"]],
-                [[2, 3, 8, 3, 8, None]],
-                [[2, 3, 8, 3, 8, 10**400]],
-                "polygons",
-            )
-        ),
-        *(
-            ("an RLE that is damaged or not of the image", {"segmentation": segmentation})
-            for segmentation in (
-                {"counts": [1, 599]},
-                {"size": [30, 20], "counts": [1, 599]},
-                {"size": [20, 30]},
-                *(
-                    {"size": [20, 30], "counts": counts}
-                    for counts in ([], [1, 600], [1, 598], [-1, 601], [1, -1, 600], [1, 2**80], ["a"], "1gc", "漢字")
-                ),
-            )
-        ),
-    ],
+    [(NO_IMAGE, {"image_id": 3}), (NO_CATEGORY, {"category_id": 4})]
+    + [(problem, {"segmentation": value}) for problem, values in INVALID_SEGMENTATIONS.items() for value in values],
 )
 def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, problem: str, fields: dict[str, Any]) -> None:
     parsed = read(tmp_path, annotation(1), annotation(44, **fields), annotation(3))
@@ -146,11 +120,6 @@ def test_segmentations_with_other_nesting_have_the_same_mask(tmp_path: Path, seg
     objects = read(tmp_path, annotation(1), annotation(2, segmentation=segmentation)).images[0].objects
     first, second = (decode_mask(obj, 20, 30) for obj in objects)
     assert (first == second).all()
-
-
-@pytest.mark.parametrize("area", [0, -4.5, None])
-def test_an_area_that_is_missing_or_zero_is_that_of_the_mask(tmp_path: Path, area: float | None) -> None:
-    assert read(tmp_path, annotation(1, area=area)).images[0].objects[0].area == 36
 
 
 @pytest.mark.parametrize(
