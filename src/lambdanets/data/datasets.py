@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.data.image_folders import Layout, Split, find_layout, first_few
-from lambdanets.data.image_search import list_images
+from lambdanets.data.image_folders import Layout, Split, find_layout
+from lambdanets.data.image_search import first_few, list_images
 from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
 from lambdanets.data.order import permutation
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards

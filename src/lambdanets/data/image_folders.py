@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from lambdanets.data.image_search import describe_left_out
+from lambdanets.data.image_search import describe_left_out, first_few
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
 
@@ -161,21 +161,19 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
             if several or (nested and [parse_name(name) for name in names] == [Name(TRAIN, ())]):
                 raise _ambiguous(root, source)
         return None
-    if len(complete) > 1 and (by_split := _split_by_names(root, complete)) is not None:
-        return _find_splits(by_split, source, left_out)
     roles = {role: [name for family in complete.values() for name in family.get(role, [])] for role in _ROLES}
     outside = {name: Counter[str]() for name in chain.from_iterable(roles.values())}
     entered = {name: _enter(root.folders[name], outside[name]) for name in outside}
     labeled = {role: [name for name in roles[role] if _has_classes(name, entered[name])] for role in _ROLES}
     validation = labeled[VALIDATION] or labeled[TEST]
-    for same in (roles[TRAIN], validation):
-        if len(same) > 1:
-            raise InputError(f"'{source}' must have one folder per split, got {', '.join(same)}; move all but one away")
     if not labeled[TRAIN]:
         raise InputError(
             f"'{source}' must have class folders, got images directly in {', '.join(sorted(entered))}, which may be "
             "splits or classes; make a folder for each class in each split, or rename the classes"
         )
+    for same in (labeled[TRAIN], validation):
+        if len(same) > 1:
+            raise InputError(f"'{source}' must have one folder per split, got {', '.join(same)}; move all but one away")
     used = labeled[TRAIN] + validation
     for name, folder in root.folders.items():
         if name in used:
@@ -185,18 +183,6 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
             reason = "which is not used" if has_classes else "which has no class folders"
             left_out[f"in {name}, {reason}"] += len(folder.all())
     return entered[used[0]], entered[used[1]] if validation else None
-
-
-def _split_by_names(root: _Folder, families: Mapping[tuple[str, ...], Mapping[str, list[str]]]) -> _Folder | None:
-    """Return the splits of class folders such as train_cat, train_dog, test_cat and test_dog; None for others."""
-    by_split = _Folder((*root.path, "*"), [], dict(root.folders))
-    for rest, family in families.items():
-        for role, names in family.items():
-            folder = by_split.folders.pop(names[0])
-            if folder.folders or len(names) > 1:
-                return None
-            by_split.below([role]).folders["_".join(rest)] = folder
-    return by_split
 
 
 def _has_classes(name: str, split: _Folder) -> bool:
@@ -249,12 +235,6 @@ def _ambiguous(root: _Folder, source: str) -> InputError:
         f"{first_few(sorted(root.folders))}, which may be splits{classes}, or classes; rename the splits to train and "
         "val, or move the images of each class directly into its folder"
     )
-
-
-def first_few(names: Iterable[str]) -> str:
-    """Format up to five names, separated by commas."""
-    names = list(names)
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _make_split(folder: _Folder, source: str) -> Split:

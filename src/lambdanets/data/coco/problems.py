@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-MAX_SHOWN = 5  # maximum number of ids in a message
+from lambdanets.data.image_search import first_few
 
 
 class AnnotationError(Exception):
@@ -34,8 +34,3 @@ class AnnotationProblems:
             if is_dropped:
                 dropped[kind] += len(ids)
         return dropped
-
-
-def first_few(values: Sequence[object]) -> str:
-    """Format up to MAX_SHOWN values, separated by commas."""
-    return ", ".join(map(str, values[:MAX_SHOWN])) + (", ..." if len(values) > MAX_SHOWN else "")

@@ -64,8 +64,12 @@ def parse_segmentation(value: Any, height: int, width: int) -> Segmentation:
         return _parse_rle(value, height, width)
     longer_side = max(height, width)
     polygons = tuple(polygon for polygon in value if len(polygon) >= 6) if isinstance(value, tuple) else ()
-    in_range = all(-longer_side <= coordinate <= 2 * longer_side for polygon in polygons for coordinate in polygon)
-    if not polygons or not in_range or any(len(polygon) % 2 for polygon in polygons):
+    for polygon in polygons:
+        coordinates = np.frombuffer(polygon)
+        in_range = -longer_side <= coordinates.min() <= coordinates.max() <= 2 * longer_side  # false for NaN
+        if not in_range or len(coordinates) % 2:
+            raise AnnotationError(_DAMAGED_POLYGON)
+    if not polygons:
         raise AnnotationError(_DAMAGED_POLYGON)
     return polygons
 
@@ -96,7 +100,9 @@ def compress(segmentation: Segmentation, height: int, width: int) -> dict[str, A
         return {"size": [height, width], "counts": segmentation}
     masks, value = masks_api(), segmentation_to_coco(segmentation, height, width)
     encoded = masks.frPyObjects(value, height, width)
-    return masks.merge(encoded) if isinstance(segmentation, tuple) else encoded
+    if isinstance(segmentation, tuple):
+        return encoded[0] if len(encoded) == 1 else masks.merge(encoded)
+    return encoded
 
 
 def run_lengths(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
