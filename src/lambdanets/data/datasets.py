@@ -122,8 +122,8 @@ def open_evaluation_images(data: str, root: str | None = None) -> ImageSet:
     """
     train, validation = _open(data, root)
     split = train if validation is None else validation
-    if not len(split.images) or not split.classes:
-        raise InputError(f"{split.source} must have images with classes, got none")
+    if not split.classes or not len(split.images):
+        raise InputError(f"{split.source} must have {'images' if split.classes else 'labels'}, got none")
     source = split.source if validation is not None else f"all of {split.source}, which has no validation split"
     return replace(split, source=source, left_out=_sum_left_out(train, validation))
 
