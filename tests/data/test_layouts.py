@@ -49,6 +49,8 @@ SPLITS = [
     "images/train|valid/a|b/.jpg",
     "a|b/train|test/.jpg",
     "data/a|b/Train|Validation/.jpg",
+    "train_a|train_b|test_a|test_b/.jpg",
+    "a-Training|b-Training|a-Valid|b-Valid/.jpg",
 ]
 
 

@@ -56,8 +56,10 @@ def tiff(pixels, photometric="minisblack", **options):
     return content.getvalue()
 
 
-def pgm(pixels, kind="P5"):
-    return f"{kind}\n{pixels.shape[1]} {pixels.shape[0]}\n65535\n".encode() + pixels.astype(">u2").tobytes()
+def ppm(pixels, kind="P6", maximum=65535):
+    header = f"{kind}\n{pixels.shape[1]} {pixels.shape[0]}\n{maximum}\n".encode()
+    text = " ".join(map(str, pixels.ravel())).encode()
+    return header + (text if kind == "P3" else pixels.astype(">u2").tobytes())
 
 
 def jpeg2000(pixels, bits=16, **options):
@@ -120,7 +122,9 @@ READABLE = {
     "inverted16.tif": (tiff(65535 - deep(GRAY), "miniswhite"), GRAY),
     "inverted16_lzw.tif": (tiff(65535 - deep(GRAY), "miniswhite", compression="lzw"), GRAY),
     "inverted_float.tif": (tiff((255 - GRAY).astype(np.float32) / 255, "miniswhite"), GRAY),
-    "gray16.pgm": (pgm(deep(GRAY)), GRAY),
+    "rgb16.ppm": (ppm(deep(RGB)), RGB),
+    "rgb12.ppm": (ppm(RGB * np.uint16(16), maximum=4080), RGB),
+    "rgb16_plain.ppm": (ppm(deep(RGB), "P3"), RGB),
     "rgb8.jp2": (imagecodecs.jpeg2k_encode(RGB, 0, reversible=True), RGB),
     "rgb16.jp2": (jpeg2000(deep(RGB)), RGB),
     "rgba16.j2k": (jpeg2000(deep(RGB_ALPHA), codecformat="j2k"), on_white(RGB_ALPHA)),
@@ -146,7 +150,6 @@ UNREADABLE = {
     "complex.tif": (tiff(np.zeros((9, 11), np.complex64)), "integers or floats, got complex64"),
     "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors have more than 8 bits"),
     "rgb16_signed.jp2": (jpeg2000((deep(RGB).astype(int) - 2**15).astype(np.int16)), "more than 8 bits, of which Pill"),
-    "rgb16.ppm": (pgm(deep(RGB), "P6"), "more than 8 bits, of which Pillow keeps 8; convert it to TIFF or PNG"),
     "rgb16.sgi": (sgi(deep(RGB)), "more than 8 bits, of which Pillow keeps 8; convert it to TIFF or PNG"),
     "invisible_la8.png": (png(invisible(GRAY_ALPHA)), INVISIBLE),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),
@@ -304,7 +307,7 @@ def test_a_file_in_memory_is_read_from_its_start():
     np.testing.assert_array_equal(read_image(file), pixels)
 
 
-@pytest.mark.parametrize("encode", [lambda pixels: tiff(pixels, "rgb"), jpeg2000, png])
+@pytest.mark.parametrize("encode", [lambda pixels: tiff(pixels, "rgb"), ppm, jpeg2000, png])
 def test_colors_whose_high_bytes_are_0_are_stretched(encode):
     content = encode(RGB.astype(np.uint16))  # Pillow keeps only the high byte of each sample
     assert len(np.unique(read_image(io.BytesIO(content), stretch=True))) > 100

@@ -1,6 +1,7 @@
 """Converts pixels of any mode and number of bits to 8-bit gray or RGB."""
 
 import math
+import re
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -49,13 +50,13 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
     if not isinstance(image, ImageFile.ImageFile) or image.fp is None or not image.tile:
         return None  # without tiles, the pixels are loaded
     arguments, colors = image.tile[0].args, None
-    maximum = arguments[1] if (image.format, image.mode) == ("PPM", "RGB") and isinstance(arguments, tuple) else 255
-    sample_bytes = _content(image)[3] if image.format == "SGI" else 1
     if image.format == "PNG" and str(arguments).endswith(_CUT):
         colors = _decode(image, "png_decode")
     elif image.format == "JPEG2000" and (bits := _jpeg2000_bits(image)) > 8:
         colors = _decode(image, "jpeg2k_decode") << (16 - bits)
-    elif maximum > 255 or sample_bytes == 2:
+    elif image.format == "PPM" and image.mode == "RGB" and isinstance(arguments, tuple) and arguments[1] > 255:
+        colors = _decode_ppm(image, arguments[1])
+    elif image.format == "SGI" and _content(image)[3] == 2:  # bytes per sample
         raise ValueError(_DEEP)
     return colors if colors is None or colors.shape[2] == 3 else composite_on_white(colors)
 
@@ -74,6 +75,18 @@ def _decode(image: ImageFile.ImageFile, decoder: str) -> np.ndarray:
     if values.dtype != np.uint16 or values.shape[2:] not in ((2,), (3,), (4,)) or image.mode == "CMYK":
         raise ValueError(_DEEP)
     return values
+
+
+def _decode_ppm(image: ImageFile.ImageFile, maximum: int) -> np.ndarray:
+    """Return the colors of a PPM with values up to `maximum`, scaled to 16 bits as gray ones by Pillow."""
+    body = _content(image)[image.tile[0].offset :]
+    shape = (image.height, image.width, 3)
+    if image.tile[0].codec_name == "ppm_plain":
+        values = np.array(re.sub(rb"#[^\n]*", b"", body).split(), np.uint32)
+    else:
+        values = np.frombuffer(body, ">u2", math.prod(shape))
+    values = np.minimum(values[: math.prod(shape)].reshape(shape).astype(np.uint32), maximum)
+    return ((values * 65535 + maximum // 2) // maximum).astype(np.uint16)
 
 
 def _jpeg2000_bits(image: ImageFile.ImageFile) -> int:
