@@ -16,7 +16,7 @@ from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization, mask_context, shared_lambda
 from lambdanets.ops.position.interact import compute_position_term
-from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, output_dtype, without_autocast
+from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, widen_float16, without_autocast
 
 
 class LambdaInputs(NamedTuple):
@@ -204,7 +204,7 @@ class LambdaBase(Layer, ABC):
         if is_half or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
             autocast = autocast_dtype(device)
             with without_autocast(device):
-                output = self._sum_terms(inputs.to(output_dtype(autocast or queries.dtype)), channels_first)
+                output = self._sum_terms(inputs.to(widen_float16(autocast or queries.dtype)), channels_first)
             return output if autocast else output.to(queries.dtype)
         return self._sum_terms(inputs, channels_first)
 

@@ -6,13 +6,14 @@ batch; and boxes are float32 also under autocast, because bfloat16 represents on
 """
 
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models import is_model_in_modules
+from timm.models import is_model, model_entrypoint
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
@@ -206,6 +207,12 @@ class _Float32RoIAlign(MultiScaleRoIAlign):
         return super().forward(maps, boxes, image_shapes).to(dtype)
 
 
+def _is_known(backbone: str) -> bool:
+    """Whether the module of a model says that all positions are mixed in layers that `add_padding_hooks` knows."""
+    module = sys.modules[model_entrypoint(backbone).__module__] if is_model(backbone) else None
+    return getattr(module, "PADDING_CAN_BE_HIDDEN", False)
+
+
 def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
     pool = _Float32RoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
     # torchvision would infer these from the first images, wrongly for small ones
@@ -262,8 +269,7 @@ def mask_rcnn(
     network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
-    # the check takes seconds; these models have only layers that `add_padding_hooks` knows, with all their options
-    if not is_meta and not is_model_in_modules(backbone, {"lambda_resnet", "mobilenetv2_lambda"}):
+    if not is_meta and not _is_known(backbone):  # the check takes seconds
         check_padded_batches(pyramid_backbone, pyramid_backbone.strides[-1], backbone, hide_padding)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:

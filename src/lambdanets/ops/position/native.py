@@ -4,7 +4,9 @@
 (`native_lengths.py`), transforms the table, and calls the kernel through ctypes.
 """
 
+import contextlib
 import ctypes
+import itertools
 import math
 import os
 import platform
@@ -24,9 +26,15 @@ from lambdanets.ops.position.native_lengths import Axis, Transforms, choose_tran
 from lambdanets.ops.precision import accumulation_dtype
 
 FOLDER = Path(__file__).with_name("libraries")
-# By PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower. native/libraries.py
-# compiles them; a set that PyTorch does not name needs a test of its own.
-_X86_LIBRARIES = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3", "DEFAULT": "x86-64-v2"}
+# By the first letters of PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower.
+# A processor runs the libraries after its own, too. AVX10 may lack vectors of 512 bits.
+# native/libraries.py compiles them.
+_X86_LIBRARIES = (
+    ("AVX512", "x86-64-v4"),
+    ("AVX10", "x86-64-v3"),
+    ("AVX2", "x86-64-v3"),
+    ("", "x86-64-v2"),
+)
 WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in narrow vectors, float64
 
 _MAX_TRANSFORMED_POINTS = 1 << 22  # of the table at once, in float64
@@ -75,7 +83,7 @@ class _Problem(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("b", "h", "k", "v", "u", "depth", "H", "W", "sequence")),
         *((name, ctypes.c_int * 2) for name in ("tile", "tiles", "before", "after")),
-        *((name, ctypes.c_int) for name in ("depth_before", "depth_scope", "pairs", "G")),
+        *((name, ctypes.c_int) for name in ("depth_before", "depth_scope", "pairs", "group")),
         ("axes", _Axis * 2),
         *(
             (name, ctypes.c_ssize_t)
@@ -126,15 +134,15 @@ class Library:
 
 @lru_cache(maxsize=1)
 def load_library() -> Library | None:
-    """The library for this processor; None if there is none, or if it cannot be loaded."""
-    machine = platform.machine().lower()
-    is_x86 = machine in ("x86_64", "amd64")
-    name = _X86_LIBRARIES.get(torch.backends.cpu.get_cpu_capability(), "") if is_x86 else "aarch64"
-    for path in FOLDER.glob(f"{name}.*"):
-        try:
+    """The widest library that this processor runs; None if there is none, or if none can be loaded."""
+    names = ["aarch64"]
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        capability = torch.backends.cpu.get_cpu_capability()
+        starts = [capability.startswith(start) for start, _ in _X86_LIBRARIES]
+        names = [name for _, name in _X86_LIBRARIES[starts.index(True) :]]
+    for path in itertools.chain.from_iterable(FOLDER.glob(f"{name}.*") for name in names):
+        with contextlib.suppress(OSError):
             return Library(path)
-        except OSError:
-            continue
     return None
 
 
@@ -373,15 +381,15 @@ class _Part:
         if self.is_sequence:
             keep.append(cross_twiddles(n1, n2, self._kernel == FLOAT64))
             c.cross = keep[-1].ctypes.data
-        # Maps of G pairs fill half of the second-level cache. Two pairs at least share loads and stores of outputs.
+        # Maps of a group fill half of the second-level cache. Two pairs share loads and stores of outputs.
         rows = n1 if self.is_sequence else self.tile[0]
         bytes_per_pair = rows * n2 * 2 * self.lanes * self.dtype.itemsize
         group = max(4 if bytes_per_pair > 8 * _L2_BYTES else 2, _L2_BYTES // 2 // bytes_per_pair // 2 * 2)
         if group * bytes_per_pair > _MAX_SCRATCH_BYTES:
             group = 2
-        c.G = min(c.pairs, group)
-        if c.G * bytes_per_pair > _STREAMED_BYTES:
-            c.axes[0].streamed = 2 * (c.G * n2 + 1)  # the stride of a map's rows
+        c.group = min(c.pairs, group)
+        if c.group * bytes_per_pair > _STREAMED_BYTES:
+            c.axes[0].streamed = 2 * (c.group * n2 + 1)  # the stride of a map's rows
         return c, keep
 
     def _call(self, queries: Tensor, spectra: Tensor, values: Tensor, content: Tensor | None) -> _Problem:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from lambdanets.ops.position.algorithm import NeedsGrad
 from lambdanets.ops.position.interact import make_plan, run_backward, run_forward
-from lambdanets.ops.precision import output_dtype
+from lambdanets.ops.precision import widen_float16
 
 
 @torch.library.custom_op("lambdanets::position_interaction", mutates_args=())
@@ -39,7 +39,7 @@ def position_interaction_operator(
 @position_interaction_operator.register_fake
 def _(queries: Tensor, table: Tensor, values: Tensor, *options: Any) -> Tensor:
     b, h, n, _ = queries.shape
-    return queries.new_empty(b, n, h, values.shape[2], dtype=output_dtype(queries.dtype)).transpose(1, 2)
+    return queries.new_empty(b, n, h, values.shape[2], dtype=widen_float16(queries.dtype)).transpose(1, 2)
 
 
 @torch.library.custom_op("lambdanets::position_interaction_backward", mutates_args=())
