@@ -38,7 +38,7 @@ def make_pairs(dimensions=2, dim=6, training=False):
 
 def separate_calls(x, pairs):
     maps = [projection(x) if norm is None else norm(projection(x)) for projection, norm in pairs]
-    return [y.flatten(2).mT for y in maps]
+    return [y.flatten(2) for y in maps]
 
 
 def assert_all_close(results, expected):
@@ -60,7 +60,7 @@ def test_rows_and_gradients_equal_projection_and_norm(dimensions, batch, trainin
     outputs, expected = project(x, pairs, is_tokens=False), separate_calls(x, reference_pairs)
     assert_all_close(outputs, expected)
     # with the strides of maps, because PyTorch's batch norm, the reference, is wrong for others at batch size 1
-    weights = [random_tensor(*y.mT.shape).mT for y in expected]
+    weights = [random_tensor(*y.shape) for y in expected]
     assert_all_close(
         torch.autograd.grad(outputs, [x, *collect_parameters(pairs)], weights),
         torch.autograd.grad(expected, [x, *collect_parameters(reference_pairs)], weights),
@@ -221,9 +221,9 @@ def test_tokens_are_projected_as_rows(training):
     projection = nn.Linear(6, 4, bias=False, dtype=torch.float64)
     norm = nn.BatchNorm1d(4, dtype=torch.float64).train(training)
     x = random_tensor(2, 5, 6)
-    (rows,) = project(x, [(projection, norm)], is_tokens=True)
+    (columns,) = project(x, [(projection, norm)], is_tokens=True)
     expected = norm(projection(x).flatten(0, 1)).unflatten(0, (2, 5))
-    torch.testing.assert_close(rows, expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(columns.mT, expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -111,7 +111,7 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
         raise ValueError(f"state must have positions left to decode, got a complete grid of {state.grid}")
     num_lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     queries = _project(layer, x, layer.query_projection, layer.query_norm)
-    queries = layer._reshape_queries(queries.unsqueeze(1)).reshape(batch, num_lambdas, -1, k)  # (b, l, h / l, k)
+    queries = layer._reshape_queries(queries.unsqueeze(2)).reshape(batch, num_lambdas, -1, k)  # (b, l, h / l, k)
     values = _project(layer, x, layer.value_projection, layer.value_norm).reshape(batch, num_lambdas, v, u)
     keys = None
     if layer.key_projection is not None:

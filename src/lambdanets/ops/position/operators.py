@@ -1,6 +1,6 @@
 """The position interaction as two custom operators (torch.library), for torch.compile, make_fx and FLOP counters.
 
-The operators plan and crop the table when the graph runs, so one graph works for all sizes.
+The operators plan when the graph runs, so one graph works for all sizes.
 """
 
 import math
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
@@ -31,7 +30,7 @@ def position_interaction_operator(
 
     queries: (b, h, n, k). table: (r_1..r_D, k, u). values: (b, n, v, u). content: (b, k, v) or None.
     """
-    plan, table = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
+    plan = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
     output = run_forward(queries, table, values, content, plan)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -55,12 +54,9 @@ def backward_operator(
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients of queries, table, values and content; those that are not needed are empty tensors."""
-    plan, cropped = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
-    gradients = run_backward(grad_output, queries, cropped, values, content, plan, NeedsGrad(*needs_grad))
+    plan = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
+    gradients = run_backward(grad_output, queries, table, values, content, plan, NeedsGrad(*needs_grad))
     grad_queries, grad_table, grad_values, grad_content = gradients
-    if grad_table is not None:
-        missing = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]
-        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(size for side in reversed(missing) for size in (side, side))])
     like_content = grad_output if content is None else content
     return (
         queries.new_empty(0) if grad_queries is None else grad_queries.contiguous(),
