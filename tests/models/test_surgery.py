@@ -35,13 +35,6 @@ def test_replacing_strided_convolutions_keeps_the_output_size():
     assert model.forward_features(torch.randn(2, 3, 64, 64)).shape == before
 
 
-def test_replaces_a_convolution_in_a_nested_sequential_by_name():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)))
-    assert replace_convolutions(model, lambda_layer, ["1.1"]) == ["1.1"]
-    assert isinstance(model[1][1], LambdaLayer2d)
-    assert isinstance(model[0], nn.Conv2d)
-
-
 # library, network, two convolutions of one block, the block, a convolution of another block
 BLOCKS = {
     "timm resnet18": (

@@ -84,12 +84,6 @@ def test_parameter_groups_cover_every_parameter_once(name):
 
 
 @parametrize_families
-def test_unknown_argument_raises_type_error(name):
-    with pytest.raises(TypeError, match="not_an_argument"):
-        create_on_meta(name, not_an_argument=1)
-
-
-@parametrize_families
 @pytest.mark.parametrize("feature_cls", [None, "getter"], ids=["default", "getter"])
 def test_features_match_feature_info(name, feature_cls):
     model = create_on_meta(name, features_only=True, feature_cls=feature_cls).eval()

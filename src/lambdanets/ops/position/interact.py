@@ -1,7 +1,8 @@
 """The position term of layers and of `position_interaction`, from checked tensors to an algorithm and back.
 
 In this order: `compute_position_term` undoes the dilation, `make_plan` chooses an algorithm; `apply_plan` calls the
-autograd function; `run_forward` and `run_backward` crop and prepare the table and split the batch. The tensors are queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
+autograd function; `run_forward` and `run_backward` crop and prepare the table and split the batch. The tensors are
+queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
 or None.
 """
 
