@@ -42,7 +42,7 @@ def project(
             all positions.
     """
     grid = () if is_tokens else tuple(x.shape[2:])
-    are_plain = [is_plain_projection(projection) for projection, _ in projections]
+    are_plain = [_is_plain_projection(projection) for projection, _ in projections]
     if _has_any_global_hook() or not all(are_plain):
         outputs = [projection(x) for projection, _ in projections]
         projected = [output.transpose(1, 2) if is_tokens else output.flatten(2) for output in outputs]
@@ -106,7 +106,7 @@ def _mixes_positions(norm: nn.Module) -> bool:
     return isinstance(norm, nn.GroupNorm)
 
 
-def is_plain_projection(module: nn.Module) -> bool:
+def _is_plain_projection(module: nn.Module) -> bool:
     """Return whether a module is exactly one matrix product per position, computed by its weight alone."""
     if not is_plain(module, _PROJECTIONS):
         return False

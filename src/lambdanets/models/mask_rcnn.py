@@ -34,6 +34,7 @@ from lambdanets.models.padding import (
     keep_for_backward,
     padded_batch,
 )
+from lambdanets.ops.precision import accumulation_dtype
 
 Target = dict[str, Tensor]
 _PADDING_LOGIT = -100.0  # objectness logit of anchors in padding, a probability of 4e-44
@@ -160,7 +161,7 @@ class _Float32AnchorGenerator(AnchorGenerator):
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
         # only shape, device and dtype of the maps are used, so one element is enough
-        expanded = [torch.empty((), dtype=_at_least_float32(x.dtype), device=x.device).expand(x.shape) for x in maps]
+        expanded = [torch.empty((), dtype=accumulation_dtype(x.dtype), device=x.device).expand(x.shape) for x in maps]
         return super().forward(images, expanded)
 
 
@@ -187,14 +188,10 @@ class _MaskedRPNHead(RPNHead):
         return logits if padding is None else [padding.fill(x, _PADDING_LOGIT) for x in logits], offsets
 
 
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     """Cast outputs to float32 or float64, before boxes and masks are computed from them; a forward hook."""
     if isinstance(outputs, Tensor):
-        return outputs.to(_at_least_float32(outputs.dtype))
+        return outputs.to(accumulation_dtype(outputs.dtype))
     return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
 
 
@@ -203,7 +200,7 @@ class _Float32RoIAlign(MultiScaleRoIAlign):
 
     def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
         dtype = next(iter(x.values())).dtype
-        maps = {name: map.to(_at_least_float32(dtype)) for name, map in x.items()}
+        maps = {name: map.to(accumulation_dtype(dtype)) for name, map in x.items()}
         return super().forward(maps, boxes, image_shapes).to(dtype)
 
 
