@@ -296,77 +296,6 @@ def test_parameter_count_equals_the_documented_formula(u):
     assert sum(parameter.numel() for parameter in layer.parameters()) == expected
 
 
-INVALID_ARGUMENTS = {
-    "dim_out not divisible by heads": ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
-    "even scope": ({"scope": 4}, "scope must be an odd positive integer.*got 4"),
-    "global scope without grid": ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
-    "grid with a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
-    "neither term": ({"content": False, "position": False}, "content and position must not both be False"),
-    "tuple for stride": ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
-    "integer for grid": ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of .*, got 7"),
-    "unknown normalization of keys": (
-        {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"
-    ),
-    "embedding with position=False": (
-        {"embedding": RelativeEmbedding((5, 5), 16), "position": False}, "embedding must be None when position is False"
-    ),
-    "embedding with grid": (
-        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None if an embedding is passed, got"
-    ),
-    "embedding with another query depth": (
-        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.* \(16, 1, None\), got \(8, 1, None\)"
-    ),
-    "embedding with other dimensions": (
-        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have 2 dimension\(s\), got 1"
-    ),
-    "multi-head embedding without multi_head": (
-        {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.* \(16, 1, None\), got \(16, 1, 4\)"
-    ),
-    "edge embedding": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not be an EdgeEmbedding"),
-    "position bias, content only": ({"position_bias": True, "position": False}, "position_bias must be False when pos"),
-    "another pooling": ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
-    "a pool of another stride": ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
-    "a pool that rounds down": (
-        {"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2",
-    ),
-    "stride of a causal layer": ({"stride": 2, "causal": True}, "stride must be 1 if causal is True.*got 2"),
-    "pool of a causal layer": ({"pool": nn.AvgPool2d(3, 1, 1), "causal": True}, "pool must be None if causal is True"),
-    "dilated dense embedding": (
-        {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("options", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
-def test_rejects_invalid_constructor_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        LambdaLayer2d(8, **({"scope": 5} | options))
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (torch.zeros(8, 5, 5), r"x must be \(b, dim = 8, height, width\), got shape \(8, 5, 5\)"),
-        (torch.zeros(1, 9, 5, 5), r"x must be \(b, dim = 8.*got shape \(1, 9, 5, 5\)"),
-        (
-            torch.zeros(1, 8, 5, 5, dtype=torch.float64),
-            "x must have the dtype of the layer's parameters, torch.float32",
-        ),
-        (torch.zeros(1, 8, 5, 5, dtype=torch.int64), "x must have the dtype.*got torch.int64"),
-    ],
-    ids=["rank", "channels", "dtype", "integers"],
-)
-def test_rejects_invalid_inputs(x, message):
-    with pytest.raises(ValueError, match=message):
-        make_layer(torch.float32)(x)
-
-
-@pytest.mark.parametrize("mask", [torch.ones(1, 5, 5), torch.ones(1, 5, 4, dtype=torch.bool)], ids=["dtype", "shape"])
-def test_rejects_masks_of_wrong_dtype_or_shape(mask):
-    with pytest.raises(ValueError, match=r"mask must have shape \(1, 5, 5\) and dtype bool"):
-        make_layer(torch.float32)(torch.zeros(1, 8, 5, 5), mask)
-
-
 def test_gradients_of_a_shared_table_are_summed():
     shared = RelativeEmbedding((5, 5), 4, dtype=torch.float64)
     layers = [make_layer(embedding=shared) for _ in range(2)]
@@ -493,3 +422,51 @@ def test_vmap_under_autocast(size):
     with torch.autocast("cpu", torch.bfloat16):
         actual, expected = torch.func.vmap(layer)(x), torch.stack([layer(part) for part in x])
     assert (actual - expected).float().norm() <= 0.02 * expected.float().norm()
+
+
+OTHER = RelativeEmbedding((5, 5), 16)
+INVALID_ARGUMENTS = [
+    ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
+    ({"scope": 4}, "scope must be an odd positive integer.*got 4"),
+    ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
+    ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of .*, got 7"),
+    ({"grid": (7, 7)}, "grid must be None unless scope is None"),
+    ({"content": False, "position": False}, "content and position must not both be False"),
+    ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
+    ({"stride": 2, "causal": True}, "stride must be 1 if causal is True.*got 2"),
+    ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
+    ({"position_bias": True, "position": False}, "position_bias must be False when pos"),
+    ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
+    ({"embedding": OTHER, "grid": (3, 3)}, "grid must be None if an embedding is passed, got"),
+    ({"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.* \(16, 1, None\), got \(8, 1, None\)"),
+    ({"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have 2 dimension\(s\), got 1"),
+    ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.* \(16, 1, None\), got \(16, 1, 4\)"),
+    ({"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"),
+    ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not be an EdgeEmbedding"),
+    ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
+    ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
+    ({"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2"),
+    ({"pool": nn.AvgPool2d(3, 1, 1), "causal": True}, "pool must be None if causal is True"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID_ARGUMENTS)
+def test_rejects_invalid_constructor_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        LambdaLayer2d(8, **({"scope": 5} | options))
+
+
+@pytest.mark.parametrize(
+    ("x", "mask", "message"),
+    [
+        (torch.zeros(8, 5, 5), None, r"x must be \(b, dim = 8, height, width\), got shape \(8, 5, 5\)"),
+        (torch.zeros(1, 9, 5, 5), None, r"x must be \(b, dim = 8.*got shape \(1, 9, 5, 5\)"),
+        (torch.zeros(1, 8, 5, 5).double(), None, "x must have the dtype of the layer's parameters, torch.float32"),
+        (torch.zeros(1, 8, 5, 5).long(), None, "x must have the dtype.*got torch.int64"),
+        (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 5), r"mask must have shape \(1, 5, 5\) and dtype bool"),
+        (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 4).bool(), r"mask must have shape \(1, 5, 5\) and dtype bool"),
+    ],
+)
+def test_rejects_invalid_inputs(x, mask, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer(torch.float32)(x, mask)

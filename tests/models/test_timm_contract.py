@@ -94,15 +94,6 @@ def test_features_match_feature_info(name, feature_cls):
     assert [tuple(x.shape[2:]) for x in outputs] == [(64 // r, 96 // r) for r in info.reduction()]
 
 
-@parametrize_families
-def test_out_indices_select_features(name):
-    model = create_on_meta(name, features_only=True, out_indices=(1, 3)).eval()
-    all_features = create_on_meta(name, features_only=True).feature_info
-    assert model.feature_info.channels() == [all_features.channels()[i] for i in (1, 3)]
-    outputs = model(torch.empty(1, 3, 64, 64, device="meta"))
-    assert [x.shape[2] for x in outputs] == [64 // all_features.reduction()[i] for i in (1, 3)]
-
-
 @parametrize_small
 def test_every_parameter_has_a_gradient_in_training(name):
     model = timm.create_model(name, num_classes=7).train()

@@ -311,56 +311,40 @@ def test_large_keys_do_not_overflow_in_float16(causal):
     assert torch.equal(result, torch.full((1, 1, M, V), K, dtype=torch.float16))
 
 
-SHAPES = {"queries": (2, 2, N, K), "keys": (2, M, K), "values": (2, M, V), "embeddings": (N, M, K)}
-BOOL = torch.bool
-INVALID_ARGUMENTS = {
-    "queries": ({"queries": (2, N, K)}, {}, r"queries must be \(b, h, n, k\)"),
-    "keys": ({"keys": (2, M, 9)}, {}, rf"keys must be \(b, m, k\) = \(2, {M}, {K}\)"),
-    "values": ({"values": (2, M)}, {}, r"values must be \(b, m, v\)"),
-    "batch": ({"values": (1, M, V)}, {}, "values must have batch size 2, like queries"),
-    "embeddings": ({"embeddings": (M, N, K)}, {}, rf"embeddings must be \(n, m, k\) = \({N}, {M}, {K}\)"),
-    "shared keys": (
-        {"values": (2, 2, M, V)},
-        {"multi_head": True},
-        r"keys must be \(b, h, m, k\) = \(2, 2, 7, 4\)",
-    ),
-    "a mask of dtype float32": ({}, {"mask": torch.ones(N, M)}, "mask must be bool.*got torch.float32"),
-    "a mask of another size": ({}, {"mask": torch.ones(M, N, dtype=BOOL)}, r"mask must be bool, \(n, m\) = \(5, 7\)"),
-    "a mask of one row per example": ({}, {"mask": torch.ones(2, M, dtype=BOOL)}, r"mask must be.*got .*\(2, 7\)"),
-    "causal with a context of another length": (
-        {},
-        {"causal": True},
-        "context must have 5 positions, like queries, if causal is True; got 7",
-    ),
-}
+ZEROS, ONES = torch.zeros, torch.ones
+INVALID_ARGUMENTS = [
+    ({"queries": ZEROS(2, N, K)}, r"queries must be \(b, h, n, k\)"),
+    ({"keys": ZEROS(2, M, 9)}, rf"keys must be \(b, m, k\) = \(2, {M}, {K}\)"),
+    ({"keys": None, "embeddings": None}, "keys and embeddings must not both be None"),
+    ({"values": ZEROS(2, M)}, r"values must be \(b, m, v\)"),
+    ({"values": ZEROS(1, M, V)}, "values must have batch size 2, like queries"),
+    ({"values": ZEROS(2, 2, M, V), "multi_head": True}, r"keys must be \(b, h, m, k\) = \(2, 2, 7, 4\)"),
+    ({"embeddings": ZEROS(M, N, K)}, rf"embeddings must be \(n, m, k\) = \({N}, {M}, {K}\)"),
+    ({"mask": ONES(N, M)}, "mask must be bool.*got torch.float32"),
+    ({"mask": ONES(M, N).bool()}, r"mask must be bool, \(n, m\) = \(5, 7\)"),
+    ({"mask": ONES(2, M).bool()}, r"mask must be.*got .*\(2, 7\)"),
+    ({"causal": True}, "context must have 5 positions, like queries, if causal is True; got 7"),
+]
 
 
-@pytest.mark.parametrize(("shapes", "options", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
-def test_rejects_invalid_arguments(shapes, options, message):
-    tensors = {name: torch.zeros(shape) for name, shape in (SHAPES | shapes).items()}
-    options = dict(options)
-    if options.pop("values", None):
-        tensors["values"] = torch.zeros(2, M, V, 1)
+@pytest.mark.parametrize(("changes", "message"), INVALID_ARGUMENTS)
+def test_rejects_invalid_arguments(changes, message):
+    shapes = {"queries": (2, 2, N, K), "keys": (2, M, K), "values": (2, M, V), "embeddings": (N, M, K)}
     with pytest.raises(ValueError, match=message):
-        lambda_interaction(**tensors, **options)
-
-
-def test_rejects_missing_keys_and_embeddings():
-    with pytest.raises(ValueError, match="keys and embeddings must not both be None"):
-        lambda_interaction(torch.zeros(1, 1, N, K), None, torch.zeros(1, M, V), None)
+        lambda_interaction(**({name: ZEROS(shape) for name, shape in shapes.items()} | changes))
 
 
 @pytest.mark.parametrize(
-    ("keys", "values", "options", "message"),
+    ("changes", "message"),
     [
-        ((2, M), (2, M, V), {}, "keys and values must be"),
-        ((2, M, K), (2, M, V, 1), {}, "keys and values must be"),
-        ((2, M, K), (2, M + 1, V), {}, "keys and values must be"),
-        ((2, M, K, 2), (2, M, V, 3), {}, "values must have u = 2, like keys"),
-        ((2, M, K), (2, M, V), {"normalize_keys": "max"}, "normalize_keys must be.*got 'max'"),
-        ((2, M, K), (2, M, V), {"mask": torch.ones(M)}, r"mask must be bool, \(m,\) = \(7,\)"),
+        ({"keys": ZEROS(2, M)}, "keys and values must be"),
+        ({"values": ZEROS(2, M, V, 1)}, "keys and values must be"),
+        ({"values": ZEROS(2, M + 1, V)}, "keys and values must be"),
+        ({"keys": ZEROS(2, M, K, 2), "values": ZEROS(2, M, V, 3)}, "values must have u = 2, like keys"),
+        ({"normalize_keys": "max"}, "normalize_keys must be.*got 'max'"),
+        ({"mask": ONES(M)}, r"mask must be bool, \(m,\) = \(7,\)"),
     ],
 )
-def test_content_lambda_rejects_invalid_arguments(keys, values, options, message):
+def test_content_lambda_rejects_invalid_arguments(changes, message):
     with pytest.raises(ValueError, match=message):
-        content_lambda(torch.zeros(keys), torch.zeros(values), **options)
+        content_lambda(**({"keys": ZEROS(2, M, K), "values": ZEROS(2, M, V)} | changes))
