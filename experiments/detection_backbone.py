@@ -181,7 +181,7 @@ def build_layer(name: str, lambda_layer: LambdaLayer2d, side: int) -> nn.Module:
         peer = build_peer(name, lambda_layer)
         for norm in [module for module in peer.modules() if isinstance(module, nn.BatchNorm2d)]:
             # PyTorch's batch norm computes wrong gradients at batch 1 if they are not contiguous
-            norm.register_forward_hook(lambda module, inputs, output: contiguous_gradient(output))
+            norm.register_forward_hook(lambda module, inputs, output: contiguous_gradient(output, output.shape))
         return peer
     attention = GlobalAttention(dim, dim_out, stride=stride, heads=HEADS, max_distance=max(1, side - 1)).eval()
     return UnfusedAttention(attention) if name.endswith("maps") else attention

@@ -1,7 +1,6 @@
 /* The position interaction of a lambda layer by fused Fourier transforms; compiled once per instruction set and type.
  *
- * Transforms. f n in an exponent means 2 pi (f1 n1 / N1 + f2 n2 / N2); * is the conjugate. Inputs are padded with zeros
- * (native_lengths.py).
+ * Transforms. f n in an exponent means 2 pi (f1 n1 / N1 + f2 n2 / N2); * is the conjugate. Inputs are zero-padded.
  *   V^[f]   = sum_n V[n] e^{-ifn}                       transform_values: real, one channel per lane of a vector
  *   R'^[f]  = 1 / (N1 N2) sum_d R'[d] e^{+ifd}          R' = R_k + i R_{k+1}: two query depths in one transform
  *   lambda' = sum_f sum_(z,u) R'^[f] V^[f] e^{+ifn}     lambda_columns, lambda_row; z are offsets in depth
@@ -11,9 +10,8 @@
  *
  * Inverse. With swap(a + ib) = b + ia, sum_f X[f] e^{+ifn} = swap(DFT(swap X)): codelets need only the forward direction.
  * LOAD_PRODUCT and `multiply` store swap(R'^ V^), both axes are transformed forward, and the last swap is left out: `map`,
- * between the two transforms, and the lambdas are swapped, (lambda_{k+1}, lambda_k), where they are read. A content lambda
- * is a constant, so it is added to `map` at f2 = 0. Gradients of lambdas and D are not swapped; G is at the start of its
- * inverse.
+ * between the transforms, and the lambdas are swapped, (lambda_{k+1}, lambda_k), where they are read. A content lambda is
+ * a constant, added to `map` at f2 = 0. Gradients of lambdas and D are not swapped; G is at the start of its inverse.
  *
  * Half spectrum. V is real, so V^[-f] = V^[f]*. Only columns f2 <= N2 / 2 are stored; column f2 above is column
  * N2 - f2 at index `mirror` - f1, conjugated, where mirror = N1, and N1 stands for 0. In a sequence
@@ -22,9 +20,8 @@
  * b^[f] = (Z[f] - Z[-f]*) / 2i.
  *
  * Forward, per task (example, VL value channels, tile of the grid): V^ of each slice of depth and each u, once.
- * For each pair of depths: for each f2, the sum of products over (depth offset, u), transformed back over f1 to `map`;
- * each of its rows, transformed back over f2 to lambdas in the first-level cache;
- * out[h,n] += q_k lambda_k + q_{k+1} lambda_{k+1}.
+ * For each pair of depths: for each f2, the sum of products over (depth offset, u), transformed back over f1 to `map`; each
+ * row, transformed back over f2 to lambdas in the first-level cache; out[h,n] += q_k lambda_k + q_{k+1} lambda_{k+1}.
  *
  * Backward. dlambda' = sum_h (q_k + i q_{k+1}) grad_out and D[f] = sum_n dlambda'[n] e^{-ifn}. Then
  *   grad q_k = sum over lanes of grad_out lambda_k    grad content = D[0]
@@ -41,10 +38,9 @@
  * the vectors, and lane i of the last one is the sum of x[i].
  *
  * Names: p problem; t the part of it that a task computes, team its threads; w working memory, with w->spectrum for V^,
- * w->grad for G; p->spectrum is R'^; x and y columns and rows of a map, z slices of depth, g pairs of query depths in a
- * group, j heads, l lanes. libraries.py defines REAL, VL (lanes) and KERNEL (suffix of names); vec is a vector of VL
- * lanes. A transform of length A B is pass 1, B DFTs of length A with twiddles, and pass 2, A DFTs of length B; a third
- * pass splits pass 2.
+ * w->grad for G; p->spectrum is R'^; x and y columns and rows of a map, z slices of depth, g pairs of a group, j heads, l
+ * lanes. libraries.py defines REAL, VL (lanes) and KERNEL (suffix of names); vec has VL lanes. A transform of length A B
+ * is pass 1, B DFTs of length A with twiddles, and pass 2, A DFTs of length B; a third pass splits pass 2.
  */
 #include "native.h"
 

@@ -51,10 +51,10 @@ def project(
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
         autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         folds = autocast or torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
-        are_fixed = [norm is not None and _is_fixed(norm) for _, norm in projections]
+        norms: list[Any] = [norm for _, norm in projections]
+        are_fixed = [norm is not None and _is_fixed(norm) for norm in norms]
         is_folded = [
-            fixed and (folds or norm.weight.dtype != x.dtype)
-            for fixed, (_, norm) in zip(are_fixed, projections, strict=True)
+            fixed and (folds or norm.weight.dtype != x.dtype) for fixed, norm in zip(are_fixed, norms, strict=True)
         ]
         modules: list[Any] = [projection for projection, _ in projections]
         if any(is_folded):

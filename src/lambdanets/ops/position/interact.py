@@ -137,16 +137,15 @@ def _records_derivatives() -> bool:
     return torch.is_grad_enabled() or forward_ad._current_level >= 0
 
 
-def position_gradients(
-    grad_output: Tensor, factors: Sequence[Tensor | None], plan: Plan, needs: NeedsGrad
-) -> FactorGradients:
+def position_gradients(grad_output: Tensor, factors: Sequence[Any], plan: Plan, needs: NeedsGrad) -> FactorGradients:
     """Compute the needed gradients of queries, table, values and content, themselves differentiable."""
     if torch._C._are_functorch_transforms_active():
         from lambdanets.ops.position.derivatives import TransformableGradients
 
         return TransformableGradients.apply(grad_output, *factors, plan, needs)
     if not _records_derivatives():
-        return run_backward(grad_output, *factors, plan, needs)
+        queries, table, values, content = factors
+        return run_backward(grad_output, queries, table, values, content, plan, needs)
     return Gradients.apply(grad_output, *factors, plan, needs)
 
 
