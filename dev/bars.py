@@ -14,8 +14,8 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 23_600, "lab": 10_760, "native": 2_015, "everything": 42_220, "tests": 28_850}
-MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 60  # the chosen algorithm depends on the processor
+MAX_LINES = {"core": 23_565, "lab": 10_750, "native": 2_015, "everything": 42_180, "tests": 27_670}
+MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 59  # the chosen algorithm depends on the processor
 
 FORWARD = """
 import sys, torch, lambdanets as ln
