@@ -5,7 +5,7 @@ import pytest
 import torch
 from exactness import assert_error_within_budget
 from hypothesis import given, settings
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import lambdanets as ln
 from all_pairs import all_pairs
@@ -229,6 +229,9 @@ def test_forward_mode_agrees_with_reverse_mode(algorithm):
     _, vjp = torch.func.vjp(function, *inputs)
     backward = sum((g * t).sum() for g, t in zip(vjp(forward), tangents, strict=True))
     torch.testing.assert_close(forward.square().sum(), backward)
+    with torch.no_grad(), forward_ad.dual_level():
+        output = function(*map(forward_ad.make_dual, inputs, tangents))
+        torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, forward)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
