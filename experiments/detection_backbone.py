@@ -18,11 +18,10 @@ import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -31,7 +30,6 @@ from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.models import create_model
 from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.timing import summarize
 from lambdanets_lab.benchmark.measurement import (
@@ -48,12 +46,9 @@ from lambdanets_lab.benchmark.model import capture_inputs, set_batch_norm_statis
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
 from lambdanets_lab.benchmark.peers import Skipped, build_peer
 from lambdanets_lab.benchmark.reference import Error, Expected, compute_expected, reference_copy
-from lambdanets_lab.benchmark.report import baseline_versions
 from lambdanets_lab.mixers import GlobalAttention
+from lambdanets_lab.results import read_results, write_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/detection_backbone.json"
-BEGIN, END = markers("detection_backbone")
 CPU = torch.device("cpu")
 HEADS = 8
 PASSES = ("forward", "forward and backward")
@@ -295,7 +290,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         content["training_step"] = json.loads(
             subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         )
-    return content | provenance(baseline_versions())
+    return content
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -349,12 +344,8 @@ The peak is what PyTorch's allocator reports, not counting weights and images.
     return text
 
 
-def write_page(page: Path, results: dict[str, Any]) -> None:
-    replace_section(page, (BEGIN, END), f"\n{tables(results)}\n")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Script(__doc__, "detection.md")
     parser.add_argument("--size", type=int, default=1024, help="side of the images in pixels")
     parser.add_argument(
         "--candidates", nargs="+", choices=[*ROWS, STRIDE_8, TRAINING_STEP], default=[*ROWS, STRIDE_8, TRAINING_STEP]
@@ -362,17 +353,16 @@ def main() -> None:
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--repeats", type=int, default=5, help="maximum number of timed runs per candidate")
     parser.add_argument("--seconds", type=float, default=40, help="time limit per candidate in seconds")
-    parser.add_argument("--out", type=Path, help="measure, and write the results to this JSON file")
-    parser.add_argument("--page", type=Path, help="write the tables of this page from experiments/results")
     parser.add_argument("--step", action="store_true", help="measure only the training step, and print JSON")
     options = parser.parse_args()
     with measurement_settings(None):
         if options.step:
             print(json.dumps(training_step(options.size)))
         elif options.out:
-            options.out.write_text(json.dumps(measure(options), indent=1) + "\n", encoding="utf-8")
-    if not (options.step or options.out):
-        write_page(options.page or ROOT / "docs/detection.md", json.loads(RESULTS.read_text(encoding="utf-8")))
+            write_results(options.out, measure(options), ["lambda-networks"])
+        else:
+            results = read_results(RESULTS / "epyc-2-cores/detection_backbone.json")
+            replace_section(options.page, "detection_backbone", f"\n{tables(results)}\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ process.
 
 import argparse
 import io
-import json
 import statistics
 import tempfile
 import time
@@ -27,10 +26,10 @@ from lambdanets.data.images import read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards import ShardedImages, open_shards
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import text_table
 from lambdanets.training.classification.loaders import make_transform
 from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets_lab.results import write_results
 from lambdanets_lab.shards import write_shards
 
 CLASSES = 4
@@ -179,13 +178,12 @@ def main() -> None:
     rows = [[name, *(f"{milliseconds:.3f}" for milliseconds in times.values())] for name, times in stages.items()]
     print("\n" + text_table([["ms per image", *stages["folder"]], *rows]))
     result = {
-        **provenance(),
         "settings": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
         "kilobytes_per_image": kilobytes,
         "images_per_second": rates,
         "milliseconds_per_image": stages,
     }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(options.out, result)
 
 
 if __name__ == "__main__":

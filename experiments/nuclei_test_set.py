@@ -14,7 +14,6 @@ set. The baseline needs no training: Otsu thresholding followed by a watershed f
 background, with scikit-image. Its objects have equal scores, so its AP has no ranking.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import io
@@ -31,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 from PIL import Image
 from scipy.ndimage import distance_transform_edt
 from skimage.feature import peak_local_max
@@ -51,11 +50,11 @@ from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.objects import crop_objects
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.provenance import provenance
+from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
+from lambdanets_lab.results import read_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei_test_set.json"
-BEGIN, END = markers("nuclei_test_set")
+OUT = RESULTS / "epyc-2-cores/nuclei_test_set.json"
 SPLITS = ("test", "test", "validation", *["train"] * 9)
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm")
 EPOCHS = 16
@@ -66,12 +65,11 @@ MOSAIC_SIDE, CROP_SIDE, IMAGE_SIDE = 8000, 2000, 250
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Script(__doc__, "detection.md", OUT)
     parser.add_argument(
         "action", choices=["split", "train", "score", "mosaic", "intensities", "page"], nargs="?", default="page"
     )
     parser.add_argument("paths", type=Path, nargs="*")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
     options = parser.parse_args()
     if options.action == "split":
         split(*options.paths)
@@ -84,7 +82,7 @@ def main() -> None:
         count_mosaic(*options.paths)
     elif options.action == "intensities":
         score_intensities(*options.paths)
-    replace_section(options.page, (BEGIN, END), write_section(json.loads(RESULTS.read_text(encoding="utf-8"))))
+    replace_section(options.page, "nuclei_test_set", write_section(read_results(OUT)))
 
 
 def split(data: Path, folder: Path) -> None:
@@ -263,8 +261,7 @@ INTENSITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def save(result: dict[str, Any]) -> None:
     """Merge into the results file."""
-    existing = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(existing | result, indent=1) + "\n", encoding="utf-8")
+    write_json(OUT, (read_results(OUT) if OUT.exists() else {}) | result)
 
 
 NAMES = {

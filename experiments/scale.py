@@ -7,9 +7,7 @@ Bytes and milliseconds per image on a CPU core, per checkpoint and per row of la
 devices are those of the paper (Table 5).
 """
 
-import argparse
 import io
-import json
 import statistics
 import tempfile
 import time
@@ -19,19 +17,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages import RESULTS, Script
 from PIL import Image
 
 from lambdanets.data.images import read_image
 from lambdanets.models import create_model
 from lambdanets.progress import format_duration
-from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.classification.loaders import make_transform
+from lambdanets_lab.results import read_results, write_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/xeon-2-cores"
 IMAGE_SIZES = {"50_128": 128, "152_224": 224, "152_288": 288}  # by the suffix of the imagenet_350 recipe
 NUM_PSEUDO_LABELED, NUM_LABELED = 130_000_000, 1_281_167
 EPOCHS = 350  # over the labeled images
@@ -65,7 +62,6 @@ def measure() -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "checkpoint_bytes": checkpoint_bytes,
         "checkpoint_seconds": seconds,
-        **provenance(),
     }
 
 
@@ -199,15 +195,14 @@ Milliseconds per image in one process. Decoding and transforming, which are the 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    folder = RESULTS / "xeon-2-cores"
+    parser = Script(__doc__, "scale.md", folder / "scale.json")
     parser.add_argument("--measure", action="store_true", help="measure this machine before writing the page")
-    parser.add_argument("--out", type=Path, default=RESULTS / "scale.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/scale.md")
     options = parser.parse_args()
     if options.measure:
-        options.out.write_text(json.dumps(measure(), indent=1) + "\n")
-    names = ("scale.json", "select.json", "loader.json")
-    options.page.write_text(page(*(json.loads((RESULTS / name).read_text()) for name in names)), encoding="utf-8")
+        write_results(options.out, measure())
+    paths = (options.out, folder / "select.json", folder / "loader.json")
+    options.page.write_text(page(*map(read_results, paths)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,14 +13,12 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from lambdanets.provenance import provenance
 from lambdanets.records import write_json
 from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, open_labels, read_table, write_table
+from lambdanets_lab.results import write_results
 
 CHILD = """
 import json, sys, time
@@ -133,15 +131,10 @@ def main() -> None:
         print("every class has its images, and the most confident rows are selected")
     finally:
         shutil.rmtree(options.folder)
-    result: dict[str, Any] = {
-        "options": {name: value for name, value in vars(options).items() if name not in ("folder", "out")},
-        **measured,
-        "rows_per_second": size.rows / measured["seconds"],
-        **sizes,
-        **provenance({"pyarrow": pa.__version__}),
-    }
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        settings = {name: value for name, value in vars(options).items() if name not in ("folder", "out")}
+        rate = {"rows_per_second": size.rows / measured["seconds"]}
+        write_results(options.out, {"options": settings, **measured, **rate, **sizes}, ["pyarrow"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 import functools
 import json
-import shutil
 import sys
 from types import SimpleNamespace
 
@@ -83,14 +82,3 @@ def test_training_step_is_measured_in_a_separate_process(script, monkeypatch, tm
     step = json.loads((tmp_path / "results.json").read_text())["training_step"]
     assert len(step["seconds"]) == 2
     assert step["peak_resident_bytes"] > step["peak_bytes"] > 0
-
-
-def test_page_has_the_tables_of_the_committed_results(script, monkeypatch, tmp_path):
-    page, committed = tmp_path / "detection.md", ROOT / "docs/detection.md"
-    shutil.copy(committed, page)
-    text = committed.read_text(encoding="utf-8")
-    tables = text.partition(script.BEGIN)[2].partition(script.END)[0]
-    page.write_text(text.replace(tables, ""), encoding="utf-8")
-    call_main(script, monkeypatch, "--page", page)
-    assert page.read_text(encoding="utf-8") == text
-    assert "lambda layer |" in tables
