@@ -40,9 +40,8 @@ from lambdanets_lab.benchmark.measurement import (
     Row,
     measure_case,
     measurement_settings,
-    prepare_module,
 )
-from lambdanets_lab.benchmark.model import capture_inputs, set_batch_norm_statistics
+from lambdanets_lab.benchmark.model import capture_inputs, layer_errors, set_batch_norm_statistics
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
 from lambdanets_lab.benchmark.peers import Skipped, build_peer
 from lambdanets_lab.benchmark.reference import Error, Expected, compute_expected, reference_copy
@@ -135,21 +134,16 @@ class Backbones:
             layer = build_layer(name, self.lambda_resnet.get_submodule(path), self.size // 16)
             model.set_submodule(path, layer.requires_grad_(self.backward))
 
-        def max_errors() -> dict[str, Error]:
-            maxima: dict[str, Error] = {}
-            for path, (x, grad_output) in self.captured.items():
-                layer = model.get_submodule(path)
-                is_lambda = name in (LAMBDA_LAYER, "lambda-networks")
-                expected = self.expected[path] if is_lambda else compute_expected(reference_copy(layer), x, grad_output)
-                prepared = prepare_module(layer, x, grad_output, functools.partial(lambda result: result, expected))
-                prepared.run()
-                for tensor, error in prepared.errors().items():
-                    maxima[tensor] = max(maxima.get(tensor, error), error)
-                prepared.release()
-            return maxima
+        def errors() -> dict[str, Error]:
+            is_lambda = name in (LAMBDA_LAYER, "lambda-networks")
+            expected = self.expected
+            if not is_lambda:
+                layers = {path: reference_copy(model.get_submodule(path)) for path in self.lambda_layers}
+                expected = {path: compute_expected(layer, *self.captured[path]) for path, layer in layers.items()}
+            return layer_errors(model, {path: (*self.captured[path], expected[path]) for path in self.lambda_layers})
 
         release = functools.partial(model.zero_grad, set_to_none=True)
-        return Prepared(functools.partial(run, model, self.inputs), max_errors, release)
+        return Prepared(functools.partial(run, model, self.inputs), errors, release)
 
     def attention_bytes(self, *, unfused: bool) -> int:
         """Estimated float32 memory of attention.

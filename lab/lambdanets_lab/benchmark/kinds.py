@@ -15,6 +15,7 @@ from lambdanets_lab.benchmark.aggregates import (
     mean_ratios,
     median_seconds,
     peak_bytes,
+    quiet_seconds,
     relative_throughput,
 )
 from lambdanets_lab.benchmark.measurement import Case, Row
@@ -44,7 +45,7 @@ class Kind:
 
 KINDS = {
     "layer": Kind(
-        layer.make_cases, layer.NAMES, functools.partial(mean_ratios, quantity=median_seconds), plots.draw_layer_times
+        layer.make_cases, layer.NAMES, functools.partial(mean_ratios, quantity=quiet_seconds), plots.draw_layer_times
     ),
     "model": Kind(model.make_cases, model.NAMES, relative_throughput, plots.draw_throughput, images_per_second=True),
     "memory": Kind(
