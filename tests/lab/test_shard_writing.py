@@ -1,6 +1,5 @@
 """Datasets are written as shards, resumed, verified and indexed."""
 
-import io
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import tarfile
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from PIL import Image
@@ -156,18 +154,6 @@ def test_killed_worker_process_is_reported(two_classes, tmp_path, monkeypatch):
     assert num_images(write_shards(paths, tmp_path / "out", images_per_shard=3)) == 20
 
 
-def test_interrupt_while_work_is_submitted_stops_the_workers(two_classes, tmp_path, monkeypatch):
-    def submit(pool, *arguments):
-        os.kill(os.getpid(), signal.SIGINT)
-        return original(pool, *arguments)
-
-    original = module.ProcessPoolExecutor.submit
-    monkeypatch.setattr(module.ProcessPoolExecutor, "submit", submit)
-    with pytest.raises(KeyboardInterrupt):
-        write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=1, processes=2)
-    assert len([*(tmp_path / "out").glob("*.tar")]) < 20
-
-
 def test_rejects_a_folder_that_another_process_writes(two_classes, tmp_path):
     with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
         write_shards(list_images(two_classes).paths, tmp_path / "out")
@@ -209,21 +195,6 @@ def test_repaired_images_are_written_on_resume(two_classes, tmp_path):
     assert (num_images(written), written.metadata["unreadable"]) == (20, [])
 
 
-def test_rejects_a_split_without_readable_images(two_classes, tmp_path):
-    splits = open_splits(str(two_classes))
-    for index in range(len(splits.validation)):
-        Path(splits.validation.name(index)).write_bytes(b"")
-    with pytest.raises(InputError, match=r"none of the 4 validation images can be read; the first: \S*png: the"):
-        write_shards(splits, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
-def test_rejects_options_out_of_range(two_classes, tmp_path, option):
-    with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
-        write_shards(list_images(two_classes).paths, tmp_path / "out", **{option: -1})
-
-
 def test_keys_are_unique_paths_relative_to_the_common_folder():
     assert unique_keys(["/set/a/1.png", "/set/b/2.jpeg"]) == ["a/1", "b/2"]
     assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]
@@ -234,18 +205,6 @@ def test_keys_are_unique_paths_relative_to_the_common_folder():
     keys = unique_keys(names)
     assert keys == ["a_b", "a_b-2", "a_b-3", "c.1/x", "c_1/x", "a_b-2-2", "v1_2"]
     assert [split_name(f"{key}.png") for key in keys] == [(key, "png") for key in keys]
-
-
-def test_keys_have_the_characters_of_names_in_any_script(tmp_path):
-    png = io.BytesIO()
-    Image.fromarray(np.zeros((3, 3), np.uint8)).save(png, "PNG")
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for name in ("λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"):
-        (folder / name).write_bytes(png.getvalue())
-    write_shards(list_images(folder).paths, tmp_path / "out")
-    keys = set(files_by_key(open_shards(str(tmp_path / "out"))[0]["train"]))
-    assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}
 
 
 def test_verify_names_corrupt_truncated_and_missing_shards(shards):

@@ -99,13 +99,18 @@ def layer_errors(model: nn.Module, expected: Mapping[str, tuple[Tensor, Tensor |
 
     expected: by the name of a layer, its input, the gradient of its output, and what it must compute from them.
     """
-    worst: dict[str, Error] = {}
-    for name, (x, grad_output, tensors) in expected.items():
-        layer = prepare_module(model.get_submodule(name), x, grad_output, lambda tensors=tensors: tensors)
+
+    def errors_of(name: str, x: Tensor, grad_output: Tensor | None, tensors: Expected) -> dict[str, Error]:
+        layer = prepare_module(model.get_submodule(name), x, grad_output, lambda: tensors)
         layer.run()
-        for tensor, error in layer.errors().items():
-            worst[tensor] = max(worst.get(tensor, error), error)
+        errors = layer.errors()
         layer.release()
+        return errors
+
+    worst: dict[str, Error] = {}
+    for name, arguments in expected.items():
+        for tensor, error in errors_of(name, *arguments).items():
+            worst[tensor] = max(worst.get(tensor, error), error)
     return worst
 
 

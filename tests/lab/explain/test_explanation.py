@@ -58,14 +58,6 @@ def test_positions_outside_of_the_crop_or_the_image_are_errors(quick_run):
         explanation.attention_map(explanation.layers[-1] + "x")
 
 
-def test_view_scales_pixels_to_positions_of_maps():
-    view = View((100, 60), (20.0, 0.0), (60.0, 60.0))
-    assert view.position(None, (6, 6)) == (3, 3)
-    assert view.position((20, 0), (6, 6)) == (0, 0)
-    assert view.position((79, 59), (6, 6)) == (5, 5)
-    assert view.position((30, 9), (6, 6)) == (1, 0)
-
-
 def test_maps_of_a_detector_with_padding(tmp_path):
     write_constructed_detector(tmp_path)
     detector = ln.load(tmp_path / "initial.safetensors", device="cpu")
@@ -179,8 +171,3 @@ def test_invalid_arguments_are_one_line_errors(make, message):
     with pytest.raises(InputError, match=message) as raised:
         make()
     assert "\n" not in str(raised.value)
-
-
-def test_several_images_are_an_error(quick_run):
-    with pytest.raises(InputError, match="image must be one image, got 2"):
-        ln.explain(quick_run, [np.zeros((9, 9), np.uint8)] * 2)

@@ -148,19 +148,3 @@ def test_detector_accuracy_is_that_of_evaluate(tmp_path):
     assert all(image.ndim == 4 and max(image.shape[2:]) == 96 for image in validation.calibration())
     padded = open_validation_data(detector, str(tmp_path / "digits/train"), (1, 3, 96, 128), dynamic=False)
     assert {image.shape for image in padded.calibration()} == {(1, 3, 96, 128)}
-
-
-def test_int8_of_a_packaged_detector_names_the_missing_data(tmp_path, capsys):
-    (tmp_path / "images").mkdir()
-    command = [
-        "export",
-        "nuclei",
-        "--to",
-        "onnx",
-        "--int8",
-        str(tmp_path / "images"),
-        "--out",
-        str(tmp_path / "m.onnx"),
-    ]
-    assert main(command) == 2
-    assert "int8 must be None for a detector without validation data" in capsys.readouterr().err
