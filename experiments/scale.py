@@ -81,16 +81,16 @@ def median_seconds(function: Any) -> float:
     return statistics.median(seconds)
 
 
-def generate_jpeg(seed: int) -> bytes:
-    """A JPEG file of noise with equal power in each octave, about as large as a file of ImageNet."""
+def generate_jpeg(seed: int, width: int = 500, height: int = 375, quality: int = 92) -> bytes:
+    """A JPEG file of noise with equal power in each octave; by default about as large as a file of ImageNet."""
     generator = np.random.default_rng(seed)
-    pixels = np.full((375, 500, 3), 128.0, np.float32)
-    for octave in range(1, 8):
-        small = np.clip(128 + generator.normal(0, 22, ((375 >> octave) + 1, (500 >> octave) + 1, 3)), 0, 255)
-        layer = Image.fromarray(small.astype(np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
+    pixels = np.full((height, width, 3), 128.0, np.float32)
+    for octave in range(1, int(np.log2(height))):
+        small = np.clip(128 + generator.normal(0, 22, ((height >> octave) + 1, (width >> octave) + 1, 3)), 0, 255)
+        layer = Image.fromarray(small.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
         pixels += np.asarray(layer, np.float32) - 128
     file = io.BytesIO()
-    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=92)
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=quality)
     return file.getvalue()
 
 

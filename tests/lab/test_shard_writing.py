@@ -1,8 +1,6 @@
 """Datasets are written as shards, resumed, verified and indexed."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -20,7 +18,6 @@ from lambdanets.data.image_search import list_images
 from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
 from lambdanets.data.tars import split_name
 from lambdanets.errors import InputError
-from lambdanets.locks import locked_folder
 from lambdanets_lab import shards as module
 from lambdanets_lab.shard_checks import index_shards, verify_shards
 from lambdanets_lab.shards import unique_keys, write_shards
@@ -141,26 +138,6 @@ def test_killed_writing_leaves_no_workers_and_resumes_bit_identically(two_classe
     assert read_files(out) == read_files(tmp_path / "uninterrupted")
 
 
-def test_killed_worker_process_is_reported(two_classes, tmp_path, monkeypatch):
-    def kill_worker(images, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    paths = list_images(two_classes).paths
-    monkeypatch.setattr(module, "check_readable", lambda *arguments: None)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "image_file", kill_worker)
-        with pytest.raises(InputError, match="was killed, perhaps out of memory; run it again"):
-            write_shards(paths, tmp_path / "out", images_per_shard=3, processes=2)
-    assert num_images(write_shards(paths, tmp_path / "out", images_per_shard=3)) == 20
-
-
-def test_rejects_a_folder_that_another_process_writes(two_classes, tmp_path):
-    with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
-        write_shards(list_images(two_classes).paths, tmp_path / "out")
-    with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
-        write_shards(list_images(two_classes).paths, two_classes)
-
-
 def test_finished_shards_are_not_written_again(two_classes, tmp_path):
     splits = open_splits(str(two_classes))
     first = write_shards(splits, tmp_path / "out")
@@ -254,32 +231,11 @@ def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes
         index_shards(tmp_path)
 
 
-def test_index_accepts_any_member_order_and_ignores_other_files(tmp_path):
-    members = {
-        "./a/1.cls": b"1",
-        "./a/1.json": b"{}",
-        "./a/1.JPG": b"x",
-        "./a/2.txt": b"no image",
-        "./a/3.seg.png": b"a mask",
-        "./a/3.webp": b"x",
-        "./a/3.cls": b"0\n",
-        "./a/.hidden.png": b"",
-        "./README": b"",
-    }
-    write_tar(tmp_path / "0.tar", members)
-    index_shards(tmp_path, ["no", "yes"])
-    images = open_shards(str(tmp_path))[0]["train"]
-    assert [images.key(index) for index in range(2)] == ["./a/1", "./a/3"]
-    assert images.labels.tolist() == [1, 0]
-
-
 @pytest.mark.parametrize(
     ("members", "message"),
     [
         ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"must have a class \(\.cls\), got both up to '2\.jpg'"),
-        ({"1.jpg": b"x", "1.cls": b"9" * 5000}, r"class of '1\.jpg' .* must be a number, got b'999"),
         ({"1.jpg": b"x", "1.cls": b"2"}, "classes must be 3 names or more, .* got 2"),
-        ({"1.jpg": b"x"}, "classes must be 0 names or more, .* got 2"),
         ({"1.txt": b"x"}, "0.tar must have images, got none"),
         (None, "0.tar must be a complete tar file"),
     ],
@@ -318,11 +274,7 @@ def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys
     ("arguments", "message"),
     [
         (["DATA"], "OUT, or one of --verify and --index, must be given"),
-        (["DATA", "OUT", "--index"], "OUT, or one of --verify and --index, must be given"),
-        (["DATA", "OUT", "--processes", "0"], "processes must be greater than 0"),
         (["digits", "OUT", "--unlabeled"], "a folder of images with --unlabeled"),
-        (["", "OUT"], "DATA must have a value, got ''"),
-        (["DATA", ""], "OUT must have a value, got ''"),
     ],
 )
 def test_shard_command_rejects_incompatible_options(two_classes, tmp_path, arguments, message, capsys):

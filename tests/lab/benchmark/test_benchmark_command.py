@@ -10,7 +10,6 @@ import pytest
 from lambdanets.cli import main
 from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
-from lambdanets_lab.benchmark.measurement import NOT_REACHED
 from lambdanets_lab.benchmark.report import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
@@ -98,18 +97,6 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
     assert [row["sizes"]["pass"] for row in resumed["rows"]] == ["inference"] * 2 + ["training"] * 2
     assert not list(out.glob(".*"))
     assert "is finished; choose another folder" in error_line(capsys, *arguments[1:])
-
-
-def test_interrupted_case_is_measured_again(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "out"
-    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
-    with monkeypatch.context() as patch:
-        module = "lambdanets_lab.benchmark.measurement"
-        patch.setattr(f"{module}.time_interleaved", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-        assert main(arguments) == 130
-    assert {row["skip_reason"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {NOT_REACHED}
-    assert main(arguments) == 0
-    assert {row["skip_reason"] for row in json.loads((out / RESULTS).read_text())["rows"]} == {None}
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,3 @@ def test_peak_memory_excludes_gradients_of_earlier_runs():
     rows = measure_case(Case({}, [Candidate("a", lambda: prepared), Candidate("b", lambda: prepared)]), [], options)
     assert rows[0].peak_bytes == rows[1].peak_bytes >= 2 * x.nbytes  # output and input gradient
     assert rows[0].errors.keys() == {"output", "input gradient"}
-
-
-def test_allocator_errors_are_reported_as_out_of_memory():
-    message = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried ..."
-    (row,) = measure_case(Case({}, [failing_candidate("a", RuntimeError(message))]), [], TIMING)
-    assert row.skip_reason == "out of memory"

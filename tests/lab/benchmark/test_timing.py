@@ -47,22 +47,6 @@ def test_slow_candidate_gets_fewer_evenly_spread_runs():
     assert max(len(gap) for gap in gaps) <= 8
 
 
-def test_interruption_keeps_the_samples():
-    clock = Clock()
-    samples = {"a": []}
-    runs = iter([1.0] * 5)
-
-    def work():
-        try:
-            clock.now += next(runs)
-        except StopIteration:
-            raise KeyboardInterrupt from None
-
-    with pytest.raises(KeyboardInterrupt):
-        time_interleaved({"a": work}, samples, repeats=10, seconds=100.0, clock=lambda: clock.now)
-    assert samples["a"] == [1.0] * 3
-
-
 def test_summary_has_median_and_quartiles():
     assert summarize([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 2.0, 4.0)
     assert summarize([7.0]) == (7.0, 7.0, 7.0)

@@ -109,14 +109,6 @@ def signal_is_handled():
     return bool(received)
 
 
-def test_file_with_low_int8_accuracy_is_not_kept(classifier, tmp_path, monkeypatch):
-    monkeypatch.setattr(export_module, "MAX_DROP", -0.5)
-    monkeypatch.setattr(RUNTIMES["onnx"].__class__, "quantize", lambda *arguments: ("fc",))
-    with pytest.raises(InputError, match=r"int8 must have a top-1 accuracy of at least .* got .* no file was written"):
-        ln.export(classifier, tmp_path / "m.onnx", int8=classifier.card.source.data, batch_size=32)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -76,14 +76,6 @@ def test_flops_count_separate_or_single_applications():
     assert count_flops(model, 16) == once + application
 
 
-def test_strided_lambda_layer_is_counted_at_the_input_resolution():
-    def flops_with_stride(stride):
-        layer = LambdaLayer2d(3, heads=1, scope=5, stride=stride, device="meta")
-        return count_flops(torch.nn.Sequential(layer), 12)
-
-    assert flops_with_stride(2) == flops_with_stride(1)
-
-
 @pytest.mark.parametrize(
     ("table", "row", "billions"),
     [

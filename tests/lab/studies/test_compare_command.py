@@ -80,16 +80,6 @@ def test_resume_trains_only_unfinished_runs(recipe, tmp_path, monkeypatch):
     assert [r["variant"] for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
 
 
-def test_resuming_a_finished_comparison_prints_it_unchanged(recipe, tmp_path, capsys):
-    out = tmp_path / "out"
-    options = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
-    assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 0
-    (out / "comparison.md").write_text("annotated")
-    assert cli.main(["compare", "--resume", str(out)]) == 0
-    assert "| 3x3 |" in capsys.readouterr().out.split("1 runs, 1 done")[1]
-    assert (out / "comparison.md").read_text() == "annotated"
-
-
 def test_variant_that_exceeds_memory_is_rejected_before_training(recipe, tmp_path, monkeypatch):
     from lambdanets.training import memory, micro_batches
 
@@ -155,13 +145,3 @@ def test_rejects_folders_that_are_not_empty(recipe, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="is not empty, it has file; choose another folder"):
         begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{}", '{"studies": 3, "variants": [], "seeds": [0], "recipe": {}}'],
-)
-def test_error_names_a_damaged_plan(content, tmp_path):
-    (tmp_path / "plan.json").write_text(content)
-    with pytest.raises(InputError, match=r"plan\.json"):
-        read_plan(tmp_path)
