@@ -132,51 +132,30 @@ def photographs() -> list[Accuracy]:
     return findings
 
 
-def pseudo_labels() -> Accuracy:
-    """Compare students trained with pseudo-labels and with the same recipe without them."""
-    rows = read_results(RESULTS / "xeon-2-cores/noisy_student.json")["seeds"]
-    return Accuracy(
-        "Pseudo-labels improve accuracy (Table 5)",
-        "no pseudo-labels",
-        "Fashion-MNIST, 2,000 labels ¶",
-        paired_differences(*(points(rows, {}, name) for name in ("student", "control"))),
-    )
+def pairs(path: str, recipes: Sequence[str], *score: str) -> list[float]:
+    """Return the paired differences between the runs of two recipes in a results file."""
+    runs = read_results(RESULTS / path)["runs"]
+    return paired_differences(*(points(runs, {"recipe": recipe}, *score) for recipe in recipes))
 
 
-def detection() -> list[Accuracy]:
-    """Compare mask AP of lambda layers and convolutions in the backbone, of all and of small objects."""
-    runs = read_results(RESULTS / "epyc-2-cores/nuclei.json")["runs"]
-    all_objects, small = (
-        paired_differences(*(points(runs, {"recipe": recipe}, "segm", column) for recipe in NUCLEI))
-        for column in ("AP", "APs")
-    )
+def tasks() -> list[Accuracy]:
+    """Compare students with and without pseudo-labels, and lambda layers and convolutions in other tasks."""
+    students = read_results(RESULTS / "xeon-2-cores/noisy_student.json")["seeds"]
+    labels = paired_differences(*(points(students, {}, name) for name in ("student", "control")))
+    all_objects, small = (pairs("epyc-2-cores/nuclei.json", NUCLEI, "segm", column) for column in ("AP", "APs"))
     more = [of_small - of_all for of_small, of_all in zip(small, all_objects, strict=True)]
+    on_nuclei = pairs("xeon-2-cores/segmentation.json", NUCLEI, "test", "dice")
+    on_digits = pairs("xeon-2-cores/segmentation_digits.json", DIGITS, "validation", "dice")
+    detection = "Lambda layers in the backbone improve detection (Table 14)"
+    unet, layer = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
+    by_size = "They improve small objects more than all (Table 14)"
+    pseudo_labels = "Pseudo-labels improve accuracy (Table 5)"
     return [
-        Accuracy(
-            "Lambda layers in the backbone improve detection (Table 14)",
-            "3x3 convolution",
-            "cell nuclei, mask AP, validation images ‡",
-            all_objects,
-        ),
-        Accuracy(
-            "They improve small objects more than all (Table 14)",
-            "gain of all objects",
-            "cell nuclei, mask APs, validation images ‡",
-            more,
-        ),
-    ]
-
-
-def segmentation() -> list[Accuracy]:
-    """Compare Dice of U-Nets with lambda layers and with convolutions."""
-    nuclei = read_results(RESULTS / "xeon-2-cores/segmentation.json")["runs"]
-    digits = read_results(RESULTS / "xeon-2-cores/segmentation_digits.json")["runs"]
-    on_nuclei = paired_differences(*(points(nuclei, {"recipe": recipe}, "test", "dice") for recipe in NUCLEI))
-    on_digits = paired_differences(*(points(digits, {"recipe": recipe}, "validation", "dice") for recipe in DIGITS))
-    claim, label = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
-    return [
-        Accuracy(claim, label, "cell nuclei, Dice ¶", on_nuclei),
-        Accuracy(claim, label, "scattered digits, Dice, validation images ‡", on_digits),
+        Accuracy(pseudo_labels, "no pseudo-labels", "Fashion-MNIST, 2,000 labels ¶", labels),
+        Accuracy(detection, layer, "cell nuclei, mask AP, validation images ‡", all_objects),
+        Accuracy(by_size, "gain of all objects", "cell nuclei, mask APs, validation images ‡", more),
+        Accuracy(unet, layer, "cell nuclei, Dice ¶", on_nuclei),
+        Accuracy(unet, layer, "scattered digits, Dice, validation images ‡", on_digits),
     ]
 
 
@@ -344,7 +323,7 @@ def draw(findings: Sequence[Accuracy], path: Path) -> None:
 
 def accuracy() -> list[Accuracy]:
     """Return all comparisons of an accuracy; those of one claim follow each other."""
-    findings = [*mixers(), *photographs(), pseudo_labels(), *detection(), *segmentation()]
+    findings = [*mixers(), *photographs(), *tasks()]
     claims = [each.claim for each in findings]
     return sorted(findings, key=lambda each: claims.index(each.claim))
 

@@ -241,7 +241,6 @@ def main() -> None:
     fashion_mnist, cifar10 = read_comparison(FASHION_MNIST), read_cifar10()
     options.page.write_text(page(fashion_mnist, cifar10, read_results(options.out)), encoding="utf-8")
     figures = options.page.with_name("comparison")
-    (figures / "cifar10").mkdir(parents=True, exist_ok=True)
     draw_all(fashion_mnist, figures)
     draw_all(cifar10, figures / "cifar10")
 

@@ -80,26 +80,18 @@ def write_shards(
     and the options, not on the number of processes or on interruptions. Unfinished work is resumed if the image names,
     classes and options are equal; file contents are not compared. The names of all images are in memory.
 
-    Raises InputError for options out of range, for a folder with other files, for a split without readable images
+    Raises InputError for a folder with other files, for a split without readable images
     (before the folder is created), and for more than max_unreadable unreadable images. In the last case, the next call
     keeps the complete shards. Raises InUseError if another process writes into the folder.
     """
-    for name, value, minimum in (
-        ("images_per_shard", images_per_shard, 1),
-        ("processes", processes, 1),
-        ("seed", seed, 0),
-        ("max_unreadable", max_unreadable, 0),
-    ):
-        if value < minimum:
-            raise InputError(f"{name} must be at least {minimum}, got {value}")
     classes, splits = _plan(source, images_per_shard, seed)
     options = {
-        "set": _hash(classes, splits),
+        "images, names or classes": _hash(classes, splits),
         "images_per_shard": images_per_shard,
         "seed": seed,
         "check_images": check_images,
     }
-    folder = WorkFolder(out, "shards", _identity(options), _read_identity)
+    folder = WorkFolder(out, "shards", options, _read_identity)
     if folder.is_started() and (out / SHARD_LIST).is_file():
         return read_list(open_store(str(out)))
     for name, split in splits.items():
@@ -114,16 +106,11 @@ def write_shards(
     return content
 
 
-def _identity(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with readable names, for messages."""
-    return {"images, names or classes" if name == "set" else name: value for name, value in options.items()}
-
-
 def _read_identity(out: Path) -> dict[str, Any] | None:
     if (out / SHARD_LIST).is_file():
-        return _identity(read_list(open_store(str(out))).metadata) or None
+        return read_list(open_store(str(out))).metadata or None
     path = out / _OPTIONS
-    return _identity(read_json(path, dict[str, Any], f"remove {out}")) if path.is_file() else None
+    return read_json(path, dict[str, Any], f"remove {out}") if path.is_file() else None
 
 
 def _plan(

@@ -15,8 +15,6 @@ SCRIPTS = sorted({script for page in PAGES for _, script, *_ in SECTION.findall(
 
 @pytest.mark.parametrize("script", [*SCRIPTS, *WHOLE])
 def test_script_reproduces_what_is_committed(script, tmp_path, monkeypatch):
-    for folder in ("results", "comparison/cifar10"):
-        (tmp_path / folder).mkdir(parents=True)
     pages = [page for page in PAGES if f"written by experiments/{script}.py" in page.read_text(encoding="utf-8")]
     pages = pages or [ROOT / "docs" / WHOLE[script]]
     for page in pages:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import aiohttp
-import fsspec
 import pytest
 
 from data.same_batches import assert_same
@@ -33,14 +31,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class FaultyServer(ThreadingHTTPServer):
     """A server of a folder, in which the first requests for a file fail.
 
-    faults: for each file name, the faults of the first requests: a status code, "damage", "drop" or "stall".
+    faults: for each file name, the faults of the first requests: a status code, "damage" or "drop".
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faults: dict[str, list[str]] = {}
         self.requests: Counter[str] = Counter()
-        self.stopping = threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -66,8 +63,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if fault == "drop":
             self.wfile.write(content[:700])
-        elif fault == "stall":
-            self.server.stopping.wait(10)
         else:
             self.wfile.write(content)
         return None
@@ -82,7 +77,6 @@ def faulty(shards: Path) -> Iterator[FaultyServer]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield server
-    server.stopping.set()
     server.shutdown()
     server.server_close()
     thread.join()
@@ -129,13 +123,6 @@ def test_transient_errors_are_retried(faulty, cache, fault):
     assert open_train(faulty.url).load(0)
     assert faulty.requests == {"shards.json": 2, "train-00000.tar": 3}
     assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".lock", ".tar"]
-
-
-def test_stalled_server_is_retried(faulty, monkeypatch):
-    timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=1)}}
-    monkeypatch.setitem(fsspec.config.conf, "http", timeout)
-    faulty.faults = {"train-00000.tar": ["stall"]}
-    assert open_train(faulty.url).load(0)
 
 
 @pytest.mark.parametrize(

@@ -160,18 +160,6 @@ def test_unreadable_images_are_skipped_and_listed(two_classes, tmp_path):
     assert [message.partition(":")[0][-12:] for message in unreadable[1:]] == ["light/04.png", "light/06.png"]
 
 
-def test_repaired_images_are_written_on_resume(two_classes, tmp_path):
-    splits, damaged = open_splits(str(two_classes)), two_classes / "dark/05.png"
-    content = damaged.read_bytes()
-    damaged.write_bytes(b"")
-    with pytest.raises(InputError, match="more than max_unreadable"):
-        write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
-    assert num_images(write_shards(splits, tmp_path / "unchecked", check_images=False)) == 20
-    damaged.write_bytes(content)
-    written = write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
-    assert (num_images(written), written.metadata["unreadable"]) == (20, [])
-
-
 def test_keys_are_unique_paths_relative_to_the_common_folder():
     assert unique_keys(["/set/a/1.png", "/set/b/2.jpeg"]) == ["a/1", "b/2"]
     assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]

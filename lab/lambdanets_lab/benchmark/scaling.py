@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -218,14 +219,11 @@ def _row_of_table(table: Tensor, grid: tuple[int, ...], n: int, causal: bool, fi
 
     table: R, (c, 2 S_1 - 1, .., 2 S_D - 1). causal: set entries with m > n to `fill`.
     """
-    window, remainder = table, n
-    for axis in range(len(grid) - 1, -1, -1):
-        remainder, coordinate = divmod(remainder, grid[axis])
-        window = window.narrow(axis + 1, grid[axis] - 1 - coordinate, grid[axis])
-    row = window.flatten(1)
-    if causal:
-        row = torch.cat([row[:, : n + 1], torch.full_like(row[:, n + 1 :], fill)], dim=1)
-    return row
+    positions = torch.cartesian_prod(*(torch.arange(side) for side in grid)).view(-1, len(grid))
+    offsets = positions - positions[n] + torch.tensor(grid) - 1
+    indices: list[Any] = [slice(None), *offsets.to(table.device).unbind(1)]
+    row = table[tuple(indices)]
+    return row.index_fill(1, torch.arange(n + 1, row.shape[1], device=row.device), fill) if causal else row
 
 
 def _first_heads(table: Tensor, heads: int) -> Tensor:

@@ -5,7 +5,6 @@ import pytest
 from lambdanets.timing import (
     fit_exponent,
     is_noisy,
-    summarize,
     time_interleaved,
 )
 
@@ -45,11 +44,6 @@ def test_slow_candidate_gets_fewer_evenly_spread_runs():
     assert len(samples["fast"]) == 30
     gaps = "".join("s" if name == "slow" else "f" for name in order).strip("f").split("s")
     assert max(len(gap) for gap in gaps) <= 8
-
-
-def test_summary_has_median_and_quartiles():
-    assert summarize([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 2.0, 4.0)
-    assert summarize([7.0]) == (7.0, 7.0, 7.0)
 
 
 def test_fits_the_exponent_of_a_power_law():

@@ -112,7 +112,7 @@ class WithOutputs(nn.Module):
     [
         (lambda network: network, "m.onnx", {"to": "tensorrt"}, "to must be one of onnx, openvino, pt2, aoti, got"),
         (lambda network: network, "m.pt", {}, "path must end in .onnx for onnx"),
-        (lambda network: network, "m.onnx", {"image_size": 0}, "image_size must be"),
+        (lambda network: network, "m.onnx", {"image_size": 0}, r"image_size\[0\] must be"),
         (lambda network: 3, "m.onnx", {}, "model must be a classifier, a detector or a network, got int"),
         (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
         (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),

@@ -86,11 +86,3 @@ def test_mixer_lambda_accepts_lambda_resnet_arguments():
 def test_rejects_invalid_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         create_model("resnet50_mixer", **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "lambda_name"), [("resnet50_mixer", "resnet50_lambda"), ("resnet20_mixer_small", "lambda_resnet20_small")]
-)
-def test_default_mixer_is_the_lambda_layer(name, lambda_name):
-    with torch.device("meta"):
-        assert have_same_shapes(timm.create_model(name).state_dict(), create_model(lambda_name).state_dict())

@@ -136,12 +136,3 @@ def test_rejects_invalid_arguments_in_one_line_without_files(arguments, message,
     assert error.count("\n") == 1
     assert re.search(message, error)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rejects_folders_that_are_not_empty(recipe, tmp_path):
-    begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "out")
-    with pytest.raises(InputError, match="has a comparison; resume it with --resume"):
-        begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path / "out")
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="is not empty, it has file; choose another folder"):
-        begin(make_plan(["scope"], ["3x3"], [0], recipe), tmp_path)

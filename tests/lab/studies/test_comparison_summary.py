@@ -129,20 +129,6 @@ def test_rejects_merging_different_setups_or_the_same_runs(plan, results, tmp_pa
     check("runs of lambda position=False must have the same number of parameters", summary, summary | {"runs": runs})
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("seed", "0", r"runs\[0\]\.seed must be a valid integer, got '0'"),
-        ("top1", None, r"runs\[0\]\.top1 must be a valid number, got None"),
-    ],
-)
-def test_error_names_the_invalid_field_of_a_run(field, value, message, plan, results, tmp_path):
-    summary = collect(plan, results)
-    summary["runs"][0][field] = value
-    with pytest.raises(InputError, match=message):
-        read_comparison(write(summary, tmp_path / "results.json"))
-
-
 @pytest.mark.figures
 def test_draws_one_figure_per_study(plan, results, tmp_path):
     write_summary(collect(plan, results), tmp_path)
