@@ -4,12 +4,14 @@ import dataclasses
 import shlex
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from lambdanets.cli.options import parse, program
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
-from lambdanets.records import record
+from lambdanets.records import Seed, record
 from lambdanets.terminal import echo
 
 
@@ -19,7 +21,7 @@ class Compare:
 
     variants: tuple[str, ...] = ()
     """Names of the variants to train, each quoted, such as "local attention"; all variants above by default."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     """Random seeds; one run per variant and seed."""
     out: Path | None = None
     """New or empty folder for the runs and results. By default comparisons/STUDIES-DATE-TIME."""

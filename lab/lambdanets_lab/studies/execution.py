@@ -9,7 +9,7 @@ from typing import Any
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.folders import WorkFolder
 from lambdanets.locks import InUseError
-from lambdanets.records import Seed, check, read_json, write_json
+from lambdanets.records import read_json, write_json
 from lambdanets.training import run
 from lambdanets.training.classification.model import ClassificationProbe
 from lambdanets.training.classification.recipe import ClassificationRecipe
@@ -99,11 +99,6 @@ def make_plan(
     for name, values in (("studies", studies), ("variants", variants), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise InputError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
-    for name, values in (("studies", studies), ("seeds", seeds)):
-        if not values:
-            raise InputError(f"{name} must have at least one value, got none")
-    for seed in seeds:
-        check("seeds", seed, Seed)
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
     for study in studies:
         if not plan.study_variants(study):
