@@ -1,4 +1,4 @@
-"""The code of docs/deploy.md runs, and its tables are those of the committed results."""
+"""The code of docs/deploy.md runs."""
 
 import os
 import re
