@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pages import RESULTS, ROOT, Script, replace_section
+from pages import RESULTS, ROOT, PageScript, replace_section
 
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
@@ -143,7 +143,7 @@ def readme_section() -> str:
 
 
 def main() -> None:
-    parser = Script(__doc__, "benchmark.md")
+    parser = PageScript(__doc__, "benchmark.md")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = parser.parse_args()
     replace_section(options.page, "benchmark", page_section())

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import frontier
 from comparison import FASHION_MNIST, read_cifar10
-from pages import RESULTS, Script, replace_section
+from pages import RESULTS, PageScript, replace_section
 from photographs import complete_runs
 from seeded_runs import points
 
@@ -329,7 +329,7 @@ def accuracy() -> list[Accuracy]:
 
 
 def main() -> None:
-    page = Script(__doc__, "results.md").parse_args().page
+    page = PageScript(__doc__, "results.md").parse_args().page
     accuracies = accuracy()
     draw(accuracies, page.parent / "results/claims.png")
     costs = [*network_costs(), *extra_data_costs(), *layer_costs(), *speed()]

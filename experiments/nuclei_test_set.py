@@ -54,7 +54,6 @@ from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab.results import read_results
 
-OUT = RESULTS / "epyc-2-cores/nuclei_test_set.json"
 SPLITS = ("test", "test", "validation", *["train"] * 9)
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm")
 EPOCHS = 16
@@ -65,10 +64,8 @@ MOSAIC_SIDE, CROP_SIDE, IMAGE_SIDE = 8000, 2000, 250
 
 
 def main() -> None:
-    parser = Script(__doc__, "detection.md", OUT)
-    parser.add_argument(
-        "action", choices=["split", "train", "score", "mosaic", "intensities", "page"], nargs="?", default="page"
-    )
+    parser = Script(__doc__, "detection.md", RESULTS / "epyc-2-cores/nuclei_test_set.json")
+    parser.add_argument("action", choices=["split", "train", *MEASUREMENTS, "page"], nargs="?", default="page")
     parser.add_argument("paths", type=Path, nargs="*")
     options = parser.parse_args()
     if options.action == "split":
@@ -76,13 +73,10 @@ def main() -> None:
     elif options.action == "train":
         for recipe in ("nuclei", "nuclei_convolution"):
             subprocess.run(training_command(recipe, options.paths[0], options.paths[1] / recipe), check=True)
-    elif options.action == "score":
-        evaluate_models(options.paths[0], options.paths[1:])
-    elif options.action == "mosaic":
-        count_mosaic(*options.paths)
-    elif options.action == "intensities":
-        score_intensities(*options.paths)
-    replace_section(options.page, "nuclei_test_set", write_section(read_results(OUT)))
+    elif options.action in MEASUREMENTS:
+        result = MEASUREMENTS[options.action](*options.paths)
+        write_json(options.out, (read_results(options.out) if options.out.exists() else {}) | result)
+    replace_section(options.page, "nuclei_test_set", write_section(read_results(options.out)))
 
 
 def split(data: Path, folder: Path) -> None:
@@ -128,8 +122,8 @@ def training_command(recipe: str, data: Path, run: Path) -> list[str]:
     ]
 
 
-def evaluate_models(data: Path, models: list[Path]) -> None:
-    """Evaluate models and the thresholding baseline on the test set, and write the results."""
+def evaluate_models(data: Path, *models: Path) -> dict[str, Any]:
+    """Evaluate models and the thresholding baseline on the test set."""
     test = open_annotated(data / "test.json", data / "test.tar")
     rows = []
     for model in models:
@@ -149,10 +143,8 @@ def evaluate_models(data: Path, models: list[Path]) -> None:
     rows.append({"model": "thresholding", "parameters": None, "training_seconds": None})
     rows[-1] |= {"seconds_per_image": seconds, **scores}
     print(rows[-1], flush=True)
-    save(
-        {"images": len(test), "nuclei": sum(len(each.objects) for each in test.annotations.images), "rows": rows}
-        | provenance()
-    )
+    num_nuclei = sum(len(each.objects) for each in test.annotations.images)
+    return {"images": len(test), "nuclei": num_nuclei, "rows": rows, **provenance()}
 
 
 def load_detector(model: Path) -> ln.Detector:
@@ -196,8 +188,8 @@ def threshold(pixels: np.ndarray) -> np.ndarray:
     return watershed(-distance, markers, mask=foreground)
 
 
-def count_mosaic(data: Path, model: Path) -> None:
-    """Count the nuclei in a mosaic of test images and in its crops, and write counts, time and peak memory."""
+def count_mosaic(data: Path, model: Path) -> dict[str, Any]:
+    """Count the nuclei in a mosaic of test images and in its crops; return counts, time and peak memory."""
     test = open_annotated(data / "test.json", data / "test.tar")
     images = [test.load(index)[0].convert("RGB") for index in range(len(test))]
     images = [image for image in images if image.size == (256, 256) and np.asarray(image).mean() < 100]
@@ -222,11 +214,11 @@ def count_mosaic(data: Path, model: Path) -> None:
     result = {"side": MOSAIC_SIDE, "crop_side": CROP_SIDE, "nuclei": num_nuclei, "sum_over_crops": sum_over_crops}
     result |= {"seconds": seconds, "peak": peak}
     print(result)
-    save({"mosaic": result} | provenance())
+    return {"mosaic": result, **provenance()}
 
 
-def score_intensities(data: Path, model: Path) -> None:
-    """Evaluate the test images with changed intensities, with and without stretching, and write the results."""
+def score_intensities(data: Path, model: Path) -> dict[str, Any]:
+    """Evaluate the test images with changed intensities, with and without stretching."""
     test = open_annotated(data / "test.json", data / "test.tar")
     detector = ln.load(model, device="cpu")
     assert isinstance(detector, ln.Detector)
@@ -247,7 +239,7 @@ def score_intensities(data: Path, model: Path) -> None:
             summary = evaluate(truth, results, max_detections=detector.card.max_detections).summary()["segm"]
             rows[-1]["stretched" if stretch else "as stored"] = {name: summary[name] for name in ("AP", "AP50")}
         print(rows[-1], flush=True)
-    save({"intensities": {"model": model.name, "rows": rows} | provenance()})
+    return {"intensities": {"model": model.name, "rows": rows, **provenance()}}
 
 
 # What is done to the intensities, 0 to 255, of the test images.
@@ -259,11 +251,7 @@ INTENSITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def save(result: dict[str, Any]) -> None:
-    """Merge into the results file."""
-    write_json(OUT, (read_results(OUT) if OUT.exists() else {}) | result)
-
-
+MEASUREMENTS = {"score": evaluate_models, "mosaic": count_mosaic, "intensities": score_intensities}
 NAMES = {
     "nuclei": "lambda layers",
     "nuclei_convolution": "3x3 convolutions",

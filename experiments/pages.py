@@ -7,16 +7,20 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
 
 
-class Script(argparse.ArgumentParser):
-    """Options of a script that writes a page from a results file.
+class PageScript(argparse.ArgumentParser):
+    """Options of a script that writes a page. doc: the script's docstring. page: name of a file in docs."""
 
-    doc: the script's docstring. page: name of a file in docs. out: the committed results, if they are the default.
-    """
+    def __init__(self, doc: str | None, page: str) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--page", type=Path, default=ROOT / "docs" / page, help="page to write from results")
+
+
+class Script(PageScript):
+    """Options of a script that also measures. out: the committed results, if they are the default."""
 
     def __init__(self, doc: str | None, page: str, out: Path | None = None) -> None:
-        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(doc, page)
         self.add_argument("--out", type=Path, default=out, help="results file")
-        self.add_argument("--page", type=Path, default=ROOT / "docs" / page, help="page to write from results")
 
 
 def replace_section(page: Path, name: str, section: str) -> None:

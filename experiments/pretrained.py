@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 import torch
-from pages import RESULTS, Script, replace_section
+from pages import RESULTS, PageScript, replace_section
 from safetensors.torch import save_file
 
 from lambdanets.models.weights import FOLDER, find_weights, read_weights
@@ -21,7 +21,7 @@ from lambdanets_lab.results import read_results
 
 
 def main() -> None:
-    parser = Script(__doc__, "pretrained.md")
+    parser = PageScript(__doc__, "pretrained.md")
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("name", nargs="?")
     parser.add_argument("--data", default="")
