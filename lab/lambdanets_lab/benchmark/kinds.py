@@ -13,7 +13,6 @@ from lambdanets_lab.benchmark.aggregates import (
     Quantity,
     fit_exponents,
     mean_ratios,
-    median_seconds,
     peak_bytes,
     quiet_seconds,
     relative_throughput,
@@ -40,7 +39,7 @@ class Kind:
     @property
     def quantity(self) -> Quantity:
         """The quantity that candidates are compared by."""
-        return median_seconds if self.time else peak_bytes
+        return quiet_seconds if self.time else peak_bytes
 
 
 KINDS = {

@@ -85,39 +85,35 @@ def read_rows(content: Mapping[str, Any]) -> list[Row]:
 def case_table(kind: Kind, rows: Sequence[Row], baseline: str | None, batch_size: int) -> str:
     """Format the rows of one case as a text table, with ratios to the baseline, if there is one."""
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
-    header = ["candidate", "median ms", "quartiles", "runs", "peak MiB", "error"]
-    if kind.images_per_second:
-        header[4:4] = ["images/s"]
-    ratio_by_id = {}
-    if baseline is not None:
-        ratio_by_id = {id(row): ratio for row, ratio in ratios(rows, kind.quantity, baseline)}
-        header.insert(-1, f"/ {baseline}")
-    lines = []
-    for row in rows:
-        if row.skip_reason:
-            lines.append([row.candidate, f"skipped: {row.skip_reason}"])
-            continue
-        cells = {"candidate": row.candidate}
-        if row.errors:
-            cells["error"] = f"{max(row.errors.values()):.0e}"
-        if row.seconds:
-            median, lower, upper = summarize(row.seconds)
-            cells["median ms"] = f"{median * 1e3:.2f}"
-            cells["quartiles"] = f"{lower * 1e3:.2f} to {upper * 1e3:.2f}{' (noisy)' * row.noisy}"
-            cells["runs"] = str(len(row.seconds))
-            cells["images/s"] = f"{batch_size / median:.1f}"
-        if row.peak_bytes is not None:
-            cells["peak MiB"] = f"{row.peak_bytes / 2**20:.2f}"
-        if id(row) in ratio_by_id:
-            noisy = kind.time and (row.noisy or any(other.noisy for other in rows if other.candidate == baseline))
-            cells[f"/ {baseline}"] = "noisy" if noisy else f"{ratio_by_id[id(row)]:.2f}"
-        lines.append([cells.get(name, "") for name in header])
-    empty_columns = [i for i in range(1, len(header)) if not any(len(line) > 2 and line[i] for line in lines)]
-    header = [name for i, name in enumerate(header) if i not in empty_columns]
+    ratio = {row.candidate: value for row, value in ratios(rows, kind.quantity, baseline)} if baseline else {}
+    cells = [_cells(row, batch_size if kind.images_per_second else None) for row in rows]
+    for row, cell in zip(rows, cells, strict=True):
+        if row.candidate in ratio:
+            cell[f"/ {baseline}"] = f"{ratio[row.candidate]:.2f}"
+    order = ("candidate", "median ms", "quartiles", "runs", "images/s", "peak MiB", f"/ {baseline}", "error")
+    header = [name for name in order if any(name in cell for cell in cells)]
     lines = [
-        line if len(line) == 2 else [cell for i, cell in enumerate(line) if i not in empty_columns] for line in lines
+        [row.candidate, f"skipped: {row.skip_reason}"] if row.skip_reason else [cell.get(name, "") for name in header]
+        for row, cell in zip(rows, cells, strict=True)
     ]
     return f"\n{title}\n{text_table([header, *lines])}"
+
+
+def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
+    """The cells of a row by column. batch_size: to show images/s."""
+    cells = {"candidate": row.candidate}
+    if row.seconds and not row.skip_reason:
+        median, lower, upper = summarize(row.seconds)
+        cells["median ms"] = f"{median * 1e3:.2f}"
+        cells["quartiles"] = f"{lower * 1e3:.2f} to {upper * 1e3:.2f}{' (noisy)' * row.noisy}"
+        cells["runs"] = str(len(row.seconds))
+        if batch_size is not None:
+            cells["images/s"] = f"{batch_size / median:.1f}"
+    if row.peak_bytes is not None:
+        cells["peak MiB"] = f"{row.peak_bytes / 2**20:.2f}"
+    if row.errors:
+        cells["error"] = f"{max(row.errors.values()):.0e}"
+    return cells
 
 
 def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
