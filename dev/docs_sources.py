@@ -2,9 +2,9 @@
 
     python dev/docs_sources.py build/docs
 
-`make docs` runs it, and then mkdocs. The pages are those that GitHub shows, so links to files of the repository that
-are not pages become their paths. The reference is written from docstrings, from the help of the commands and from the
-recipes.
+`make docs` runs it, and then zensical. The pages are those that GitHub shows, so links to files of the repository that
+are not pages become their paths. Tutorials are run, which takes minutes. The reference is written from
+docstrings, from the help of the commands and from the recipes.
 """
 
 import contextlib
@@ -14,8 +14,13 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+
+import jupytext
+from nbclient import NotebookClient
+from nbconvert import MarkdownExporter
 
 import lambdanets
 from lambdanets.cli import COMMANDS, main
@@ -39,14 +44,35 @@ def write_sources(out: Path) -> None:
     """Write all pages into a folder."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", out, ignore=shutil.ignore_patterns("README.md"))
-    pages = {ROOT / "docs" / path.name: path.name for path in out.glob("*.md")}
+    write_tutorials(out / "tutorials")
+    pages = {ROOT / "docs" / path.relative_to(out): str(path.relative_to(out)) for path in out.rglob("*.md")}
     pages |= {ROOT / name: name for name in PROJECT_PAGES} | {ROOT / "README.md": INDEX}
     for source, name in pages.items():
-        text = source.read_text(encoding="utf-8").replace("<details>", "<details markdown>")
+        text = (out / name if (out / name).exists() else source).read_text(encoding="utf-8")
+        text = text.replace("<details>", "<details markdown>")
         (out / name).write_text(replace_links(text, source, pages), encoding="utf-8")
     (out / "python.md").write_text(public_names(), encoding="utf-8")
     (out / "commands.md").write_text(commands(), encoding="utf-8")
     (out / "recipes.md").write_text(recipes(), encoding="utf-8")
+
+
+def write_tutorials(folder: Path) -> None:
+    """Run each tutorial, and write it as a page and as a notebook, both with the output of its cells."""
+    for source in sorted(folder.glob("*.py")):
+        notebook = jupytext.read(source)
+        with tempfile.TemporaryDirectory() as work:
+            NotebookClient(notebook, timeout=600, resources={"metadata": {"path": work}}).execute()
+        for cell in notebook.cells:  # warnings of other packages name files of this machine
+            cell["outputs"] = [output for output in cell.get("outputs", []) if output.get("name") != "stderr"]
+            if cell.cell_type == "markdown":
+                del cell["outputs"]
+        jupytext.write(notebook, source.with_suffix(".ipynb"))
+        page, resources = MarkdownExporter().from_notebook_node(notebook)
+        for name, content in resources["outputs"].items():
+            (folder / f"{source.stem}_{name}").write_bytes(content)
+            page = page.replace(f"({name})", f"({source.stem}_{name})")
+        page += f"\n[Download this page as a notebook]({source.stem}.ipynb), or [as a script]({source.name}).\n"
+        source.with_suffix(".md").write_text(page, encoding="utf-8")
 
 
 def replace_links(text: str, source: Path, pages: dict[Path, str]) -> str:
@@ -61,10 +87,12 @@ def replace_links(text: str, source: Path, pages: dict[Path, str]) -> str:
         if target == ROOT / "docs/README.md":
             target = ROOT / "README.md"
         if target in pages:
-            return f"{image}[{label}]({pages[target]}{'#' + anchor if anchor else ''})"
+            page = os.path.relpath(pages[target], Path(pages[source]).parent)
+            return f"{image}[{label}]({page}{'#' + anchor if anchor else ''})"
         path = target.relative_to(ROOT)
         if path.parts[0] == "docs":
-            return f"{image}[{label}]({path.relative_to('docs')})"
+            file = os.path.relpath(path, Path("docs", pages[source]).parent)
+            return f"{image}[{label}]({file})"
         return label if label.strip("`") in str(path) else f"{label} (`{path}`)"
 
     return re.sub(r"(!?)\[([^]]*)\]\(([^)\s]+)\)", replace, text)
