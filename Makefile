@@ -2,6 +2,7 @@
 # make test      install the package and run all tests
 # make test-isa  run the tests of numerics and of small trainings without AVX
 # make tables    compare parameters and operations of the models with the paper's tables
+# make docs      build the pages and the reference as a site, build/site/index.html
 # make lint      check style, types and the limits of the code
 # make format    format the code
 # make clean     remove the virtual environment and the demo's run
@@ -28,7 +29,7 @@ INSTALLING := installing the package and its dependencies into $(VENV): about 3 
 	with CUDA, as on Linux; README.md, Install, has the way to PyTorch for CPUs only (about 200 MB). \
 	An interrupted installation continues with the same command.
 
-.PHONY: demo test test-isa tables lint format clean
+.PHONY: demo test test-isa tables docs lint format clean
 
 demo: $(VENV)/demo-ready
 	@if [ -f runs/demo/recipe.json ]; then $(BIN)/lambdanets train --resume runs/demo; \
@@ -44,6 +45,10 @@ test-isa: $(VENV)/dev-ready
 tables: $(VENV)/dev-ready
 	$(BIN)/lambdanets tables --check
 
+docs: $(VENV)/dev-ready
+	$(BIN)/python dev/docs_sources.py build/docs
+	$(BIN)/zensical build --strict
+
 lint: $(VENV)/dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +60,7 @@ format: $(VENV)/dev-ready
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs/demo
+	rm -rf $(VENV) runs/demo build
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer with venv must be installed, found none; install it, or run make PYTHON=/path/to/python" >&2; exit 2; }

@@ -12,10 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
-ORDER = ("cli", "recipes", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
+ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 23_600, "lab": 10_760, "native": 2_015, "everything": 42_220, "tests": 28_850}
-MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 60  # the chosen algorithm depends on the processor
+MAX_LINES = {"core": 22_075, "lab": 10_495, "native": 2_015, "everything": 40_095, "tests": 24_835}
+MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 59  # the chosen algorithm depends on the processor
 
 FORWARD = """
 import sys, torch, lambdanets as ln

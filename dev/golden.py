@@ -28,7 +28,7 @@ LIBRARIES = "src/lambdanets/ops/position/libraries"
 SMALL = "--training-images 16 --image-size 64 --batch-size 4 --epochs 2"
 COMMANDS = {
     "classification": "train digits --training-images 400 --epochs 3 --ema-decay 0.9",
-    "detection": f"detect train digits {SMALL}",
+    "detection": f"detect train digits {SMALL}",  # both trees know the earlier names of train
     "segmentation": f"segment train digits {SMALL}",
 }
 EVALUATE = {"classification": "evaluate", "detection": "detect evaluate"}

@@ -9,10 +9,8 @@ the network, contiguous. An original that raises in channels_last has its error 
 after each network.
 """
 
-import argparse
 import copy
 import functools
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,24 +18,19 @@ from typing import Any
 
 import timm
 import torch
-from pages import markers, replace_section
+from pages import RESULTS, ROOT, Script, replace_section
 from torch import Tensor, nn
 
 from lambdanets import adopt
 from lambdanets.errors import one_line
-from lambdanets.files import atomic_write
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
-from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.model import set_batch_norm_statistics
+from lambdanets_lab.results import read_results, time_in_turn, write_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/xeon-2-cores/adopted_networks.json"
-BEGIN, END = markers("adopted_networks")
 sys.path.append(str(ROOT / "tests"))  # the networks of d-li14 and leaderj1001, written from their formulas
 
-from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet  # noqa: E402 - after the path
+from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet
 
 TIMM = ("lambda_resnet26t", "lambda_resnet26rpt_256", "lambda_resnet50ts", "lamhalobotnet50ts_256")
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # with the side of the images
@@ -79,7 +72,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
                 except RuntimeError as error:  # the reason is part of the result
                     errors[f"{kind}, {layout}"] = one_line(error)
         rows.append({"what": "network", "phase": phase, "difference": difference, "errors": errors})
-        rows[-1]["milliseconds"] = _time(runs, repeats, seconds)
+        rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
         pairs = [(original.get_submodule(n), adopted.get_submodule(n), inputs[n]) for n in layers]
         difference = max(_difference(a.eval(), b.eval(), x, LAYER_TOLERANCE) for a, b, x in pairs)
         runs = {
@@ -87,7 +80,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
             "adopted, contiguous": functools.partial(_steps, [(b.train(training), x) for _, b, x in pairs], training),
         }
         rows.append({"what": "layers", "phase": phase, "difference": difference, "errors": {}, "layers": len(layers)})
-        rows[-1]["milliseconds"] = _time(runs, repeats, seconds)
+        rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
     return [{"network": name, "side": side, "batch": batch, **row} for row in rows]
 
 
@@ -130,14 +123,6 @@ def _difference(original: nn.Module, adopted: nn.Module, x: Tensor, tolerance: f
     return difference
 
 
-def _time(runs: dict[str, Callable[[], Any]], repeats: int, seconds: float) -> dict[str, dict[str, float]]:
-    """Median and quartiles by candidate."""
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    time_interleaved(runs, samples, repeats=repeats, seconds=seconds)
-    summaries = {name: summarize([1e3 * sample for sample in times]) for name, times in samples.items()}
-    return {name: {key: round(value, 2) for key, value in s._asdict().items()} for name, s in summaries.items()}
-
-
 def write_page(page: Path, result: dict[str, Any]) -> None:
     """Replace the table between the markers of the page, and write the figure next to the page."""
     rows = []
@@ -155,7 +140,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
     header = ["network"]
     for phase in ("inference", "training"):
         header += [f"{phase}, original", "adopted", "adopted, channels_last", "layers alone"]
-    replace_section(page, (BEGIN, END), markdown_table(header, *rows) + "\n")
+    replace_section(page, "adopted_networks", markdown_table(header, *rows) + "\n")
     plot_style.save(_draw(result), page.with_name("adopted_networks.png"))
 
 
@@ -192,24 +177,22 @@ def _medians(result: dict[str, Any], network: str, part: str, phase: str) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Script(__doc__, "adoption.md")
     parser.add_argument("--names", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=20, help="timed runs of each candidate at most")
     parser.add_argument("--seconds", type=float, default=20, help="time for the runs of each candidate, roughly")
-    parser.add_argument("--out", type=Path, help="results; without it, the page is written from committed results")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/adoption.md")
     arguments = parser.parse_args()
     if arguments.out is None:
-        write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
+        write_page(arguments.page, read_results(RESULTS / "xeon-2-cores/adopted_networks.json"))
         return
     torch.set_num_threads(arguments.threads)
-    result: dict[str, Any] = {**provenance(), "rows": []}
+    rows: list[dict[str, Any]] = []
     for name in arguments.names:
-        result["rows"] += measure(name, arguments.batch, arguments.repeats, arguments.seconds)
-        atomic_write(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
-        for row in result["rows"][-4:]:
+        rows += measure(name, arguments.batch, arguments.repeats, arguments.seconds)
+        write_results(arguments.out, {"rows": rows})
+        for row in rows[-4:]:
             print(name, row["what"], row["phase"], {key: value["median"] for key, value in row["milliseconds"].items()})
 
 

@@ -1,28 +1,26 @@
 """Training steps and predictions on the CPU with and without keep_freed_memory, in alternating new processes.
 
-    python experiments/allocator.py --out allocator.json [--rounds 5] [--page docs/training.md]
+    python experiments/allocator.py --out allocator.json [--rounds 5]    measure
+    python experiments/allocator.py [--page docs/training.md]            write the table from committed results
 
 Each process reports its median time per image, page faults per step and peak memory. Losses and detections must be
 equal in all processes.
 """
 
-import argparse
 import json
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
+from lambdanets_lab.results import read_results, write_results
 
-BEGIN, END = markers("allocator")
 # Label -> model, keyword arguments, batch size, image size.
 TRAINING: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "small LambdaResNet, training, 32x32": ("lambda_resnet20_small", {"num_classes": 10}, 128, 32),
@@ -34,30 +32,29 @@ DETECTION = "nuclei detector, prediction, 448x448"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--page", type=Path)
+    parser = Script(__doc__, "training.md")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, help="a row of the table, and default or kept: measure in this process")
     options = parser.parse_args()
     if options.child:
         label, setting = options.child
         print(json.dumps(measure(label, keep_freed=setting == "kept")))
         return
-    results: dict[str, dict[str, list[dict[str, float]]]] = {}
+    if options.out is None:
+        results = read_results(RESULTS / "epyc-2-cores/allocator.json")["results"]
+        replace_section(options.page, "allocator", write_table(results))
+        return
+    results = {}
     for _ in range(options.rounds):
         for label in (*TRAINING, DETECTION):
             for setting in ("default", "kept"):
-                command = [sys.executable, __file__, "--out", "-", "--child", label, setting]
+                command = [sys.executable, __file__, "--child", label, setting]
                 child = subprocess.run(command, check=True, capture_output=True, text=True)
                 results.setdefault(label, {}).setdefault(setting, []).append(json.loads(child.stdout))
     for label, settings in results.items():
         checks = {result["check"] for results in settings.values() for result in results}
         assert len(checks) == 1, f"{label}: results differ: {checks}"
-    record = {**provenance(), "results": results}
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if options.page:
-        replace_section(options.page, (BEGIN, END), write_table(results))
+    write_results(options.out, {"results": results})
 
 
 def measure(label: str, keep_freed: bool) -> dict[str, float]:
@@ -128,7 +125,14 @@ def write_table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
                 f"{default['peak_gib']:.2f} / {kept['peak_gib']:.2f}",
             )
         )
-    header = ("", "default, ms per image", "freed memory kept", "speedup", "page faults per step", "peak GiB")
+    header = (
+        "",
+        "default, ms per image",
+        "freed memory kept",
+        "speedup",
+        "page faults per step, default / kept",
+        "peak GiB, default / kept",
+    )
     return markdown_table(header, *rows) + "\n"
 
 

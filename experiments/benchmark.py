@@ -5,23 +5,19 @@
 The results are those of `lambdanets benchmark layer`, `memory`, `model` and `scaling`, in experiments/results.
 """
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from pages import markers, replace_section
+from pages import RESULTS, ROOT, PageScript, replace_section
 
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.kinds import KINDS
 from lambdanets_lab.benchmark.report import read_rows
+from lambdanets_lab.results import read_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/xeon-2-cores"
-PAGE, README = ROOT / "docs/benchmark.md", ROOT / "README.md"
-SECTION = markers("benchmark")
-FIGURES = {"layer": ROOT / "docs/engine_layers.png", "scaling": ROOT / "docs/engine_scaling.png"}
+FIGURES = {"layer": "engine_layers.png", "scaling": "engine_scaling.png"}
 OURS, CONVOLUTION, OTHERS = "lambdanets", "3x3 convolution", ("lambda-networks", "timm")
 COLUMNS = (OURS, CONVOLUTION, *OTHERS)
 README_SHAPES = ("56x56x64", "28x28x256", "14x14x512")
@@ -33,7 +29,8 @@ Cells = dict[str, dict[str, float]]
 
 def read(kind: str) -> dict[str, Any]:
     """Read the results of a benchmark."""
-    return json.loads((RESULTS / f"{kind}.json").read_text(encoding="utf-8"))
+    results: dict[str, Any] = read_results(RESULTS / f"xeon-2-cores/{kind}.json")
+    return results
 
 
 def machine(results: dict[str, Any]) -> str:
@@ -146,12 +143,15 @@ def readme_section() -> str:
 
 
 def main() -> None:
-    replace_section(PAGE, SECTION, page_section())
-    replace_section(README, SECTION, readme_section())
-    for kind, path in FIGURES.items():
+    parser = PageScript(__doc__, "benchmark.md")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    options = parser.parse_args()
+    replace_section(options.page, "benchmark", page_section())
+    replace_section(options.readme, "benchmark", readme_section())
+    for kind, name in FIGURES.items():
         figure = KINDS[kind].draw(read_rows(read(kind)))
         assert figure is not None
-        plot_style.save(figure, path)
+        plot_style.save(figure, options.page.with_name(name))
 
 
 if __name__ == "__main__":

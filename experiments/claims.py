@@ -7,11 +7,7 @@ A claim about accuracy is confirmed if the 95% confidence interval of the paired
 in all measured cases, refuted if in none; otherwise the verdict says in how many.
 """
 
-import argparse
-import functools
-import json
 import math
-import operator
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,20 +15,19 @@ from typing import Any, NamedTuple
 
 import frontier
 from comparison import FASHION_MNIST, read_cifar10
-from pages import markers, replace_section
+from pages import RESULTS, PageScript, replace_section
 from photographs import complete_runs
+from seeded_runs import points
 
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
 from lambdanets_lab.paired import confidence_interval, format_difference, paired_differences
+from lambdanets_lab.results import read_results
 from lambdanets_lab.studies.results import read_comparison
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results"
 NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with convolutions
-DIGITS = ("digits", "digits_convolution")
-FIGURE = ROOT / "docs/results/claims.png"
-BEGIN, END = markers("claims")
+NUCLEI_MASKS = ("nuclei_masks", "nuclei_masks_convolution")
+DIGIT_MASKS = ("digit_masks", "digit_masks_convolution")
 LIMIT = 10.0  # points in the figure
 
 
@@ -53,11 +48,6 @@ class Cost(NamedTuple):
     verdict: str
 
 
-def read(path: str) -> Any:
-    """Read a results file."""
-    return json.loads((RESULTS / path).read_text(encoding="utf-8"))
-
-
 def verdict(differences: Sequence[float], comparisons: int = 1) -> str:
     """Return "confirmed" if the interval is above 0, "refuted" if it is below 0, and otherwise "undecided".
 
@@ -74,12 +64,6 @@ def verdict_of_cases(cases: Sequence[bool], kind: str) -> str:
     if all(cases):
         return "confirmed"
     return f"for {sum(cases)} of {len(cases)} {kind}" if any(cases) else "refuted on the measured CPUs"
-
-
-def points(runs: list[dict[str, Any]], select: dict[str, Any], *score: str) -> dict[int, float]:
-    """Return a score, in points, by seed of the runs whose fields have the selected values; `score`: nested keys."""
-    selected = [run for run in runs if all(run[name] == value for name, value in select.items())]
-    return {run["seed"]: 100 * functools.reduce(operator.getitem, score, run) for run in selected}
 
 
 BETTER = "Lambda layers are more accurate than"
@@ -140,7 +124,7 @@ def mixers() -> list[Accuracy]:
 
 def photographs() -> list[Accuracy]:
     """Compare the accuracy of lambda layers and convolutions on photographs of each size."""
-    runs = complete_runs(read("photographs.json")["runs"])
+    runs = complete_runs(read_results(RESULTS / "photographs.json")["runs"])
     findings = []
     for size in sorted({run["image_size"] for run in runs}):
         top1 = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")]
@@ -149,51 +133,30 @@ def photographs() -> list[Accuracy]:
     return findings
 
 
-def pseudo_labels() -> Accuracy:
-    """Compare students trained with pseudo-labels and with the same recipe without them."""
-    rows = read("xeon-2-cores/noisy_student.json")["seeds"]
-    return Accuracy(
-        "Pseudo-labels improve accuracy (Table 5)",
-        "no pseudo-labels",
-        "Fashion-MNIST, 2,000 labels ¶",
-        paired_differences(*(points(rows, {}, name) for name in ("student", "control"))),
-    )
+def pairs(path: str, recipes: Sequence[str], *score: str) -> list[float]:
+    """Return the paired differences between the runs of two recipes in a results file."""
+    runs = read_results(RESULTS / path)["runs"]
+    return paired_differences(*(points(runs, {"recipe": recipe}, *score) for recipe in recipes))
 
 
-def detection() -> list[Accuracy]:
-    """Compare mask AP of lambda layers and convolutions in the backbone, of all and of small objects."""
-    runs = read("epyc-2-cores/nuclei.json")["runs"]
-    all_objects, small = (
-        paired_differences(*(points(runs, {"recipe": recipe}, "segm", column) for recipe in NUCLEI))
-        for column in ("AP", "APs")
-    )
+def tasks() -> list[Accuracy]:
+    """Compare students with and without pseudo-labels, and lambda layers and convolutions in other tasks."""
+    students = read_results(RESULTS / "xeon-2-cores/noisy_student.json")["seeds"]
+    labels = paired_differences(*(points(students, {}, name) for name in ("student", "control")))
+    all_objects, small = (pairs("epyc-2-cores/nuclei.json", NUCLEI, "segm", column) for column in ("AP", "APs"))
     more = [of_small - of_all for of_small, of_all in zip(small, all_objects, strict=True)]
+    on_nuclei = pairs("xeon-2-cores/segmentation.json", NUCLEI_MASKS, "test", "dice")
+    on_digits = pairs("xeon-2-cores/segmentation_digits.json", DIGIT_MASKS, "validation", "dice")
+    detection = "Lambda layers in the backbone improve detection (Table 14)"
+    unet, layer = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
+    by_size = "They improve small objects more than all (Table 14)"
+    pseudo_labels = "Pseudo-labels improve accuracy (Table 5)"
     return [
-        Accuracy(
-            "Lambda layers in the backbone improve detection (Table 14)",
-            "3x3 convolution",
-            "cell nuclei, mask AP, validation images ‡",
-            all_objects,
-        ),
-        Accuracy(
-            "They improve small objects more than all (Table 14)",
-            "gain of all objects",
-            "cell nuclei, mask APs, validation images ‡",
-            more,
-        ),
-    ]
-
-
-def segmentation() -> list[Accuracy]:
-    """Compare Dice of U-Nets with lambda layers and with convolutions."""
-    nuclei = read("xeon-2-cores/segmentation.json")["runs"]
-    digits = read("xeon-2-cores/segmentation_digits.json")["runs"]
-    on_nuclei = paired_differences(*(points(nuclei, {"recipe": recipe}, "test", "dice") for recipe in NUCLEI))
-    on_digits = paired_differences(*(points(digits, {"recipe": recipe}, "validation", "dice") for recipe in DIGITS))
-    claim, label = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
-    return [
-        Accuracy(claim, label, "cell nuclei, Dice ¶", on_nuclei),
-        Accuracy(claim, label, "scattered digits, Dice, validation images ‡", on_digits),
+        Accuracy(pseudo_labels, "no pseudo-labels", "Fashion-MNIST, 2,000 labels ¶", labels),
+        Accuracy(detection, layer, "cell nuclei, mask AP, validation images ‡", all_objects),
+        Accuracy(by_size, "gain of all objects", "cell nuclei, mask APs, validation images ‡", more),
+        Accuracy(unet, layer, "cell nuclei, Dice ¶", on_nuclei),
+        Accuracy(unet, layer, "scattered digits, Dice, validation images ‡", on_digits),
     ]
 
 
@@ -206,14 +169,20 @@ def span(ratios: Sequence[float]) -> str:
     return f"{low} to {high} times"
 
 
+def read_table(name: str) -> list[dict[str, Any]]:
+    """Read the rows of `lambdanets benchmark` for a table of the paper."""
+    rows: list[dict[str, Any]] = read_results(RESULTS / f"xeon-2-cores/tables/{name}.json")["rows"]
+    return rows
+
+
 def layer_costs() -> list[Cost]:
     """Compare time and memory of a layer with the better of two kinds of attention and with the 3x3 convolution."""
     findings = []
     for kind, column, file in (
-        ("memory", "peak_bytes", "table-4_layers_memory.json"),
-        ("time", "median_seconds", "table-4_layers_time.json"),
+        ("memory", "peak_bytes", "table-4_layers_memory"),
+        ("time", "median_seconds", "table-4_layers_time"),
     ):
-        rows = [row for row in read(f"xeon-2-cores/tables/{file}")["rows"] if row["skip_reason"] is None]
+        rows = [row for row in read_table(file) if row["skip_reason"] is None]
         values = {(*row["sizes"].values(), row["candidate"]): row[column] for row in rows}
         noisy = {(*row["sizes"].values(), row["candidate"]) for row in rows if kind == "time" and row["noisy"]}
         for candidates, name, claim in (
@@ -240,7 +209,7 @@ def layer_costs() -> list[Cost]:
 
 def network_costs() -> list[Cost]:
     """Compare ResNet-50 with lambda layers and with local or axial attention in all stages (Table 4)."""
-    rows = {(row["candidate"], row["sizes"]["pass"]): row for row in read("xeon-2-cores/tables/table-4.json")["rows"]}
+    rows = {(row["candidate"], row["sizes"]["pass"]): row for row in read_table("table-4")}
     findings = []
     for layer, images in (("axial self-attention", 960), ("local self-attention 7x7", 440)):
         speeds, memory = [], []
@@ -257,10 +226,7 @@ def network_costs() -> list[Cost]:
 
 def extra_data_costs() -> list[Cost]:
     """Compare the networks that the paper trains on extra data (Table 5)."""
-    times = {
-        (row["candidate"], row["sizes"]["pass"]): row["median_seconds"]
-        for row in read("xeon-2-cores/tables/table-5.json")["rows"]
-    }
+    times = {(row["candidate"], row["sizes"]["pass"]): row["median_seconds"] for row in read_table("table-5")}
     findings = []
     for other, paper in (("EfficientNet-B7", "9.5 and 6.2"), ("ViT-L/16", "9.0 and 9.5")):
         speeds = [times[other, phase] / times["LambdaResNet-152", phase] for phase in ("training", "inference")]
@@ -272,7 +238,7 @@ def extra_data_costs() -> list[Cost]:
 
 def speed() -> list[Cost]:
     """Compare the speed of LambdaResNets with other families at equal published accuracy, on each machine."""
-    machines = frontier.read_results(frontier.RESULTS)
+    machines = [read_results(path) for path in frontier.MACHINES]
     findings = []
     for family, (low, high) in frontier.PAPER_SPEEDUPS.items():
         measured, as_in_the_paper = [], []
@@ -330,7 +296,6 @@ def accuracy_table(findings: Sequence[Accuracy]) -> str:
 
 def draw(findings: Sequence[Accuracy], path: Path) -> None:
     """Draw the paired differences of all claims about accuracy, with their 95% confidence intervals."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure, (axis,) = plot_style.subplots(1, height=0.31 * len(findings) + 0.9, width=9.5)
     for y, each in enumerate(findings):
         mean = statistics.fmean(each.differences)
@@ -359,17 +324,15 @@ def draw(findings: Sequence[Accuracy], path: Path) -> None:
 
 def accuracy() -> list[Accuracy]:
     """Return all comparisons of an accuracy; those of one claim follow each other."""
-    findings = [*mixers(), *photographs(), pseudo_labels(), *detection(), *segmentation()]
+    findings = [*mixers(), *photographs(), *tasks()]
     claims = [each.claim for each in findings]
     return sorted(findings, key=lambda each: claims.index(each.claim))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
-    page = parser.parse_args().page
+    page = PageScript(__doc__, "results.md").parse_args().page
     accuracies = accuracy()
-    draw(accuracies, FIGURE)
+    draw(accuracies, page.parent / "results/claims.png")
     costs = [*network_costs(), *extra_data_costs(), *layer_costs(), *speed()]
     section = [
         "![Paired differences in accuracy with their 95% confidence intervals](results/claims.png)",
@@ -387,7 +350,7 @@ def main() -> None:
         "batch 8, without noisy times. Times of different runs vary by up to 40%, so ratios from 0.8 to 1.25 are not "
         "resolved.",
     ]
-    replace_section(page, (BEGIN, END), "\n\n".join(section) + "\n")
+    replace_section(page, "claims", "\n\n".join(section) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,38 +18,33 @@ from typing import Any
 
 import torch
 from faster_coco_eval import mask as rle
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torchmetrics.detection import MeanAveragePrecision
 
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.inference.coco_scores import IOUS, RECALLS, evaluate
-from lambdanets.provenance import provenance
+from lambdanets_lab.results import read_results, write_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/coco_overfit.json"
 RECIPE = (
     "--model-options small_images False --image-size 320 --jitter 1.0 1.0 --levels 1 2 3 4 --epochs 250 --batch-size 4 "
     "--learning-rate 0.02 --warmup-epochs 10 --weight-decay 0"
 )
-BEGIN, END = markers("coco_overfit")
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Script(__doc__, "detection.md", RESULTS / "epyc-2-cores/coco_overfit.json")
     parser.add_argument("coco", type=Path, nargs="?", help="folder of COCO; without it, only the page is written")
     parser.add_argument("--work", type=Path, help="folder for the run")
     parser.add_argument("--images", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
     options = parser.parse_args()
     if options.coco is not None:
         if options.work is None:
             parser.error("--work must name a folder for the run")
         measure(options)
-    replace_section(options.page, (BEGIN, END), section(json.loads(options.out.read_text(encoding="utf-8"))))
+    replace_section(options.page, "coco_overfit", section(read_results(options.out)))
 
 
 def section(result: dict[str, Any]) -> str:
@@ -73,8 +68,8 @@ def measure(options: argparse.Namespace) -> None:
     data.write_text(json.dumps(truth))
     tar = options.coco / "train2017.tar"
     data_options = f"--data {data} --images {tar} --validation-data {data}"
-    lambdanets(f"detect train digits {data_options} {RECIPE} --run {run}")
-    lambdanets(f"detect evaluate {run} --out {scores}")
+    lambdanets(f"train scattered_digits {data_options} {RECIPE} --run {run}")
+    lambdanets(f"evaluate {run} --out {scores}")
     results = json.loads((scores / "results.json").read_bytes())
     ours = evaluate(truth, results).summary()
     others = {
@@ -89,10 +84,8 @@ def measure(options: argparse.Namespace) -> None:
         "seconds": json.loads((run / "result.json").read_text())["seconds"],
         **ours,
         "largest_difference": {name: max_difference(ours, other) for name, other in others.items()},
-        **provenance(),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(content, indent=1) + "\n")
+    write_results(options.out, content)
     print(json.dumps({name: content[name] for name in ("bbox", "segm", "largest_difference")}, indent=1))
 
 

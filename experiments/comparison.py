@@ -1,36 +1,30 @@
 """Writes docs/comparison.md and its figures from the results of `lambdanets compare`.
 
-    python experiments/comparison.py measure [--steps FILE]    time and memory of a training step with each mixer
-    python experiments/comparison.py [--out FOLDER]            write the page and its figures from experiments/results
+    python experiments/comparison.py measure [--out FILE]    time and memory of a training step with each mixer
+    python experiments/comparison.py [--page PAGE]           write the page and its figures from experiments/results
 
 The text about the results is in this file and must be changed by hand.
 """
 
-import argparse
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from frontier import train_step
+from pages import RESULTS, Script
 
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.files import atomic_write
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
-from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
+from lambdanets_lab.results import read_results, time_in_turn, write_results
 from lambdanets_lab.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
 from lambdanets_lab.studies.results import read_comparison
 from lambdanets_lab.studies.summary import describe_setup, draw_all, table
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results"
 FASHION_MNIST = RESULTS / "xeon-2-cores/fashion_mnist.json"
 CIFAR10 = RESULTS / "epyc-2-cores/cifar10"  # results.json of each command
-STEPS = RESULTS / "xeon-2-cores/mixer_steps.json"
 BATCH = (128, 3, 32, 32)  # of the CIFAR-10 recipe
 
 OPENING = """\
@@ -173,7 +167,8 @@ def read_cifar10() -> dict[str, Any]:
 
 def measure(out: Path, *, repeats: int = 20, seconds: float = 4) -> None:
     """Measure quartiles of the seconds and the peak memory of a training step with each variant, timed in turn."""
-    runs, results = {}, {}
+    runs: dict[str, Any] = {}
+    results: dict[str, dict[str, Any]] = {}
     images = torch.randn(BATCH).contiguous(memory_format=torch.channels_last)
     for variant in {v.name: v for study in STUDIES.values() for v in study.variants.values()}.values():
         torch.manual_seed(0)
@@ -182,13 +177,9 @@ def measure(out: Path, *, repeats: int = 20, seconds: float = 4) -> None:
         run = runs[variant.name] = functools.partial(train_step, network.train(), images)
         run()
         results[variant.name] = {"peak_bytes": peak_bytes(run, torch.device("cpu"))}
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    time_interleaved(runs, samples, repeats=repeats, seconds=seconds, on_progress=print)
-    for name, taken in samples.items():
-        results[name]["seconds"] = {key: round(value, 5) for key, value in summarize(taken)._asdict().items()}
-    content: dict[str, Any] = {"variants": results, "batch": BATCH, "threads": torch.get_num_threads()}
-    content |= provenance()
-    atomic_write(out, (json.dumps(content, indent=1) + "\n").encode())
+    for name, times in time_in_turn(runs, repeats=repeats, seconds=seconds, on_progress=print).items():
+        results[name]["seconds"] = times
+    write_results(out, {"variants": results, "batch": BATCH, "threads": torch.get_num_threads()})
 
 
 def steps_table(studies: dict[str, dict[str, Any]], steps: dict[str, Any]) -> str:
@@ -240,22 +231,18 @@ def page(fashion_mnist: dict[str, Any], cifar10: dict[str, Any], steps: dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Script(__doc__, "comparison.md", RESULTS / "xeon-2-cores/mixer_steps.json")
     parser.add_argument("action", choices=["measure", "write"], nargs="?", default="write")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder for comparison.md and comparison/*.png")
-    parser.add_argument("--steps", type=Path, default=STEPS, help="file with time and memory of training steps")
     options = parser.parse_args()
     if options.action == "measure":
         keep_freed_memory()
-        measure(options.steps)
+        measure(options.out)
         return
     fashion_mnist, cifar10 = read_comparison(FASHION_MNIST), read_cifar10()
-    steps = json.loads(options.steps.read_text(encoding="utf-8"))
-    (options.out / "comparison/cifar10").mkdir(parents=True, exist_ok=True)
-    text = page(fashion_mnist, cifar10, steps)
-    (options.out / "comparison.md").write_text(text, encoding="utf-8")
-    draw_all(fashion_mnist, options.out / "comparison")
-    draw_all(cifar10, options.out / "comparison/cifar10")
+    options.page.write_text(page(fashion_mnist, cifar10, read_results(options.out)), encoding="utf-8")
+    figures = options.page.with_name("comparison")
+    draw_all(fashion_mnist, figures)
+    draw_all(cifar10, figures / "cifar10")
 
 
 if __name__ == "__main__":

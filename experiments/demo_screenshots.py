@@ -8,16 +8,15 @@ import sys
 import time
 from pathlib import Path
 
+from pages import ROOT
 from PIL import Image
 
 import lambdanets as ln
+from lambdanets_lab.demo.examples import example_images
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from web.browser import open_page  # noqa: E402
-from web.uploads import encode  # noqa: E402
-
-from lambdanets_lab.demo.examples import example_images  # noqa: E402
+from lab.demo.browser import open_page
+from lab.demo.uploads import encode
 
 
 def save(page, name):

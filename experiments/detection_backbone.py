@@ -1,12 +1,11 @@
 """Detection backbones at 1024 x 1024: LambdaResNet-50, and the same network with other layers for its lambda layers.
 
-    python experiments/detection_backbone.py --out FILE [--size 1024] [--candidates NAME ...]    measure
+    python experiments/detection_backbone.py --out FILE [--size 1024]      measure
     python experiments/detection_backbone.py [--page docs/detection.md]    write the page from committed results
 
 Batch 1, on a CPU, feature maps of strides 4 to 32. All candidates are timed in turn in one process, after their layers
-were compared with float64 references. Candidates that do not fit into free memory are not measured. "mask-rcnn" is a
-training step of Mask R-CNN on LambdaResNet-50 with two images, in a separate process. "stride-8" is the peak memory of
-one layer on 128 x 128 maps.
+were compared with float64 references. Then follow the peak memory of one layer on 128 x 128 maps, if it fits into free
+memory, and a training step of Mask R-CNN on LambdaResNet-50 with two images, in a separate process.
 """
 
 import argparse
@@ -18,11 +17,10 @@ import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -31,7 +29,6 @@ from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.models import create_model
 from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.timing import summarize
 from lambdanets_lab.benchmark.measurement import (
@@ -42,22 +39,18 @@ from lambdanets_lab.benchmark.measurement import (
     Row,
     measure_case,
     measurement_settings,
-    prepare_module,
 )
-from lambdanets_lab.benchmark.model import capture_inputs, set_batch_norm_statistics
+from lambdanets_lab.benchmark.model import capture_inputs, layer_errors, set_batch_norm_statistics
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
 from lambdanets_lab.benchmark.peers import Skipped, build_peer
 from lambdanets_lab.benchmark.reference import Error, Expected, compute_expected, reference_copy
-from lambdanets_lab.benchmark.report import baseline_versions
 from lambdanets_lab.mixers import GlobalAttention
+from lambdanets_lab.results import read_results, write_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/detection_backbone.json"
-BEGIN, END = markers("detection_backbone")
 CPU = torch.device("cpu")
 HEADS = 8
 PASSES = ("forward", "forward and backward")
-LAMBDA_LAYER, TRAINING_STEP, STRIDE_8 = "lambdanets", "mask-rcnn", "stride-8"
+LAMBDA_LAYER = "lambdanets"
 STRIDE_8_CHANNELS = 128  # of ResNet-50's c3
 ROWS = {  # candidates, and their names on the page
     LAMBDA_LAYER: "lambda layer",
@@ -78,14 +71,6 @@ class UnfusedAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
             return self.layer(x)
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """Images and, if there is a backward pass, the gradients of the feature maps."""
-
-    images: Tensor
-    grad_outputs: list[Tensor] | None
 
 
 class Backbones:
@@ -111,17 +96,25 @@ class Backbones:
         return torch.randn(1, 3, self.size, self.size, generator=torch.Generator().manual_seed(1))
 
     @functools.cached_property
-    def inputs(self) -> Inputs:
+    def grad_outputs(self) -> list[Tensor]:
+        """The gradients of the feature maps."""
         info = self.lambda_resnet.feature_info
         sides = [-(-self.size // stride) for stride in info.reduction()]
-        maps = [torch.randn(1, dim, side, side) for dim, side in zip(info.channels(), sides, strict=True)]
-        return Inputs(self.images, maps if self.backward else None)
+        return [torch.randn(1, dim, side, side) for dim, side in zip(info.channels(), sides, strict=True)]
+
+    def run(self, model: nn.Module) -> None:
+        """Run the pass, and allocate new gradients."""
+        model.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(self.backward):
+            maps = model(self.images)
+        if self.backward:
+            torch.autograd.backward(maps, self.grad_outputs)
 
     @functools.cached_property
     def captured(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """The input of each lambda layer and, with a backward pass, the gradient of its output."""
         network = self.lambda_resnet
-        return capture_inputs(network, self.lambda_layers, lambda: run(network, self.inputs))
+        return capture_inputs(network, self.lambda_layers, lambda: self.run(network))
 
     @functools.cached_property
     def expected(self) -> dict[str, Expected]:
@@ -132,42 +125,22 @@ class Backbones:
         }
 
     def prepare(self, name: str) -> Prepared:
-        if name.startswith("global-attention"):
-            check_free_memory(self.attention_bytes(unfused=name.endswith("maps")))
         torch.manual_seed(2)
         model = copy.deepcopy(self.lambda_resnet)
         for path in self.lambda_layers:
             layer = build_layer(name, self.lambda_resnet.get_submodule(path), self.size // 16)
             model.set_submodule(path, layer.requires_grad_(self.backward))
 
-        def max_errors() -> dict[str, Error]:
-            maxima: dict[str, Error] = {}
-            for path, (x, grad_output) in self.captured.items():
-                layer = model.get_submodule(path)
-                is_lambda = name in (LAMBDA_LAYER, "lambda-networks")
-                expected = self.expected[path] if is_lambda else compute_expected(reference_copy(layer), x, grad_output)
-                prepared = prepare_module(layer, x, grad_output, functools.partial(lambda result: result, expected))
-                prepared.run()
-                for tensor, error in prepared.errors().items():
-                    maxima[tensor] = max(maxima.get(tensor, error), error)
-                prepared.release()
-            return maxima
+        def errors() -> dict[str, Error]:
+            is_lambda = name in (LAMBDA_LAYER, "lambda-networks")
+            expected = self.expected
+            if not is_lambda:
+                layers = {path: reference_copy(model.get_submodule(path)) for path in self.lambda_layers}
+                expected = {path: compute_expected(layer, *self.captured[path]) for path, layer in layers.items()}
+            return layer_errors(model, {path: (*self.captured[path], expected[path]) for path in self.lambda_layers})
 
         release = functools.partial(model.zero_grad, set_to_none=True)
-        return Prepared(functools.partial(run, model, self.inputs), max_errors, release)
-
-    def attention_bytes(self, *, unfused: bool) -> int:
-        """Estimated float32 memory of attention.
-
-        Forward: logits and weights of the largest layer. With a backward pass: the weights of all layers, and three
-        more tensors of the size of the largest.
-        """
-        layer_bytes = []
-        for path in self.lambda_layers:
-            x, layer = self.captured[path][0], self.lambda_resnet.get_submodule(path)
-            height, width = x.shape[2:]
-            layer_bytes.append(attention_layer_bytes(layer.dim_out, height, width, unfused=unfused))
-        return sum(layer_bytes) + 3 * max(layer_bytes) if self.backward else 2 * max(layer_bytes)
+        return Prepared(functools.partial(self.run, model), errors, release)
 
 
 def build_layer(name: str, lambda_layer: LambdaLayer2d, side: int) -> nn.Module:
@@ -181,34 +154,10 @@ def build_layer(name: str, lambda_layer: LambdaLayer2d, side: int) -> nn.Module:
         peer = build_peer(name, lambda_layer)
         for norm in [module for module in peer.modules() if isinstance(module, nn.BatchNorm2d)]:
             # PyTorch's batch norm computes wrong gradients at batch 1 if they are not contiguous
-            norm.register_forward_hook(lambda module, inputs, output: contiguous_gradient(output))
+            norm.register_forward_hook(lambda module, inputs, output: contiguous_gradient(output, output.shape))
         return peer
     attention = GlobalAttention(dim, dim_out, stride=stride, heads=HEADS, max_distance=max(1, side - 1)).eval()
     return UnfusedAttention(attention) if name.endswith("maps") else attention
-
-
-def check_free_memory(needed: int) -> None:
-    """Raise Skipped if free memory is less than `needed` bytes."""
-    free = free_memory(CPU)
-    if needed > free:
-        raise Skipped(f"does not fit: needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f}")
-
-
-def attention_layer_bytes(dim: int, height: int, width: int, *, unfused: bool) -> int:
-    """Estimated float32 memory of a layer's intermediate tensors.
-
-    These are the attention weights if unfused, else queries, keys, values and position logits with their copies.
-    """
-    return 4 * HEADS * height * width * (height * width if unfused else 6 * (dim // HEADS + height + width))
-
-
-def run(model: nn.Module, inputs: Inputs) -> None:
-    """Run the pass, and allocate new gradients."""
-    model.zero_grad(set_to_none=True)
-    with torch.set_grad_enabled(inputs.grad_outputs is not None):
-        maps = model(inputs.images)
-    if inputs.grad_outputs is not None:
-        torch.autograd.backward(maps, inputs.grad_outputs)
 
 
 def training_step(size: int) -> dict[str, Any]:
@@ -243,19 +192,18 @@ def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
     layer(x).sum().backward()
 
 
-def peak_at_stride_8(size: int, names: list[str]) -> dict[str, int | str]:
+def peak_at_stride_8(size: int) -> dict[str, int | str]:
     """Peak bytes of each candidate's layer at stride 8, forward and backward, or the reason why it is not measured."""
     torch.manual_seed(0)
-    side = size // 8
+    side, free = size // 8, free_memory(CPU)
     lambda_layer = LambdaLayer2d(STRIDE_8_CHANNELS, scope=23)
     x = torch.randn(1, STRIDE_8_CHANNELS, side, side, requires_grad=True)
+    weights = 4 * 4 * HEADS * side**4  # bytes of the attention weights and three more tensors of this size, in float32
     peaks: dict[str, int | str] = {}
-    for name in names:
+    for name in ROWS:
         try:
-            if name.startswith("global-attention"):
-                check_free_memory(
-                    4 * attention_layer_bytes(STRIDE_8_CHANNELS, side, side, unfused=name.endswith("maps"))
-                )
+            if name == "global-attention-maps" and weights > free:
+                raise Skipped(f"does not fit: needs {weights / 2**30:.1f} GiB of {free / 2**30:.1f}")
             layer = build_layer(name, lambda_layer, side).eval()
         except Skipped as reason:
             peaks[name] = str(reason)
@@ -267,40 +215,26 @@ def peak_at_stride_8(size: int, names: list[str]) -> dict[str, int | str]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows: list[Row] = []
-    names = [name for name in ROWS if name in options.candidates]
-    for number, phase in enumerate(options.passes if names else ()):
+    for number, phase in enumerate(PASSES):
         backbones = Backbones(options.size, phase == PASSES[1])
-        candidates = [Candidate(name, functools.partial(backbones.prepare, name)) for name in names]
-        measure_options = MeasureOptions(
-            CPU,
-            time=True,
-            memory=True,
-            repeats=options.repeats,
-            seconds=options.seconds,
-            seed=number,
-            on_progress=lambda message: print(f"  {message}", file=sys.stderr, flush=True),
-        )
-        measure_case(Case({"size": options.size, "pass": phase}, candidates), rows, measure_options)
-    content: dict[str, Any] = {
+        candidates = [Candidate(name, functools.partial(backbones.prepare, name)) for name in ROWS]
+        limits = {"repeats": options.repeats, "seconds": options.seconds, "seed": number, "on_progress": print}
+        case = Case({"size": options.size, "pass": phase}, candidates)
+        measure_case(case, rows, MeasureOptions(CPU, time=True, memory=True, **limits))
+    medians = [{"median_seconds": summarize(row.seconds).median} if row.seconds else {} for row in rows]
+    command = [sys.executable, __file__, "--step", "--size", str(options.size)]
+    step = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {
         "size": options.size,
-        "rows": [
-            dataclasses.asdict(row) | ({"median_seconds": summarize(row.seconds).median} if row.seconds else {})
-            for row in rows
-        ],
+        "rows": [dataclasses.asdict(row) | median for row, median in zip(rows, medians, strict=True)],
+        "stride_8": peak_at_stride_8(options.size),
+        "training_step": json.loads(step),
     }
-    if STRIDE_8 in options.candidates:
-        content["stride_8"] = peak_at_stride_8(options.size, names)
-    if TRAINING_STEP in options.candidates:
-        command = [sys.executable, __file__, "--step", "--size", str(options.size)]
-        content["training_step"] = json.loads(
-            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        )
-    return content | provenance(baseline_versions())
 
 
 def tables(results: dict[str, Any]) -> str:
     """The text between the page's markers."""
-    size, machine = results["size"], results["hardware"]
+    size, machine, step = results["size"], results["hardware"], results["training_step"]
     measured = {(row["candidate"], row["sizes"]["pass"]): row for row in results["rows"]}
     header = ["layer", "forward, s", "min to max", "peak GiB"]
     header += ["forward and backward, s", "min to max", "peak GiB"]
@@ -308,71 +242,51 @@ def tables(results: dict[str, Any]) -> str:
     for name, label in ROWS.items():
         cells = []
         for phase in PASSES:
-            row = measured.get((name, phase))
-            if row is None:
-                cells += ["not run", "", ""]
-            elif row["skip_reason"]:
+            row = measured[name, phase]
+            if row["skip_reason"]:
                 cells += [row["skip_reason"], "", ""]
             else:
                 spread = f"{min(row['seconds']):.2f} to {max(row['seconds']):.2f}"
                 cells += [f"{row['median_seconds']:.2f}", spread, f"{row['peak_bytes'] / 2**30:.2f}"]
-        if any(cell not in ("not run", "") for cell in cells):
-            rows.append([label, *cells])
+        rows.append([label, *cells])
     runs = [len(row["seconds"]) for row in results["rows"] if row["seconds"]]
-    text = ""
-    if runs:
-        machine_text = f"{machine['processor']} with {machine['threads']} of {machine['cores']} cores"
-        text = f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, feature maps of strides 4
+    peaks = [
+        [ROWS[name], peak if isinstance(peak, str) else f"{peak / 2**30:.2f}"]
+        for name, peak in results["stride_8"].items()
+    ]
+    return f"""LambdaResNet-50 as a backbone, one image of {size} x {size} pixels, feature maps of strides 4
 to 32, with its four lambda layers or with other layers instead; float32, batch norm with fixed statistics. Medians of
-{" to ".join(map(str, sorted({min(runs), max(runs)})))} interleaved runs, on {machine_text}, before the native engine.
+{min(runs)} to {max(runs)} interleaved runs, on {machine["processor"]} with {machine["threads"]} of {machine["cores"]} \
+cores, before the native engine.
 The peak is what PyTorch's allocator reports, not counting weights and images.
 
 {markdown_table(header, *rows)}
+
+One layer in c3, {STRIDE_8_CHANNELS} channels on {size // 8} x {size // 8} positions, forward and backward:
+
+{markdown_table(["layer", "peak GiB"], *peaks)}
+
+A training step of Mask R-CNN on LambdaResNet-50 with two images of {size} x {size} takes
+{summarize(step["seconds"]).median:.0f} s and {step["peak_bytes"] / 2**30:.1f} GiB; its process has a peak of \
+{step["peak_resident_bytes"] / 2**30:.1f} GiB.
 """
-    if "stride_8" in results:
-        side = size // 8
-        text += (
-            f"\nOne layer in c3, {STRIDE_8_CHANNELS} channels on {side} x {side} positions, forward and backward:\n\n"
-        )
-        peaks = [
-            [ROWS[name], peak if isinstance(peak, str) else f"{peak / 2**30:.2f}"]
-            for name, peak in results["stride_8"].items()
-        ]
-        text += markdown_table(["layer", "peak GiB"], *peaks) + "\n"
-    if "training_step" in results:
-        step = results["training_step"]
-        text += (
-            f"\nA training step of Mask R-CNN on LambdaResNet-50 with two images of {size} x {size} takes\n"
-            f"{summarize(step['seconds']).median:.0f} s and {step['peak_bytes'] / 2**30:.1f} GiB; its process has "
-            f"a peak of {step['peak_resident_bytes'] / 2**30:.1f} GiB.\n"
-        )
-    return text
-
-
-def write_page(page: Path, results: dict[str, Any]) -> None:
-    replace_section(page, (BEGIN, END), f"\n{tables(results)}\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Script(__doc__, "detection.md")
     parser.add_argument("--size", type=int, default=1024, help="side of the images in pixels")
-    parser.add_argument(
-        "--candidates", nargs="+", choices=[*ROWS, STRIDE_8, TRAINING_STEP], default=[*ROWS, STRIDE_8, TRAINING_STEP]
-    )
-    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--repeats", type=int, default=5, help="maximum number of timed runs per candidate")
     parser.add_argument("--seconds", type=float, default=40, help="time limit per candidate in seconds")
-    parser.add_argument("--out", type=Path, help="measure, and write the results to this JSON file")
-    parser.add_argument("--page", type=Path, help="write the tables of this page from experiments/results")
     parser.add_argument("--step", action="store_true", help="measure only the training step, and print JSON")
     options = parser.parse_args()
     with measurement_settings(None):
         if options.step:
             print(json.dumps(training_step(options.size)))
         elif options.out:
-            options.out.write_text(json.dumps(measure(options), indent=1) + "\n", encoding="utf-8")
-    if not (options.step or options.out):
-        write_page(options.page or ROOT / "docs/detection.md", json.loads(RESULTS.read_text(encoding="utf-8")))
+            write_results(options.out, measure(options), ["lambda-networks"])
+        else:
+            results = read_results(RESULTS / "epyc-2-cores/detection_backbone.json")
+            replace_section(options.page, "detection_backbone", f"\n{tables(results)}\n")
 
 
 if __name__ == "__main__":

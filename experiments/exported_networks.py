@@ -9,29 +9,22 @@ For each number of threads and batch size, all networks in both runtimes are tim
 dynamic shapes, and compared with PyTorch at three shapes. Results are written after each setting.
 """
 
-import argparse
 import functools
-import importlib.metadata
-import json
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 
 from lambdanets import create_model, export
-from lambdanets.files import atomic_write
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
-from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
 from lambdanets_lab.export.runtimes import RUNTIMES
+from lambdanets_lab.results import read_results, time_in_turn, write_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/exported_networks.json"
-BEGIN, END = markers("exported_networks")
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side of the images
     "ResNet-50": ("resnet50", {}, 224),
     "ResNet-50 CCLL": ("resnet50_lambda", {"pattern": "CCLL"}, 224),
@@ -40,6 +33,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side
     "lambda_resnet26rpt_256": ("timm/lambda_resnet26rpt_256", {}, 256),
 }
 FORMATS = ("onnx", "openvino")
+PACKAGES = ("onnxruntime", "openvino", "onnxscript")
 TITLES = {**{name: RUNTIMES[name].title for name in FORMATS}, "PyTorch": "PyTorch"}
 
 
@@ -81,18 +75,11 @@ def measure(names: list[str], folder: Path, threads: int, batch: int, seconds: f
             sizes[name, to] = sum(file.stat().st_size for file in exported.files)
         network.to(memory_format=torch.channels_last)
         runs[name, "PyTorch"] = functools.partial(_run, network, images.contiguous(memory_format=torch.channels_last))
-    samples: dict[Any, list[float]] = {key: [] for key in runs}
-    time_interleaved(runs, samples, repeats=50, seconds=seconds)
     rows = []
-    for (name, to), times in samples.items():
-        summary = summarize([1e3 * sample for sample in times])
-        rows.append({"network": name, "to": to, "threads": threads, "batch": batch})
-        rows[-1] |= {"error": errors.get((name, to)), "bytes": sizes.get((name, to))}
-        rows[-1]["milliseconds"] = {key: round(value, 2) for key, value in summary._asdict().items()}
-    for to in (*FORMATS, "PyTorch"):
-        base = summarize(samples["ResNet-50", to]).median if ("ResNet-50", to) in samples else 1
-        ratios = {name: round(summarize(samples[name, to]).median / base, 2) for name in names}
-        print(f"{threads} threads, batch {batch}, {to}: {1e3 * base:.1f} ms, {ratios}", flush=True)
+    for (name, to), times in time_in_turn(runs, repeats=50, seconds=seconds, unit=1e-3, digits=2).items():
+        row = {"network": name, "to": to, "threads": threads, "batch": batch}
+        rows.append(row | {"error": errors.get((name, to)), "bytes": sizes.get((name, to)), "milliseconds": times})
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -102,7 +89,7 @@ def _run(network: torch.nn.Module, images: torch.Tensor) -> None:
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the table between the markers of the page. comparison: the results file with the errors."""
+    """Replace the table between the markers of the page."""
     medians = {
         (row["threads"], row["batch"], row["to"], row["network"]): row["milliseconds"]["median"]
         for row in result["rows"]
@@ -122,31 +109,25 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
         "With dynamic sizes, at three shapes, outputs differ from PyTorch's by at most "
         f"{max_error:.1e} (relative norm)."
     )
-    replace_section(page, (BEGIN, END), f"{table}\n\n{sentence}\n")
+    replace_section(page, "exported_networks", f"{table}\n\n{sentence}\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="results; without it, the page is written from committed results")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/deploy.md")
+    parser = Script(__doc__, "deploy.md")
     parser.add_argument("--names", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each candidate, roughly")
     arguments = parser.parse_args()
     if arguments.out is None:
-        write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
+        write_page(arguments.page, read_results(RESULTS / "epyc-2-cores/exported_networks.json"))
         return
-    runtimes = {name: importlib.metadata.version(name) for name in ("onnxruntime", "openvino", "onnxscript")}
-    result: dict[str, Any] = provenance(runtimes)
     with tempfile.TemporaryDirectory() as folder:
-        result["dynamic"] = compare(arguments.names, Path(folder))
-        result["rows"] = []
-        atomic_write(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
-        for threads in arguments.threads:
-            for batch in arguments.batches:
-                result["rows"] += measure(arguments.names, Path(folder), threads, batch, arguments.seconds)
-                atomic_write(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
+        result: dict[str, Any] = {"dynamic": compare(arguments.names, Path(folder)), "rows": []}
+        write_results(arguments.out, result, PACKAGES)
+        for threads, batch in itertools.product(arguments.threads, arguments.batches):
+            result["rows"] += measure(arguments.names, Path(folder), threads, batch, arguments.seconds)
+            write_results(arguments.out, result, PACKAGES)
 
 
 if __name__ == "__main__":

@@ -9,30 +9,22 @@ dynamic size, and its objects in 20 images of FOLDER are compared with those in 
 run.
 """
 
-import argparse
 import functools
-import importlib.metadata
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 
 import lambdanets as ln
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import read_image
-from lambdanets.files import atomic_write
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
-from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab.export.runtimes import RUNTIMES
+from lambdanets_lab.results import read_results, time_in_turn, write_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/exported_runs.json"
-BEGIN, END = markers("exported_runs")
 FORMATS = ("onnx", "openvino")
 IMAGES = 20
 
@@ -69,25 +61,16 @@ def measure(name: str, run: Path, data: str, folder: Path, seconds: float) -> li
         images = graph.make_images(graph.shape, torch.Generator().manual_seed(0))
         for dtype, exported in files.items():
             runs[to, dtype] = functools.partial(exported.run, images)
-            rows[to, dtype] = {
-                "run": name,
-                "to": to,
-                "dtype": dtype,
-                "shape": list(graph.shape),
-                "metric": result.metric,
-            }
-            rows[to, dtype] |= {"images": result.images, "accuracy": accuracy[dtype]}
-            rows[to, dtype] |= {"bytes": sum(file.stat().st_size for file in exported.files)}
+            row = {"run": name, "to": to, "dtype": dtype, "shape": list(graph.shape), "metric": result.metric}
+            size = sum(file.stat().st_size for file in exported.files)
+            rows[to, dtype] = row | {"images": result.images, "accuracy": accuracy[dtype], "bytes": size}
         rows[to, "int8"]["float_layers"] = list(result.float_layers)
         runs["PyTorch", "float32"] = functools.partial(graph.run_pytorch, images)
         print(rows[to, "int8"], flush=True)
     rows["PyTorch", "float32"] = {"run": name, "to": "PyTorch", "dtype": "float32"}
-    samples: dict[Any, list[float]] = {key: [] for key in runs}
-    time_interleaved(runs, samples, repeats=200, seconds=seconds)
-    for key, times in samples.items():
-        summary = summarize([1e3 * sample for sample in times])
-        rows[key]["milliseconds"] = {field: round(value, 3) for field, value in summary._asdict().items()}
-        print(*key, rows[key]["milliseconds"], flush=True)
+    for key, times in time_in_turn(runs, repeats=200, seconds=seconds, unit=1e-3, digits=3).items():
+        rows[key]["milliseconds"] = times
+        print(*key, times, flush=True)
     return list(rows.values())
 
 
@@ -120,30 +103,26 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
         "levels instead of one per level, the float32 nuclei detector takes 154 to 159 ms in ONNX Runtime, 208 ms in "
         "OpenVINO and 167 to 182 ms in PyTorch ([log](../dev/LOG.md))."
     )
-    replace_section(page, (BEGIN, END), f"{table}\n\n{sentence}\n")
+    replace_section(page, "exported_runs", f"{table}\n\n{sentence}\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="results; without it, the page is written from committed results")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/deploy.md")
+    parser = Script(__doc__, "deploy.md")
     parser.add_argument("--run", nargs=3, action="append", default=[], metavar=("NAME", "RUN", "DATA"))
     parser.add_argument("--images", type=Path, help="folder of images for the detector")
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each candidate, roughly")
     arguments = parser.parse_args()
     if arguments.out is None:
-        write_page(arguments.page, json.loads(RESULTS.read_text(encoding="utf-8")))
+        write_page(arguments.page, read_results(RESULTS / "epyc-2-cores/exported_runs.json"))
         return
     torch.set_num_threads(1)
-    runtimes = {name: importlib.metadata.version(name) for name in ("onnxruntime", "openvino", "onnxscript", "nncf")}
-    result: dict[str, Any] = provenance(runtimes)
-    result |= {"rows": [], "objects": []}
+    result: dict[str, Any] = {"rows": [], "objects": []}
     with tempfile.TemporaryDirectory() as folder:
         for name, run, data in arguments.run:
             if arguments.images and isinstance(ln.load(run, device="cpu"), ln.Detector):
                 result["objects"] += compare_objects(Path(run), arguments.images, Path(folder))
             result["rows"] += measure(name, Path(run), data, Path(folder), arguments.seconds)
-            atomic_write(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
+            write_results(arguments.out, result, ("onnxruntime", "openvino", "onnxscript", "nncf"))
 
 
 if __name__ == "__main__":

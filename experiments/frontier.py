@@ -12,11 +12,9 @@ results after each phase and skips finished ones. The page has the committed res
 the figure, in the page's folder results, those of the first.
 """
 
-import argparse
 import functools
 import gc
 import itertools
-import json
 import math
 import statistics
 import subprocess
@@ -28,24 +26,20 @@ from typing import Any, NamedTuple
 import exported_networks
 import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 from torch import Tensor, nn
 
 from lambdanets import export
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.files import atomic_write
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
-from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
 from lambdanets_lab.export.runtimes import RUNTIMES
 from lambdanets_lab.paper_models import PAPER_MODELS
+from lambdanets_lab.results import read_results, time_in_turn, write_results
 from lambdanets_lab.tables.paper import select_numbers
 
-ROOT = Path(__file__).parents[1]
-RESULTS = [ROOT / f"experiments/results/{machine}-2-cores/frontier.json" for machine in ("xeon", "epyc")]
-BEGIN, END = markers("frontier")
+MACHINES = [RESULTS / f"{machine}-2-cores/frontier.json" for machine in ("xeon", "epyc")]
 LOWEST_TOP1 = 76.5  # of the figure
 GROUP = 5  # networks in memory: with nine, the largest is slowed down by lack of memory
 BATCH_SIZE = {"inference": 4, "openvino": 4, "training": 2}
@@ -134,19 +128,14 @@ def export_all(rows: list[Row], work: Path) -> None:
 
 def measure(rows: list[Row], work: Path, out: Path, *, repeats: int, seconds: float) -> None:
     """Time the phases that are not in the results file yet."""
-    content: dict[str, Any] = {"phases": {}}
-    if out.exists():
-        content = json.loads(out.read_text(encoding="utf-8"))
-        for phase, measured in content["phases"].items():
-            if {(row["model"], row["image_size"]) for row in measured} != {(row.model, row.image_size) for row in rows}:
-                raise ValueError(f"{out} has {phase} of other networks; choose another file with --out, or remove it")
+    phases = read_results(out)["phases"] if out.exists() else {}
     for phase in PHASES:
-        if phase in content["phases"]:
+        if phase in phases:
             print(f"{phase}: {out} has it already; use another --out to measure it again", flush=True)
         else:
-            content["phases"][phase] = measure_phase(phase, rows, work, repeats=repeats, seconds=seconds)
-            content |= {"threads": torch.get_num_threads(), "batch_size": BATCH_SIZE, **provenance()}
-            atomic_write(out, (json.dumps(content, indent=1) + "\n").encode())
+            phases[phase] = measure_phase(phase, rows, work, repeats=repeats, seconds=seconds)
+            settings = {"threads": torch.get_num_threads(), "batch_size": BATCH_SIZE}
+            write_results(out, {"phases": phases, **settings})
 
 
 def measure_phase(phase: str, rows: list[Row], work: Path, **options: Any) -> list[dict[str, Any]]:
@@ -182,10 +171,8 @@ def measure_group(phase: str, rows: list[Row], work: Path, *, repeats: int, seco
         results[row.name]["peak_bytes"] = peak_bytes(runs[row.name], torch.device("cpu"))
         results[row.name]["parameters"] = sum(parameter.numel() for parameter in network.parameters())
         print(phase, results[row.name], flush=True)
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    time_interleaved(runs, samples, repeats=repeats, seconds=seconds)
-    for name, taken in samples.items():
-        results[name]["seconds"] = {key: round(value, 5) for key, value in summarize(taken)._asdict().items()}
+    for name, times in time_in_turn(runs, repeats=repeats, seconds=seconds).items():
+        results[name]["seconds"] = times
     del runs
     make_network.cache_clear()
     gc.collect()
@@ -231,11 +218,6 @@ def ratios_to(family: str, results: dict[str, Any], phase: str) -> list[float]:
     return list(speedups(frontier(results, phase, OURS), frontier(results, phase, family)).values())
 
 
-def read_results(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Read results files, one per machine."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-
-
 def write_section(machines: Sequence[dict[str, Any]]) -> str:
     """The text between the page's markers, from the results of each machine."""
     rows = []
@@ -275,7 +257,6 @@ def speed_table(results: dict[str, Any]) -> str:
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """Draw top-1 against images per second, one panel per phase."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure, axes = plot_style.subplots(len(PHASES), height=3.7)
     machine = f"{results['hardware']['processor']}, {results['threads']} threads"
     styles = [(plot_style.OURS, "o"), *plot_style.BASELINES]
@@ -296,11 +277,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Script(__doc__, "results.md")
     parser.add_argument("action", choices=["all", "export", "measure", "page"], nargs="?", default="page")
     parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/results.md")
     parser.add_argument("--names", nargs="+", help="models, such as resnetrs50; all by default")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs per network and phase, at most")
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each network, roughly")
@@ -324,8 +303,8 @@ def main() -> None:
         keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
     else:
-        machines = read_results(RESULTS if options.out is None else [options.out])
-        replace_section(options.page, (BEGIN, END), write_section(machines))
+        machines = [read_results(path) for path in (MACHINES if options.out is None else [options.out])]
+        replace_section(options.page, "frontier", write_section(machines))
         draw(machines[0], options.page.parent / "results/frontier.png")
 
 

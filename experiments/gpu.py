@@ -1,4 +1,4 @@
-"""Checks and times fused kernels, layers and networks on a GPU: 9 minutes, and 3 more for what was lost or mended.
+"""Checks and times fused kernels, layers and networks on a GPU, in 9 minutes.
 
 First command. PyTorch with CUDA and Triton must be installed; the other packages' layers are optional:
 
@@ -24,9 +24,9 @@ Second command, after the first or after a change, with the parts that are wante
 
 `--table runs/gpu/gpu.jsonl` prints measured times and everything that failed.
 
-Each part runs in its own process and ends at its limit. A case that hangs or corrupts the CUDA context is named in a
-row; the part then goes on without it, or without its kernel. Two files are written: rows go to gpu.jsonl as they come,
-standard error to errors.txt. `--dry-run` tries the script on a CPU, with tiny problems in Triton's interpreter (NumPy
+Each part runs in its own process and ends at its limit. A case that raises is named in a row, and the part goes on; a
+corrupted CUDA context ends the part. Two files are written: rows go to gpu.jsonl as they come, standard error to
+errors.txt. `--dry-run` tries the script on a CPU, with tiny problems in Triton's interpreter (NumPy
 below 2.4 with Triton 3.6).
 """
 
@@ -55,44 +55,31 @@ PARTS = {
     "smoke": 0.5,
 }
 SECONDS_TO_STOP = 10  # for the last case of a part after its time limit
-BROKEN_CONTEXT = 3  # exit code of a part after a kernel has corrupted the CUDA context
 MAX_LENGTH = 160  # of a failure in the table
 
 
 def run_part(name: str, out: Path, seconds: float, dry_run: bool, commit: str | None = None) -> None:
-    """Run a part within its time limit, and append a row with its time and failure.
-
-    After a kernel has corrupted the CUDA context, the part continues without this kernel.
-    """
-    script = Path(__file__).with_name("gpu_parts.py")
-    start = time.time()
-    excluded: list[str] = []
-    while True:
-        command = [sys.executable, str(script), name, "--out", str(out), "--until", f"{start + seconds:.0f}"]
-        command += [*(["--commit", commit] if commit else []), *(["--without", *excluded] if excluded else [])]
-        environment = dict(os.environ)
-        if dry_run:
-            command.append("--dry-run")
-            environment |= {"TRITON_INTERPRET": "1", "LAMBDANETS_CACHE": str(out.parent / "cache")}
-        errors, reason = out.with_name("errors.txt"), ""  # one file, because only 8 files come back
-        with errors.open("ab") as file:
-            file.write(f"\n== {name}\n".encode())
-            file.flush()
-            try:
-                limit = max(0.0, start + seconds - time.time()) + SECONDS_TO_STOP
-                code = run_group(command, environment, file, limit)
-            except subprocess.TimeoutExpired:
-                code, reason = 0, f"exceeded {seconds:.0f} s"
-        if code == BROKEN_CONTEXT:
-            excluded.append(read_rows(out)[-1]["broken_by"])
-            if time.time() < start + seconds:
-                continue
-        if code:
-            lines = errors.read_text(errors="replace").strip().splitlines()
-            reason = (lines or [f"ended with {code}"])[-1]
-        break
-    row = {"part": name, "name": "whole part", "seconds": round(time.time() - start, 1)}
-    _append(out, row | ({"failure": reason[:500]} if reason else {}))
+    """Run a part within its time limit, and append a row with its time and failure."""
+    script, start = Path(__file__).with_name("gpu_parts.py"), time.time()
+    command = [sys.executable, str(script), name, "--out", str(out), "--until", f"{start + seconds:.0f}"]
+    command += ["--commit", commit] if commit else []
+    environment = dict(os.environ)
+    if dry_run:
+        command.append("--dry-run")
+        environment |= {"TRITON_INTERPRET": "1", "LAMBDANETS_CACHE": str(out.parent / "cache")}
+    row: dict[str, Any] = {"part": name, "name": "whole part"}
+    errors = out.with_name("errors.txt")  # one file, because only 8 files come back
+    with errors.open("ab") as file:
+        file.write(f"\n== {name}\n".encode())
+        file.flush()
+        try:
+            if code := run_group(command, environment, file, seconds + SECONDS_TO_STOP):
+                lines = errors.read_text(errors="replace").strip().splitlines()
+                row["failure"] = (lines or [f"ended with {code}"])[-1][:500]
+        except subprocess.TimeoutExpired:
+            row["failure"] = f"exceeded {seconds:.0f} s"
+    with out.open("a") as file:
+        file.write(json.dumps(row | {"seconds": round(time.time() - start, 1)}) + "\n")
 
 
 def run_group(command: list[str], environment: dict[str, str], errors: Any, limit: float) -> int:
@@ -104,11 +91,6 @@ def run_group(command: list[str], environment: dict[str, str], errors: Any, limi
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
-
-
-def _append(out: Path, row: dict[str, Any]) -> None:
-    with out.open("a") as file:
-        file.write(json.dumps(row) + "\n")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

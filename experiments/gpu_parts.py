@@ -1,4 +1,4 @@
-"""Runs one part of gpu.py: gpu_parts.py PART --out FILE --until TIME [--without KERNEL ..] [--dry-run]."""
+"""Runs one part of gpu.py: gpu_parts.py PART --out FILE --until TIME [--dry-run]."""
 
 import argparse
 import contextlib
@@ -10,7 +10,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -89,7 +88,6 @@ CANDIDATES: list[tuple[tuple[int, int, int | None, int], str, ProgramSizes]] = [
 ]
 _SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm
 L2_FACTOR = 3  # size of all sets of inputs relative to the L2 cache
-BROKEN_CONTEXT = 3  # exit code, as in gpu.py
 
 
 class Part:
@@ -98,15 +96,7 @@ class Part:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.name, self.out, self.dry_run = arguments.part, arguments.out, arguments.dry_run
         self.deadline, self.commit = arguments.until, arguments.commit
-        self.without = set(arguments.without)  # kernels that have corrupted the CUDA context
         self.device = "cpu" if self.dry_run else "cuda:0"
-        self.done = _names_in(self.out, self.name) if self.without else set()  # after a restart, rows are kept
-
-    def skip(self, name: str, kernel: str = "") -> bool:
-        """Whether this is excluded, was done before a restart, or has no time left; the last is recorded."""
-        if {name, kernel} & self.without or {name, f"{name}, training step"} & self.done:
-            return True
-        return self.out_of_time(name)
 
     def out_of_time(self, name: str) -> bool:
         """Whether the deadline has passed; if so, record that this is not run."""
@@ -122,44 +112,14 @@ class Part:
         print(line, flush=True)
 
     @contextlib.contextmanager
-    def record_errors(self, name: str, kernel: str = "", seconds: float = 30.0) -> Iterator[None]:
-        """Record an exception as a row, and continue.
-
-        Exits, so that the part starts again without the kernel or this case, if the CUDA context is corrupted, which is
-        permanent, or if this takes longer than `seconds` or the part's time, because a kernel that hangs cannot be
-        stopped.
-        """
-        seconds = min(seconds, max(1.0, self.deadline + 5 - time.time()))
-        timer = threading.Timer(seconds, self.exit_broken, (name, f"took longer than {seconds:.0f} s", kernel))
-        timer.daemon = True
-        if not self.dry_run:
-            timer.start()
+    def record_errors(self, name: str) -> Iterator[None]:
+        """Record an exception as a row, and continue; a corrupted CUDA context, which is permanent, ends the part."""
         try:
             yield
         except Exception as error:
             self.write_row(name, failure=f"{type(error).__name__}: {error}"[:500])
             if not self.dry_run:
-                try:
-                    torch.cuda.synchronize()
-                except RuntimeError as broken:
-                    self.exit_broken(name, f"the CUDA context is corrupted: {broken}"[:300], kernel)
-        finally:
-            timer.cancel()
-
-    def exit_broken(self, name: str, failure: str, kernel: str) -> None:
-        self.write_row(name, failure=failure, broken_by=kernel or name)
-        sys.stdout.flush()
-        os._exit(BROKEN_CONTEXT)
-
-
-def _names_in(path: Path, part: str) -> set[str]:
-    names = set()
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if row["part"] == part and "failure" not in row:
-                names.add(row["name"])
-    return names
+                torch.cuda.synchronize()
 
 
 def command_output(*command: str) -> str | None:
@@ -298,7 +258,7 @@ def smoke(part: Part) -> None:
     for name, options, batch, side in SMOKE:
         # Triton's interpreter does not support bfloat16 products
         for dtype in (torch.float16 if part.dry_run else torch.bfloat16,):
-            if part.skip(f"{name}, {dtype}"):
+            if part.out_of_time(f"{name}, {dtype}"):
                 continue
             if part.dry_run:
                 batch, side = 2, 5
@@ -339,16 +299,16 @@ def check(part: Part) -> None:
     cases = [(case, (torch.bfloat16,)) for case in LAYER_CHECKS] + [(case, DTYPES) for case in CHECKS]
     for case, dtypes in [(Case(3, 4, (5, 7), (3, 5), 16, 16, content=True), DTYPES)] if part.dry_run else cases:
         for dtype in dtypes:
-            if (part.dry_run and dtype == torch.bfloat16) or part.skip(f"reference of {case} {dtype}"):
+            if (part.dry_run and dtype == torch.bfloat16) or part.out_of_time(f"reference of {case} {dtype}"):
                 continue  # Triton's interpreter does not support bfloat16 products
-            with part.record_errors(f"reference of {case} {dtype}", seconds=120):
+            with part.record_errors(f"reference of {case} {dtype}"):
                 reference = partial(position_interaction, algorithm="query_order")  # in float64 on the device
                 example = fused_check.make_example(case, dtype, part.device, reference, part.device)
                 for kernel in kernels_for_dtype(dtype):
                     name = f"{kernel} {dtype} {case}"
-                    if part.skip(name, kernel):
+                    if part.out_of_time(name):
                         continue
-                    with part.record_errors(name, kernel):
+                    with part.record_errors(name):
                         error, tolerance = max_relative_error(kernel, example)
                         same = is_bit_identical(kernel, example, 2 if part.dry_run else 10)
                         part.write_row(name, correct=error <= tolerance, error=error, bit_identical=same)
@@ -400,9 +360,9 @@ def time_kernels(part: Part) -> None:
         sets, problem = inputs[0]
         for kernel, call in kernel_calls(problem).items():
             name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} r={shape[2]} b={shape[3]} {str(dtype)[6:]}"
-            if part.skip(name, kernel):
+            if part.out_of_time(name):
                 continue
-            with part.record_errors(name, kernel):
+            with part.record_errors(name):
                 calls = [partial(call, *tensors) for tensors in sets]
                 times = measure_calls(calls)
                 if not part.dry_run:  # of the kernel alone, without padding of the table
@@ -416,7 +376,7 @@ def time_tiles(part: Part) -> None:
     inputs: dict[Any, tuple[list[list[Tensor]], Problem]] = {}
     for shape, kernel, tiles in CANDIDATES[:2] if part.dry_run else CANDIDATES:
         name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} {tuple(tiles)}"
-        if part.skip(name, f"{kernel} {tiles}"):
+        if part.out_of_time(name):
             continue
         if shape not in inputs:
             inputs = {shape: make_inputs(part, shape, torch.float16 if part.dry_run else torch.bfloat16)}
@@ -428,7 +388,7 @@ def time_tiles(part: Part) -> None:
         ) -> ProgramSizes:
             return tiles if other == kernel else choose(other, *sizes, **named)
 
-        with part.record_errors(name, f"{kernel} {tiles}"):
+        with part.record_errors(name):
             expected = call(*sets[0]).float()
             fused.choose_program_sizes = choose_candidate
             try:
@@ -498,7 +458,7 @@ def layers(part: Part) -> None:
         cases.append(("lambda layer, auto, compiled", torch.compile, SHAPES[0]))
     for candidate, build, (side, v, scope, batch) in cases:
         name = f"{candidate} {side}x{side} v={v} b={batch}"
-        if part.skip(name):
+        if part.out_of_time(name):
             continue
         dim, sizes = HEADS * v, (2, HEADS * v, 5, 5) if part.dry_run else (batch, HEADS * v, side, side)
         with part.record_errors(name), contextlib.suppress(Skipped):
@@ -554,7 +514,7 @@ def networks(part: Part) -> None:
     models += [("resnet50_lambda", {"pattern": pattern}) for pattern in ("CCLL", "LLLL")]
     for model_name, options in models[:1] if part.dry_run else models:
         name = f"{model_name} {' '.join(options.values())} b={batch}"
-        if part.skip(name):
+        if part.out_of_time(name):
             continue
         with part.record_errors(name):
             model = timm_model(model_name) if model_name == "resnet50" else create_model(model_name, **options)
@@ -571,7 +531,7 @@ def profile_operations(part: Part) -> None:
     network = create_model("resnet50_lambda", pattern="LLLL").to(part.device, memory_format=torch.channels_last)
     cases = [("layer 14x14 v=64", layer, (128, 256, 14, 14)), ("resnet50_lambda LLLL", network, (128, 3, 224, 224))]
     for name, module, sizes in cases[:1] if part.dry_run else cases:
-        if part.skip(name):
+        if part.out_of_time(name):
             continue
         with part.record_errors(name):
             x = torch.randn((2, 256, 5, 5) if part.dry_run else sizes, device=part.device, requires_grad=True)
@@ -619,7 +579,6 @@ def main() -> int:
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until", type=float, required=True, help="time at which to stop, seconds since the epoch")
-    parser.add_argument("--without", nargs="*", default=[], help="kernels to leave out")
     parser.add_argument("--commit")
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """Kills every resumable command at random times, resumes it, and compares its files with an uninterrupted run's.
 
-    PYTHONPATH=src:lab python experiments/kills.py [--kills 20] [--commands NAME ...] [--out FILE]
-    PYTHONPATH=src:lab python experiments/kills.py --page docs/faults.md --out FILE          write the page's table
+    PYTHONPATH=src:lab python experiments/kills.py --kills 20 [--commands NAME ...] [--out FILE]
+    PYTHONPATH=src:lab python experiments/kills.py [--page docs/faults.md]                   write the page's table
 
 A command gets SIGKILL (at a random time, in the middle of writing a file, or before a rename), SIGTERM or SIGINT, in a
 new folder, up to three times; then it runs to the end. Its files must equal those of the uninterrupted command bit by
@@ -10,9 +10,7 @@ leave no hidden file. Each command is also started twice at once. Commands are f
 everything, so the script needs a machine without a GPU.
 """
 
-import argparse
 import csv
-import json
 import os
 import random
 import re
@@ -31,15 +29,15 @@ import matplotlib.backends.backend_agg  # noqa: F401 - imported lazily by comman
 import numpy as np
 import torch
 import torch.utils.tensorboard
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 from PIL import Image
 
 from lambdanets import cli
 from lambdanets.__main__ import exit_quietly_on_signals
 from lambdanets.models.weights import read_weights
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets.training import run_log
+from lambdanets_lab.results import read_results, write_results
 
 HALF_FILE, RENAME = "half a file", "a rename"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -49,7 +47,6 @@ TRAIN = (
     "--dropout 0.1 --flip 0.5 --rand-augment rand-m5-n1 --ema-decay 0.9 --checkpoint-every 1"
 )
 LAYER = "--shapes 4x5x8 6x5x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 0.05 --device cpu"
-BEGIN, END = markers("kills")
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def commands(scratch: Path) -> dict[str, Command]:
             "compare --resume {}",
         ),
         "predict": Command(f"predict {run} {images} --out {{}}", "*.partial"),
-        "detect predict": Command(f"detect predict {detector} {images} --score 0 --out {{}}", "*.partial"),
+        "predict objects": Command(f"predict {detector} {images} --score 0 --out {{}}", "*.partial"),
         "shard": Command(f"shard {images} {{}} --images-per-shard 3 --processes 2", "*.tar"),
         "pseudo-label": Command(f"pseudo-label {run} {shards} {{}}", "*.parquet"),
         "pseudo-label select": Command(
@@ -108,7 +105,7 @@ def prepare(scratch: Path) -> None:
     images = write_images(scratch / "images")
     for arguments in (
         f"train --data {images} {TRAIN} --run {scratch / 'run'}",
-        f"detect train digits --quicktest --run {scratch / 'detector'}",
+        f"train scattered_digits --quicktest --run {scratch / 'detector'}",
         f"shard {images} {scratch / 'shards'} --images-per-shard 3",
         f"pseudo-label {scratch / 'run'} {scratch / 'shards'} {scratch / 'labels'}",
     ):
@@ -302,21 +299,18 @@ def section(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20, help="number per command")
+    parser = Script(__doc__, "faults.md", RESULTS / "xeon-2-cores/kills.json")
+    parser.add_argument("--kills", type=int, help="number per command")
     parser.add_argument("--commands", nargs="*", help="names of commands; all by default")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
-    parser.add_argument("--page", type=Path, help="write the results in --out into this page; run nothing")
     options = parser.parse_args()
-    if options.page:
-        replace_section(options.page, (BEGIN, END), section(json.loads(options.out.read_text(encoding="utf-8"))))
+    if options.kills is None:
+        replace_section(options.page, "kills", section(read_results(options.out)))
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background processes
     torch.set_num_threads(1)  # forking a process with threads is not safe
     generator = random.Random(options.seed)
-    has_results = options.out is not None and options.out.is_file()  # of other commands, which are kept
-    kills_by_command = json.loads(options.out.read_text(encoding="utf-8"))["kills"] if has_results else {}
+    kills_by_command = read_results(options.out)["kills"] if options.out.is_file() else {}  # of other commands are kept
     result: dict[str, Any] = {"kills": kills_by_command, "seed": options.seed}
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
@@ -335,9 +329,7 @@ def main() -> None:
                 kills += kill_and_check(command, reference, scratch / f"{reference.name}-{len(kills)}", draws)
             result["kills"][name] = kills
             print(f"{name}: {len(kills)} kills, each resumed bit-identically", flush=True)
-            if options.out:  # after each command, because all take half an hour
-                content = json.dumps(result | provenance(), indent=1)
-                options.out.write_text(content + "\n", encoding="utf-8")
+            write_results(options.out, result)  # after each command, because all take half an hour
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ process.
 
 import argparse
 import io
-import json
 import statistics
 import tempfile
 import time
@@ -20,36 +19,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from scale import generate_jpeg
 
 from lambdanets.data.datasets import Splits, open_evaluation_images
 from lambdanets.data.images import read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards import ShardedImages, open_shards
-from lambdanets.provenance import provenance
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.classification.task import make_transform
 from lambdanets.text_tables import text_table
-from lambdanets.training.classification.loaders import make_transform
-from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets_lab.results import write_results
 from lambdanets_lab.shards import write_shards
 
 CLASSES = 4
-SIZE = (1024, 768)  # of generated images: width, height
 
 
 def make_images(folder: Path, count: int) -> None:
-    """Write JPEG files of color noise with equal power in each octave, compressed about as well as photographs."""
-    generator = np.random.default_rng(0)
+    """Write JPEG files of noise, about as large as photographs of 1024 x 768 pixels."""
     for number in range(count):
-        pixels = np.full((SIZE[1], SIZE[0], 3), 128.0, np.float32)
-        for octave in range(2, 10):
-            small = generator.normal(0, 24, (SIZE[1] >> octave or 1, SIZE[0] >> octave or 1, 3))
-            layer = np.clip(128 + small, 0, 255).astype(np.uint8)
-            pixels += np.asarray(Image.fromarray(layer).resize(SIZE, Image.Resampling.BICUBIC), np.float32) - 128
-        pixels += generator.normal(0, 5, pixels.shape)
         class_folder = folder / f"class{number % CLASSES}"
         class_folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(class_folder / f"{number:05}.jpg", quality=89)
+        content = generate_jpeg(number, width=1024, height=768, quality=82)
+        (class_folder / f"{number:05}.jpg").write_bytes(content)
 
 
 def link_images(folder: Path, count: int, out: Path) -> None:
@@ -179,13 +171,12 @@ def main() -> None:
     rows = [[name, *(f"{milliseconds:.3f}" for milliseconds in times.values())] for name, times in stages.items()]
     print("\n" + text_table([["ms per image", *stages["folder"]], *rows]))
     result = {
-        **provenance(),
         "settings": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
         "kilobytes_per_image": kilobytes,
         "images_per_second": rates,
         "milliseconds_per_image": stages,
     }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(options.out, result)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ weights or settings: 500 of them are evaluated during training, all of them at t
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -17,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pages import RESULTS, Script
 
 from lambdanets.data.datasets import open_splits
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab.paired import format_difference
+from lambdanets_lab.results import read_results, write_results
 
-ROOT = Path(__file__).parents[1]
 LABELED = 2_000
 RUNS = ("teacher", "control", "student")
 TEACHER = "--epochs 15 --batch-size 32 --warmup-epochs 1"
@@ -35,18 +34,16 @@ SELECT = "--confidence 0.3 --per-class 5800"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Script(__doc__, "pseudo_labels.md", RESULTS / "xeon-2-cores/noisy_student.json")
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--work", type=Path, help="folder for images and runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=ROOT / "experiments/results/xeon-2-cores/noisy_student.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/pseudo_labels.md")
     options = parser.parse_args()
     if options.data is not None:
         if options.work is None:
             parser.error("--work must name a folder for images and runs")
         measure(options)
-    options.page.write_text(page(json.loads(options.out.read_text())), encoding="utf-8")
+    options.page.write_text(page(read_results(options.out)), encoding="utf-8")
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -59,10 +56,9 @@ def measure(options: argparse.Namespace) -> None:
         "seeds": seeds,
         "gain": mean_and_std([seed["student"] - seed["teacher"] for seed in seeds]),
         **{name: mean_and_std([seed[name] for seed in seeds]) for name in RUNS},
-        **provenance(),
     }
-    options.out.write_text(json.dumps(content, indent=1) + "\n")
-    print(json.dumps({name: content[name] for name in (*RUNS, "gain")}, indent=1))
+    write_results(options.out, content)
+    print({name: content[name] for name in (*RUNS, "gain")})
 
 
 def page(results: dict[str, Any]) -> str:
@@ -142,7 +138,7 @@ def train_seed(seed: int, data: Path, work: Path) -> dict[str, float]:
         run(command)
     top1 = {name: evaluate(work / name, work / "test") for name in RUNS}
     print(f"seed {seed}: {top1}", flush=True)
-    seconds = [json.loads((work / name / "result.json").read_text())["seconds"] for name in RUNS]
+    seconds = [read_results(work / name / "result.json")["seconds"] for name in RUNS]
     return {"seed": seed, **top1, "training_seconds": round(sum(seconds), 1)}
 
 

@@ -14,7 +14,6 @@ set. The baseline needs no training: Otsu thresholding followed by a watershed f
 background, with scikit-image. Its objects have equal scores, so its AP has no ranking.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import io
@@ -31,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pages import markers, replace_section
+from pages import RESULTS, Script, replace_section
 from PIL import Image
 from scipy.ndimage import distance_transform_edt
 from skimage.feature import peak_local_max
@@ -51,11 +50,10 @@ from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.objects import crop_objects
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.provenance import provenance
+from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
+from lambdanets_lab.results import read_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/epyc-2-cores/nuclei_test_set.json"
-BEGIN, END = markers("nuclei_test_set")
 SPLITS = ("test", "test", "validation", *["train"] * 9)
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm")
 EPOCHS = 16
@@ -66,25 +64,19 @@ MOSAIC_SIDE, CROP_SIDE, IMAGE_SIDE = 8000, 2000, 250
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "action", choices=["split", "train", "score", "mosaic", "intensities", "page"], nargs="?", default="page"
-    )
+    parser = Script(__doc__, "detection.md", RESULTS / "epyc-2-cores/nuclei_test_set.json")
+    parser.add_argument("action", choices=["split", "train", *MEASUREMENTS, "page"], nargs="?", default="page")
     parser.add_argument("paths", type=Path, nargs="*")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/detection.md")
     options = parser.parse_args()
     if options.action == "split":
         split(*options.paths)
     elif options.action == "train":
         for recipe in ("nuclei", "nuclei_convolution"):
             subprocess.run(training_command(recipe, options.paths[0], options.paths[1] / recipe), check=True)
-    elif options.action == "score":
-        evaluate_models(options.paths[0], options.paths[1:])
-    elif options.action == "mosaic":
-        count_mosaic(*options.paths)
-    elif options.action == "intensities":
-        score_intensities(*options.paths)
-    replace_section(options.page, (BEGIN, END), write_section(json.loads(RESULTS.read_text(encoding="utf-8"))))
+    elif options.action in MEASUREMENTS:
+        result = MEASUREMENTS[options.action](*options.paths)
+        write_json(options.out, (read_results(options.out) if options.out.exists() else {}) | result)
+    replace_section(options.page, "nuclei_test_set", write_section(read_results(options.out)))
 
 
 def split(data: Path, folder: Path) -> None:
@@ -124,14 +116,14 @@ def split(data: Path, folder: Path) -> None:
 def training_command(recipe: str, data: Path, run: Path) -> list[str]:
     """The training command of a run."""
     return [
-        *(sys.executable, "-m", "lambdanets", "detect", "train", recipe, "--epochs", str(EPOCHS), "--run", str(run)),
+        *(sys.executable, "-m", "lambdanets", "train", recipe, "--epochs", str(EPOCHS), "--run", str(run)),
         *("--data", str(data / "train.json"), "--images", str(data / "train.tar")),
         *("--validation-data", str(data / "validation.json"), "--validation-images", str(data / "validation.tar")),
     ]
 
 
-def evaluate_models(data: Path, models: list[Path]) -> None:
-    """Evaluate models and the thresholding baseline on the test set, and write the results."""
+def evaluate_models(data: Path, *models: Path) -> dict[str, Any]:
+    """Evaluate models and the thresholding baseline on the test set."""
     test = open_annotated(data / "test.json", data / "test.tar")
     rows = []
     for model in models:
@@ -151,10 +143,8 @@ def evaluate_models(data: Path, models: list[Path]) -> None:
     rows.append({"model": "thresholding", "parameters": None, "training_seconds": None})
     rows[-1] |= {"seconds_per_image": seconds, **scores}
     print(rows[-1], flush=True)
-    save(
-        {"images": len(test), "nuclei": sum(len(each.objects) for each in test.annotations.images), "rows": rows}
-        | provenance()
-    )
+    num_nuclei = sum(len(each.objects) for each in test.annotations.images)
+    return {"images": len(test), "nuclei": num_nuclei, "rows": rows, **provenance()}
 
 
 def load_detector(model: Path) -> ln.Detector:
@@ -198,8 +188,8 @@ def threshold(pixels: np.ndarray) -> np.ndarray:
     return watershed(-distance, markers, mask=foreground)
 
 
-def count_mosaic(data: Path, model: Path) -> None:
-    """Count the nuclei in a mosaic of test images and in its crops, and write counts, time and peak memory."""
+def count_mosaic(data: Path, model: Path) -> dict[str, Any]:
+    """Count the nuclei in a mosaic of test images and in its crops; return counts, time and peak memory."""
     test = open_annotated(data / "test.json", data / "test.tar")
     images = [test.load(index)[0].convert("RGB") for index in range(len(test))]
     images = [image for image in images if image.size == (256, 256) and np.asarray(image).mean() < 100]
@@ -224,11 +214,11 @@ def count_mosaic(data: Path, model: Path) -> None:
     result = {"side": MOSAIC_SIDE, "crop_side": CROP_SIDE, "nuclei": num_nuclei, "sum_over_crops": sum_over_crops}
     result |= {"seconds": seconds, "peak": peak}
     print(result)
-    save({"mosaic": result} | provenance())
+    return {"mosaic": result, **provenance()}
 
 
-def score_intensities(data: Path, model: Path) -> None:
-    """Evaluate the test images with changed intensities, with and without stretching, and write the results."""
+def score_intensities(data: Path, model: Path) -> dict[str, Any]:
+    """Evaluate the test images with changed intensities, with and without stretching."""
     test = open_annotated(data / "test.json", data / "test.tar")
     detector = ln.load(model, device="cpu")
     assert isinstance(detector, ln.Detector)
@@ -249,7 +239,7 @@ def score_intensities(data: Path, model: Path) -> None:
             summary = evaluate(truth, results, max_detections=detector.card.max_detections).summary()["segm"]
             rows[-1]["stretched" if stretch else "as stored"] = {name: summary[name] for name in ("AP", "AP50")}
         print(rows[-1], flush=True)
-    save({"intensities": {"model": model.name, "rows": rows} | provenance()})
+    return {"intensities": {"model": model.name, "rows": rows, **provenance()}}
 
 
 # What is done to the intensities, 0 to 255, of the test images.
@@ -261,12 +251,7 @@ INTENSITIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def save(result: dict[str, Any]) -> None:
-    """Merge into the results file."""
-    existing = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(existing | result, indent=1) + "\n", encoding="utf-8")
-
-
+MEASUREMENTS = {"score": evaluate_models, "mosaic": count_mosaic, "intensities": score_intensities}
 NAMES = {
     "nuclei": "lambda layers",
     "nuclei_convolution": "3x3 convolutions",

@@ -1,16 +1,36 @@
-"""Sections of pages that scripts write: the text between two HTML comments."""
+"""What all scripts share: where results and pages are, and the sections of pages that they write."""
 
+import argparse
 from pathlib import Path
 
-
-def markers(name: str) -> tuple[str, str]:
-    """Return the lines before and after the section of a script."""
-    return f"<!-- written by experiments/{name}.py -->\n", f"<!-- end of {name} -->\n"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments/results"
 
 
-def replace_section(page: Path, begin_end: tuple[str, str], section: str) -> None:
-    """Replace the section between its markers. Raises ValueError if the page does not have each marker once."""
-    begin, end = begin_end
+class PageScript(argparse.ArgumentParser):
+    """Options of a script that writes a page. doc: the script's docstring. page: name of a file in docs."""
+
+    def __init__(self, doc: str | None, page: str) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--page", type=Path, default=ROOT / "docs" / page, help="page to write from results")
+
+
+class Script(PageScript):
+    """Options of a script that also measures. out: the committed results, if they are the default."""
+
+    def __init__(self, doc: str | None, page: str, out: Path | None = None) -> None:
+        super().__init__(doc, page)
+        self.add_argument("--out", type=Path, default=out, help="results file")
+
+
+def replace_section(page: Path, name: str, section: str) -> None:
+    """Replace the text between the HTML comments of a script. name: of the script, and a word if it has several.
+
+    Raises ValueError if the page does not have each comment once.
+    """
+    script, _, part = name.partition(" ")
+    begin = f"<!-- written by experiments/{script}.py{part and f' {part}'} -->\n"
+    end = f"<!-- end of {name} -->\n"
     text = page.read_text(encoding="utf-8")
     before, found_begin, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)

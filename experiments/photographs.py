@@ -12,30 +12,28 @@ half the number of cores.
 """
 
 import argparse
-import json
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pages import markers, replace_section
-from seeded_runs import SeededRunsParser, processors, store, train
+from pages import RESULTS, replace_section
+from seeded_runs import SeededRuns, paired_rows, points, processors, seeds, stored_runs, train_missing
 
-from lambdanets.text_tables import format_mean, markdown_table
+from lambdanets.text_tables import markdown_table
 from lambdanets_lab.paired import format_difference, paired_differences
 from lambdanets_lab.studies.execution import read_top1
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/photographs.json"
-LEARNING_RATES = ROOT / "experiments/results/epyc-2-cores/photographs_learning_rate.json"
-BEGIN, END = markers("photographs")
-MIXERS = {"convolution": "3x3 convolutions", "lambda": "lambda layers"}
+OUT = RESULTS / "photographs.json"
+LEARNING_RATES = RESULTS / "epyc-2-cores/photographs_learning_rate.json"
+MIXERS = {"lambda": "lambda layers", "convolution": "3x3 convolutions"}
 MODEL = "resnet20_mixer_small"
 OPTIONS: dict[str, Any] = {"pattern": "CCLL", "small_images": False}
-# The regularization of the paper's smallest network (Table 20), and the learning rate and length for few images.
+LEARNING_RATE = 0.2
+# The regularization of the paper's smallest network (Table 20), and the length for few images.
 RECIPE = {
     "epochs": 60,
     "batch-size": 64,
-    "learning-rate": 0.2,
     "weight-decay": 4e-5,
     "rand-augment": "rand-m10-n2",
     "dropout": 0.2,
@@ -46,45 +44,34 @@ RECIPE = {
 }
 TUNING = {"epochs": 30, "hold-out": 0.2}  # of runs that compare learning rates
 TUNED: dict[str, Any] = {"mixer": "convolution", "image_size": 128, "seed": 9}  # of these runs
-RUN_FIELDS = (
-    *("parameters", "epochs", "training_images", "validation_images", "seconds"),
-    *("commit", "versions", "hardware"),
-)
-
-
-def command(mixer: str, image_size: int, seed: int, recipe: dict[str, Any], data: Path, run: Path) -> list[str]:
-    """The arguments of the `lambdanets` command of a run."""
-    options = {"mixer": mixer, **OPTIONS}
-    return [
-        *("train", "image_folder_50", "--data", str(data), "--model", MODEL, "--model-options"),
-        *(str(text) for pair in options.items() for text in pair),
-        *(str(text) for name, value in recipe.items() for text in (f"--{name}", value)),
-        *("--image-size", str(image_size), "--seed", str(seed), "--run", str(run)),
-    ]
 
 
 def measure(options: argparse.Namespace, out: Path) -> None:
     """Train the runs, and write the result of each when it is finished."""
+    recipe: dict[str, Any] = RECIPE | (TUNING if options.tune else {})
+    score, folder = "top1", "{mixer}-{image_size}-seed{seed}"
+    keys = [
+        {"mixer": mixer, "image_size": size, "seed": seed, "learning_rate": LEARNING_RATE}
+        for seed, size, mixer in itertools.product(options.seeds, options.sizes, MIXERS)
+    ]
     if options.tune:
-        recipes = [RECIPE | TUNING | {"learning-rate": rate} for rate in options.tune]
-        settings = {options.work / f"lr{recipe['learning-rate']}": (TUNED, recipe) for recipe in recipes}
-    else:
-        keys = [
-            {"mixer": mixer, "image_size": size, "seed": seed}
-            for seed in options.seeds
-            for size in options.sizes
-            for mixer in MIXERS
+        score, folder = "held_out_top1", "lr{learning_rate}"
+        keys = [TUNED | {"learning_rate": rate} for rate in options.tune]
+
+    def command(mixer: str, image_size: int, seed: int, learning_rate: float) -> list[object]:
+        choices = {"mixer": mixer, **OPTIONS}
+        return [
+            *("train", "image_folder_50", "--data", options.data, "--model", MODEL, "--model-options"),
+            *itertools.chain(*choices.items()),
+            *("--image-size", image_size, "--seed", seed, "--learning-rate", learning_rate),
+            *(word for name, value in recipe.items() for word in (f"--{name}", value)),
         ]
-        settings = {options.work / "{mixer}-{image_size}-seed{seed}".format(**key): (key, RECIPE) for key in keys}
-    commands = {
-        run: command(**key, recipe=recipe, data=options.data, run=run) for run, (key, recipe) in settings.items()
-    }
-    score = "held_out_top1" if options.tune else "top1"
-    for run, result in train(commands, options.jobs):
-        key, recipe = settings[run]
-        fields = {"recipe": recipe, "jobs": options.jobs, score: result[score], f"{score}_by_epoch": read_top1(run)}
-        fields |= {name: result[name] for name in RUN_FIELDS}
-        store(out, {**key, "learning_rate": recipe["learning-rate"]}, fields)
+
+    def fields(run: Path, result: dict[str, Any]) -> dict[str, Any]:
+        scores = {score: result[score], f"{score}_by_epoch": read_top1(run)}
+        return {"recipe": recipe, "validation_images": result["validation_images"], **scores}
+
+    train_missing(options, out, folder, keys, command, fields)
 
 
 def complete_runs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -94,43 +81,35 @@ def complete_runs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [run for run in runs if counts[run["seed"]] == len(MIXERS) * num_sizes]
 
 
-def write_section(results: dict[str, Any]) -> str:
+def section(runs: list[dict[str, Any]]) -> str:
     """The text between the page's markers, about the seeds that have runs of both networks at all sizes."""
-    runs = complete_runs(results["runs"])
+    runs = complete_runs(runs)
     sizes = sorted({run["image_size"] for run in runs})
-    seeds = sorted({run["seed"] for run in runs})
-    first = runs[0]
-    top1: dict[tuple[str, int], dict[int, float]] = {}
-    for run in runs:
-        top1.setdefault((run["mixer"], run["image_size"]), {})[run["seed"]] = 100 * run["top1"]
-    small, large = sizes[0], sizes[-1]
-    rows = []
+    scores, gains = {}, []
     for mixer, name in MIXERS.items():
         parameters = next(run["parameters"] for run in runs if run["mixer"] == mixer) / 1e6
-        gain = format_difference(paired_differences(top1[mixer, large], top1[mixer, small]), 1)
-        means = [format_mean(list(top1[mixer, size].values())) for size in sizes]
-        rows.append([f"{name}, {parameters:.2f} M parameters", *means, gain])
-    differences = [paired_differences(top1["lambda", size], top1["convolution", size]) for size in sizes]
-    rows.append(["paired difference, 95% interval", *(format_difference(values, 1) for values in differences), ""])
-    table = markdown_table(["top-1 (%)", *(f"{size} x {size}" for size in sizes), f"{large} - {small}, paired"], *rows)
-    spread = f"mean ± std of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+        columns = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for size in sizes]
+        scores[f"{name}, {parameters:.2f} M parameters"] = columns
+        gains.append(format_difference(paired_differences(columns[-1], columns[0]), 1))
+    rows = paired_rows(scores, "paired difference, 95% interval", 1)
+    header = ["top-1 (%)", *(f"{size} x {size}" for size in sizes), f"{sizes[-1]} - {sizes[0]}, paired"]
+    table = markdown_table(header, *([*row, gain] for row, gain in zip(rows, [*gains, ""], strict=True)))
     return (
-        f"{first['training_images']:,} training and {first['validation_images']:,} validation images, "
-        f"{first['epochs']} epochs, {spread}, trained on {processors(runs)}:\n\n{table}\n"
+        f"{runs[0]['training_images']:,} training and {runs[0]['validation_images']:,} validation images, "
+        f"{runs[0]['epochs']} epochs, {seeds(runs)}, trained on {processors(runs)}:\n\n{table}\n"
     )
 
 
 def main() -> None:
-    parser = SeededRunsParser(__doc__.splitlines()[0], ROOT / "docs/results.md")
+    parser = SeededRuns(__doc__, "results.md")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 160])
     parser.add_argument("--tune", type=float, nargs="+", metavar="RATE", help="only compare learning rates")
     options = parser.parse_options()
-    out = options.out or (LEARNING_RATES if options.tune else RESULTS)
+    out = options.out or (LEARNING_RATES if options.tune else OUT)
     if options.data is not None:
         measure(options, out)
     if not options.tune:
-        results = json.loads(out.read_text(encoding="utf-8"))
-        replace_section(options.page, (BEGIN, END), write_section(results))
+        replace_section(options.page, "photographs", section(stored_runs(out)))
 
 
 if __name__ == "__main__":

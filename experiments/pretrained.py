@@ -1,45 +1,36 @@
 """Pretrained models of the package: packs the weights of a run, and writes the table of docs/pretrained.md.
 
-    python experiments/pretrained.py pack RUN NAME [--data DATA] [--card KEY=VALUE ...]    write NAME.safetensors
-    python experiments/pretrained.py page [--page docs/pretrained.md]                       write the page's table
+    python experiments/pretrained.py RUN NAME [--data DATA] [--card KEY=VALUE ...]    write NAME.safetensors
+    python experiments/pretrained.py [--page docs/pretrained.md]                       write the page's table
 
 Matrices and convolutions are stored in float16, vectors (biases, scales, statistics of norms) in float32. The model
 card has no paths: --data is the default dataset of evaluation, such as "digits" or "torch/cifar10". --card changes
 entries of the card that the run does not determine, such as tile_size=256 stretch=true.
 """
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from pages import markers, replace_section
+from pages import RESULTS, PageScript, replace_section
 from safetensors.torch import save_file
 
 from lambdanets.models.weights import FOLDER, find_weights, read_weights
 from lambdanets.text_tables import markdown_table
-
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/pretrained.json"
-BEGIN, END = markers("pretrained")
+from lambdanets_lab.results import read_results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    actions = parser.add_subparsers(dest="action", required=True)
-    pack_parser = actions.add_parser("pack")
-    pack_parser.add_argument("run", type=Path)
-    pack_parser.add_argument("name")
-    pack_parser.add_argument("--data", default="")
-    pack_parser.add_argument("--card", nargs="*", default=[])
-    page_parser = actions.add_parser("page")
-    page_parser.add_argument("--page", type=Path, default=ROOT / "docs/pretrained.md")
+    parser = PageScript(__doc__, "pretrained.md")
+    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--data", default="")
+    parser.add_argument("--card", nargs="*", default=[])
     options = parser.parse_args()
-    if options.action == "pack":
-        pack(options.run, options.name, options.data, dict(entry.split("=", 1) for entry in options.card))
-    else:
+    if options.run is None:
         write_page(options.page)
+    else:
+        pack(options.run, options.name, options.data, dict(entry.split("=", 1) for entry in options.card))
 
 
 def pack(run: Path, name: str, data: str, card_fields: dict[str, str]) -> None:
@@ -60,15 +51,14 @@ def pack(run: Path, name: str, data: str, card_fields: dict[str, str]) -> None:
 
 def write_page(page: Path) -> None:
     """Replace the table between the markers of the page by the committed results."""
-    results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = []
-    for name, result in results.items():
+    for name, result in read_results(RESULTS / "pretrained.json").items():
         size = (FOLDER / f"{name}.safetensors").stat().st_size / 1e6
         rows.append(
             [f"`{name}`", result["model"], result["data"], result["score"], result["training"], f"{size:.1f} MB"]
         )
     table = markdown_table(["name", "model", "data", "score", "training", "file"], *rows)
-    replace_section(page, (BEGIN, END), table + "\n")
+    replace_section(page, "pretrained", table + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ over the time of as many steps, timed in turn.
 import argparse
 import functools
 import itertools
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,24 +21,20 @@ from typing import Any
 
 import torch
 from frontier import train_step
-from pages import markers, replace_section
+from pages import RESULTS, replace_section
 from scipy.stats import ttest_1samp
-from seeded_runs import SeededRunsParser, is_stored, processors, store, train
+from seeded_runs import SeededRuns, points, processors, seeds, stored_runs, train_missing
 
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.files import atomic_write
-from lambdanets.provenance import provenance
 from lambdanets.text_tables import format_mean, markdown_table
-from lambdanets.timing import summarize, time_interleaved
 from lambdanets_lab import plot_style
 from lambdanets_lab.paired import confidence_interval, paired_differences
+from lambdanets_lab.results import read_results, time_in_turn, write_results
 from lambdanets_lab.studies.execution import read_top1
 
-ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "experiments/results/questions"
-RESULTS, LEARNING_RATES = FOLDER / "runs.json", FOLDER / "learning_rates.json"
-STEPS = FOLDER / "steps.json"
+FOLDER = RESULTS / "questions"
+OUT, LEARNING_RATES, STEPS = FOLDER / "runs.json", FOLDER / "learning_rates.json", FOLDER / "steps.json"
 BATCH, TRAINING_IMAGES = (128, 3, 32, 32), 50_000
 MODEL = "resnet20_mixer_small"
 LAMBDA = "lambda layer"
@@ -54,29 +49,17 @@ LAYERS: dict[str, dict[str, Any]] = {
 QUESTIONS = {other: f"Is a lambda layer more accurate than a {other}?" for other in LAYERS if other != LAMBDA}
 RATES = (0.2, 0.4, 0.8)
 PRECISION = {"precision": "bf16-mixed"}
-TUNING = {"epochs": 5, "hold-out": 0.2}
+TUNING = {"epochs": 5, "hold-out": 0.2}  # of runs that compare learning rates
 TUNING_SEED = 100
 EPOCHS, LEVEL = 10, 0.05
-RUN_FIELDS = ("parameters", "epochs", "training_images", "seconds", "commit", "versions", "hardware")
-
-
-def command(layer: str, seed: int, recipe: Mapping[str, Any], data: Path, run: Path) -> list[str]:
-    """The arguments of the `lambdanets` command of a run."""
-    options = LAYERS[layer] | {"pattern": PATTERN}
-    return [
-        *("train", "cifar10", "--data", str(data), "--model", MODEL, "--model-options"),
-        *(str(text) for pair in options.items() for text in pair),
-        *(str(text) for name, value in recipe.items() for text in (f"--{name}", value)),
-        *("--seed", str(seed), "--run", str(run)),
-    ]
 
 
 def best_rates() -> dict[str, float]:
     """The learning rate of each layer with the highest top-1 on held-out training images."""
-    runs = json.loads(LEARNING_RATES.read_text(encoding="utf-8"))["runs"]
     best = {}
     for layer in LAYERS:
-        scores = {run["learning_rate"]: run["held_out_top1"] for run in runs if run["layer"] == layer}
+        runs = [run for run in stored_runs(LEARNING_RATES) if run["layer"] == layer]
+        scores = {run["learning_rate"]: run["held_out_top1"] for run in runs}
         if not scores.keys() >= set(RATES):
             raise SystemExit(f"the learning rates of {layer} must be compared first, with --tune")
         best[layer] = max(scores, key=lambda rate: scores[rate])
@@ -85,32 +68,27 @@ def best_rates() -> dict[str, float]:
 
 def measure(options: argparse.Namespace, out: Path) -> None:
     """Train the runs, and write the result of each when it is finished."""
-    settings: dict[Path, tuple[dict[str, Any], dict[str, Any]]] = {}
     if options.tune:
-        for rate, layer in itertools.product(RATES, LAYERS):
-            key = {"layer": layer, "seed": TUNING_SEED, "learning_rate": rate}
-            settings[run_folder(options.work, key)] = key, {**PRECISION, **TUNING, "learning-rate": rate}
+        score, recipe = "held_out_top1", PRECISION | TUNING
+        rates = [(TUNING_SEED, layer, rate) for rate, layer in itertools.product(RATES, LAYERS)]
     else:
-        rates = best_rates()
-        for seed, layer in itertools.product(options.seeds, LAYERS):
-            key = {"layer": layer, "seed": seed, "learning_rate": rates[layer]}
-            recipe = {**PRECISION, "epochs": EPOCHS, "learning-rate": rates[layer]}
-            settings[run_folder(options.work, key)] = key, recipe
-    commands = {
-        run: command(key["layer"], key["seed"], recipe, options.data, run)
-        for run, (key, recipe) in settings.items()
-        if not is_stored(out, key)  # the run folder may be on another machine
-    }
-    score = "held_out_top1" if options.tune else "top1"
-    for run, result in train(commands, options.jobs):
-        key, recipe = settings[run]
-        fields = {"recipe": recipe, "jobs": options.jobs, score: result[score], f"{score}_by_epoch": read_top1(run)}
-        store(out, key, fields | {name: result[name] for name in RUN_FIELDS})
+        score, recipe = "top1", {**PRECISION, "epochs": EPOCHS}
+        rates = [(seed, *pair) for seed, pair in itertools.product(options.seeds, best_rates().items())]
+    keys = [{"layer": layer, "seed": seed, "learning_rate": rate} for seed, layer, rate in rates]
 
+    def command(layer: str, seed: int, learning_rate: float) -> list[object]:
+        choices = LAYERS[layer] | {"pattern": PATTERN}
+        return [
+            *("train", "cifar10", "--data", options.data, "--model", MODEL, "--model-options"),
+            *itertools.chain(*choices.items()),
+            *(word for name, value in recipe.items() for word in (f"--{name}", value)),
+            *("--learning-rate", learning_rate, "--seed", seed),
+        ]
 
-def run_folder(work: Path, key: Mapping[str, Any]) -> Path:
-    layer = key["layer"].replace(" ", "-").replace(",", "")
-    return work / f"{layer}-lr{key['learning_rate']}-seed{key['seed']}"
+    def fields(run: Path, result: dict[str, Any]) -> dict[str, Any]:
+        return {"recipe": recipe, score: result[score], f"{score}_by_epoch": read_top1(run)}
+
+    train_missing(options, out, "{layer}-lr{learning_rate}-seed{seed}", keys, command, fields)
 
 
 def measure_steps() -> None:
@@ -123,20 +101,13 @@ def measure_steps() -> None:
         network = create_model(MODEL, num_classes=10, pattern=PATTERN, **options)
         network = network.to(memory_format=torch.channels_last).train()
         runs[layer] = torch.autocast("cpu", torch.bfloat16)(functools.partial(train_step, network, images))
-    samples: dict[str, list[float]] = {layer: [] for layer in runs}
-    time_interleaved(runs, samples, repeats=20, seconds=20, on_progress=print)
-    content = {
-        "seconds": {layer: summarize(taken)._asdict() for layer, taken in samples.items()},
-        "batch": BATCH,
-        "threads": torch.get_num_threads(),
-    }
-    content |= provenance()
-    atomic_write(STEPS, (json.dumps(content, indent=1) + "\n").encode())
+    seconds = time_in_turn(runs, repeats=20, seconds=20, on_progress=print)
+    write_results(STEPS, {"seconds": seconds, "batch": BATCH, "threads": torch.get_num_threads()})
 
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the mean top-1 after each epoch over the time of its steps, and the corrected intervals."""
-    seconds = json.loads(STEPS.read_text(encoding="utf-8"))["seconds"]
+    seconds = read_results(STEPS)["seconds"]
     figure, (curves, answers) = plot_style.subplots(2, height=3.6)
     styles = ((plot_style.OURS, "o"), *plot_style.BASELINES)
     for layer, (color, marker) in zip(LAYERS, styles, strict=False):
@@ -163,9 +134,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def paired(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """The differences in top-1 between the lambda layer and each other layer, by seed, in points."""
-    top1: dict[str, dict[int, float]] = {layer: {} for layer in LAYERS}
-    for run in runs:
-        top1[run["layer"]][run["seed"]] = 100 * run["top1"]
+    top1 = {layer: points(runs, {"layer": layer}, "top1") for layer in LAYERS}
     return {other: paired_differences(top1[LAMBDA], top1[other]) for other in QUESTIONS}
 
 
@@ -185,7 +154,7 @@ def answer(differences: Sequence[float], adjusted: float) -> str:
     return "yes" if statistics.fmean(differences) > 0 else "no"
 
 
-def write_section(runs: Sequence[Mapping[str, Any]]) -> str:
+def section(runs: Sequence[Mapping[str, Any]]) -> str:
     """The text between the page's markers."""
     pairs = paired(runs)
     adjusted = holm([float(ttest_1samp(values, 0).pvalue) for values in pairs.values()])
@@ -194,35 +163,33 @@ def write_section(runs: Sequence[Mapping[str, Any]]) -> str:
         plain, corrected = (confidence_interval(differences, 1 - LEVEL / count) for count in (1, len(pairs)))
         intervals = [" to ".join(f"{bound:+.2f}" for bound in interval) for interval in (plain, corrected)]
         difference = f"{statistics.fmean(differences):+.2f}"
-        means = [format_mean([100 * run["top1"] for run in runs if run["layer"] == name]) for name in (LAMBDA, other)]
+        means = [format_mean([*points(runs, {"layer": name}, "top1").values()]) for name in (LAMBDA, other)]
         rows.append([QUESTIONS[other], *means, difference, *intervals, f"{p:.3f}", answer(differences, p)])
     columns = ("question", "lambda layer", "the other", "difference", "95% interval", "corrected interval")
     table = markdown_table([*columns, "p (Holm)", "answer"], *rows)
-    seeds = {run["seed"] for run in runs}
     return (
         f"![Top-1 over the time of training, and the differences to the lambda layer](results/questions.png)\n\n"
-        f"Top-1 (%) on the 10,000 test images, mean ± std of {len(seeds)} seeds, trained on {processors(runs)}; the "
+        f"Top-1 (%) on the 10,000 test images, {seeds(runs)}, trained on {processors(runs)}; the "
         f"corrected intervals are of {100 - 100 * LEVEL / len(pairs):.2f}% (Bonferroni):\n\n{table}\n"
     )
 
 
 def main() -> None:
-    parser = SeededRunsParser(__doc__.splitlines()[0], ROOT / "docs/results.md")
-    parser.set_defaults(seeds=list(range(8)))
+    parser = SeededRuns(__doc__, "results.md", seeds=range(8))
     parser.add_argument("--tune", action="store_true", help="only compare learning rates")
     parser.add_argument("--steps", action="store_true", help="only time a training step of each layer")
     options = parser.parse_options()
+    out = options.out or (LEARNING_RATES if options.tune else OUT)
     if options.steps:
         measure_steps()
-        return
-    out = options.out or (LEARNING_RATES if options.tune else RESULTS)
-    if options.data is not None:
+    elif options.data is not None:
         measure(options, out)
-    if not options.tune and out.is_file():
-        runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
-        if {(run["layer"], run["seed"]) for run in runs} >= set(itertools.product(LAYERS, range(8))):
-            replace_section(options.page, markers("questions"), write_section(runs))
-            draw(runs, options.page.parent / "results/questions.png")
+    runs = stored_runs(out)
+    is_finished = {(run["layer"], run["seed"]) for run in runs} >= {*itertools.product(LAYERS, range(8))}
+    if not options.tune:
+        replace_section(options.page, "questions", section(runs) if is_finished else "The runs are not finished.\n")
+    if not options.tune and is_finished:
+        draw(runs, options.page.parent / "results/questions.png")
 
 
 if __name__ == "__main__":

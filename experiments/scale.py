@@ -7,9 +7,7 @@ Bytes and milliseconds per image on a CPU core, per checkpoint and per row of la
 devices are those of the paper (Table 5).
 """
 
-import argparse
 import io
-import json
 import statistics
 import tempfile
 import time
@@ -19,19 +17,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages import RESULTS, Script
 from PIL import Image
 
 from lambdanets.data.images import read_image
 from lambdanets.models import create_model
 from lambdanets.progress import format_duration
-from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
+from lambdanets.tasks.classification.task import make_transform
 from lambdanets.text_tables import markdown_table
 from lambdanets.training.checkpoints import AtomicCheckpointIO
-from lambdanets.training.classification.loaders import make_transform
+from lambdanets_lab.results import read_results, write_results
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/xeon-2-cores"
 IMAGE_SIZES = {"50_128": 128, "152_224": 224, "152_288": 288}  # by the suffix of the imagenet_350 recipe
 NUM_PSEUDO_LABELED, NUM_LABELED = 130_000_000, 1_281_167
 EPOCHS = 350  # over the labeled images
@@ -65,7 +62,6 @@ def measure() -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "checkpoint_bytes": checkpoint_bytes,
         "checkpoint_seconds": seconds,
-        **provenance(),
     }
 
 
@@ -85,16 +81,16 @@ def median_seconds(function: Any) -> float:
     return statistics.median(seconds)
 
 
-def generate_jpeg(seed: int) -> bytes:
-    """A JPEG file of noise with equal power in each octave, about as large as a file of ImageNet."""
+def generate_jpeg(seed: int, width: int = 500, height: int = 375, quality: int = 92) -> bytes:
+    """A JPEG file of noise with equal power in each octave; by default about as large as a file of ImageNet."""
     generator = np.random.default_rng(seed)
-    pixels = np.full((375, 500, 3), 128.0, np.float32)
-    for octave in range(1, 8):
-        small = np.clip(128 + generator.normal(0, 22, ((375 >> octave) + 1, (500 >> octave) + 1, 3)), 0, 255)
-        layer = Image.fromarray(small.astype(np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
+    pixels = np.full((height, width, 3), 128.0, np.float32)
+    for octave in range(1, int(np.log2(height))):
+        small = np.clip(128 + generator.normal(0, 22, ((height >> octave) + 1, (width >> octave) + 1, 3)), 0, 255)
+        layer = Image.fromarray(small.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
         pixels += np.asarray(layer, np.float32) - 128
     file = io.BytesIO()
-    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=92)
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=quality)
     return file.getvalue()
 
 
@@ -144,7 +140,7 @@ These commands train the paper's best model: LambdaResNet-152 at 288 pixels, 350
 (Tables 5 and 18). First write ImageNet as shards (`lambdanets shard IMAGENET IMAGENET_SHARDS`) and
 train a teacher, for example `lambdanets train imagenet_350_152_288 --data IMAGENET_SHARDS --run TEACHER`; the paper's images and teacher are not public.
 [`examples/slurm.sh`](../examples/slurm.sh) runs the last one as a SLURM job.
-`lambdanets train imagenet_pseudo --plan --devices 64` times a few steps on this machine, and estimates 64 devices like it.
+`lambdanets train imagenet_pseudo --dry-run` with the same options checks the data and times a few steps on this machine.
 
 This page estimates storage, time and processor cores. Bytes and milliseconds per image were measured on {scale["hardware"]["processor"]} ({scale["hardware"]["cores"]}
 cores), November 2026. The images/s of devices are from the paper (Table 5: 1,620 in training and 6,100 in inference on 8 TPUv3
@@ -199,15 +195,14 @@ Milliseconds per image in one process. Decoding and transforming, which are the 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    folder = RESULTS / "xeon-2-cores"
+    parser = Script(__doc__, "scale.md", folder / "scale.json")
     parser.add_argument("--measure", action="store_true", help="measure this machine before writing the page")
-    parser.add_argument("--out", type=Path, default=RESULTS / "scale.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/scale.md")
     options = parser.parse_args()
     if options.measure:
-        options.out.write_text(json.dumps(measure(), indent=1) + "\n")
-    names = ("scale.json", "select.json", "loader.json")
-    options.page.write_text(page(*(json.loads((RESULTS / name).read_text()) for name in names)), encoding="utf-8")
+        write_results(options.out, measure())
+    paths = (options.out, folder / "select.json", folder / "loader.json")
+    options.page.write_text(page(*map(read_results, paths)), encoding="utf-8")
 
 
 if __name__ == "__main__":

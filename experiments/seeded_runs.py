@@ -1,32 +1,63 @@
-"""Training runs of scripts that compare networks over seeds, and the file with their results."""
+"""Training runs of scripts that compare networks over seeds, the file with their results, and tables of them."""
 
 import argparse
-import json
+import functools
+import operator
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
+from pages import Script
 
-class SeededRunsParser(argparse.ArgumentParser):
-    """Parses the options that all these scripts have. Without data, a script only writes its page."""
+from lambdanets.records import write_json
+from lambdanets.text_tables import format_mean
+from lambdanets_lab.paired import format_difference, paired_differences
+from lambdanets_lab.results import read_results
 
-    def __init__(self, description: str, page: Path) -> None:
-        super().__init__(description=description)
+Key = dict[str, Any]  # what identifies a run in a results file, such as its recipe and seed
+# of result.json
+RUN_FIELDS = ("seconds", "parameters", "epochs", "training_images", "commit", "versions", "hardware")
+
+
+class SeededRuns(Script):
+    """Options of scripts that train. Without data, a script only writes its page."""
+
+    def __init__(self, doc: str | None, page: str, seeds: Sequence[int] = (0, 1, 2)) -> None:
+        super().__init__(doc, page)
         self.add_argument("data", type=Path, nargs="?")
         self.add_argument("--work", type=Path, help="folder for the runs")
-        self.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+        self.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
         self.add_argument("--jobs", type=int, default=1, help="runs to train at the same time")
-        self.add_argument("--out", type=Path, help="results file")
-        self.add_argument("--page", type=Path, default=page)
 
     def parse_options(self) -> argparse.Namespace:
         options = self.parse_args()
         if options.data is not None and options.work is None:
             self.error("--work must name a folder for the runs")
         return options
+
+
+def train_missing(
+    options: argparse.Namespace,
+    out: Path,
+    folder: str,
+    keys: Iterable[Key],
+    command: Callable[..., Sequence[object]],
+    fields: Callable[[Path, dict[str, Any]], Mapping[str, Any]],
+) -> None:
+    """Train the runs that a results file lacks, and write the result of each when it is finished.
+
+    folder: name of a run folder, such as "{recipe}-seed{seed}". command: arguments of `lambdanets` from a key, without
+    --run. fields: what to store beside RUN_FIELDS, from the run folder and its result.json.
+    """
+    missing = [key for key in keys if not any(key.items() <= run.items() for run in stored_runs(out))]
+    runs = {options.work / folder.format(**key).replace(" ", "-").replace(",", ""): key for key in missing}
+    commands = {run: [*map(str, command(**key)), "--run", str(run)] for run, key in runs.items()}
+    for run, result in train(commands, options.jobs):
+        row = {"jobs": options.jobs, **{name: result[name] for name in RUN_FIELDS}, **fields(run, result)}
+        store(out, runs[run], row)
 
 
 def train(commands: Mapping[Path, Sequence[str]], jobs: int) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -42,7 +73,7 @@ def train(commands: Mapping[Path, Sequence[str]], jobs: int) -> Iterator[tuple[P
             if code:
                 failed.append(f"{run} (exit code {code})")
             else:
-                yield run, json.loads((run / "result.json").read_text(encoding="utf-8"))
+                yield run, read_results(run / "result.json")
     if failed:
         raise SystemExit(f"failed runs, which the results do not have: {', '.join(failed)}")
 
@@ -54,20 +85,45 @@ def _run(command: tuple[Path, Sequence[str]]) -> tuple[Path, int]:
 
 def stored_runs(out: Path) -> list[dict[str, Any]]:
     """The runs in a results file; none without a file."""
-    return json.loads(out.read_text(encoding="utf-8"))["runs"] if out.exists() else []
+    return read_results(out)["runs"] if out.exists() else []
 
 
-def is_stored(out: Path, key: Mapping[str, Any]) -> bool:
-    """Whether a results file has the run that `key` identifies."""
-    return any(key.items() <= run.items() for run in stored_runs(out))
-
-
-def store(out: Path, key: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """Write a run, which `key` identifies, to a results file; it replaces a run with the same key."""
+def store(out: Path, key: Key, fields: Mapping[str, Any]) -> None:
+    """Add a run, which `key` identifies, to a results file; it replaces a run with the same key."""
     kept = [run for run in stored_runs(out) if not key.items() <= run.items()]
-    runs = sorted([*kept, {**key, **fields}], key=lambda run: [run[name] for name in key])
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
+    write_json(out, {"runs": sorted([*kept, {**key, **fields}], key=lambda run: [run[name] for name in key])})
+
+
+def points(runs: Iterable[Mapping[str, Any]], select: Key, *score: str) -> dict[int, float]:
+    """Return a score, in points, by seed of the runs whose fields have the selected values; `score`: nested keys."""
+    selected = [run for run in runs if all(run[name] == value for name, value in select.items())]
+    values = {run["seed"]: functools.reduce(operator.getitem, score, run) for run in selected}
+    return {seed: 100 * value for seed, value in values.items() if value is not None}
+
+
+def paired_rows(scores: Mapping[str, Sequence[Mapping[int, float]]], label: str, digits: int = 2) -> list[list[str]]:
+    """Cells of a table of two networks: the mean of each score by name, and the paired differences."""
+    rows = [[name, *(format_mean(list(column.values())) for column in columns)] for name, columns in scores.items()]
+    differences = [paired_differences(*columns) for columns in zip(*scores.values(), strict=True)]
+    return [*rows, [label, *(format_difference(each, digits) if each else "-" for each in differences)]]
+
+
+def seeds(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Name the number of seeds."""
+    count = len({run["seed"] for run in runs})
+    return f"mean ± std of {count} seeds" if count > 1 else "one seed"
+
+
+def conditions(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Name the epochs and minutes of runs from random initialization, and the processors that trained them."""
+    minutes = [run["seconds"] / 60 for run in runs]
+    jobs, threads = max(run["jobs"] for run in runs), max(run["hardware"]["threads"] for run in runs)
+    at_once = f", {jobs} at a time" if jobs > 1 else ""
+    return (
+        f"{runs[0]['epochs']} epochs from random initialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per "
+        f"run on {processors(runs)}{at_once} with {threads} thread{'s' * (threads > 1)} each"
+    )
 
 
 def processors(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -11,32 +11,24 @@ number of cores.
 """
 
 import argparse
-import dataclasses
-import json
+import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from pages import markers, replace_section
-from seeded_runs import SeededRunsParser, processors, store, train
+from pages import RESULTS, replace_section
+from seeded_runs import SeededRuns, conditions, paired_rows, points, seeds, stored_runs, train_missing
 
 import lambdanets as ln
 from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
-from lambdanets.text_tables import format_mean, markdown_table
-from lambdanets.training.segmentation.recipe import SegmentationRecipe
+from lambdanets.text_tables import markdown_table
 from lambdanets_lab.models.counting import count_flops
-from lambdanets_lab.paired import format_difference, paired_differences
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/xeon-2-cores"
 SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
-# of result.json
-RUN_FIELDS = ("seconds", "parameters", "epochs", "training_images", "commit", "versions", "hardware")
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Two recipes, which differ only in the network.
 
     recipes: their names in the table. split: the images on which they are scored, "test" or "validation".
@@ -45,38 +37,26 @@ class Comparison:
     recipes: dict[str, str]
     split: str
     results: Path
-    section: tuple[str, str]
+    section: str
 
 
 NUCLEI = Comparison(
-    {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"},
+    {"nuclei_masks": "lambda layers", "nuclei_masks_convolution": "3x3 convolutions"},
     "test",
-    RESULTS / "segmentation.json",
-    markers("segmentation"),
+    RESULTS / "xeon-2-cores/segmentation.json",
+    "segmentation",
 )
 DIGITS = Comparison(
-    {"digits": "lambda layers", "digits_convolution": "3x3 convolutions"},
+    {"digit_masks": "lambda layers", "digit_masks_convolution": "3x3 convolutions"},
     "validation",
-    RESULTS / "segmentation_digits.json",
-    ("<!-- written by experiments/segmentation.py digits -->\n", "<!-- end of segmentation on digits -->\n"),
+    RESULTS / "xeon-2-cores/segmentation_digits.json",
+    "segmentation digits",
 )
 
 
-def main() -> None:
-    options = SeededRunsParser(__doc__.splitlines()[0], ROOT / "docs/segmentation.md").parse_options()
-    comparisons = [NUCLEI, DIGITS]
-    if options.data is not None:
-        comparison = DIGITS if options.data == Path("digits") else NUCLEI
-        comparisons = [dataclasses.replace(comparison, results=options.out or comparison.results)]
-        measure(options, *comparisons)
-    for comparison in comparisons:
-        runs = json.loads(comparison.results.read_text(encoding="utf-8"))["runs"]
-        replace_section(options.page, comparison.section, write_section(comparison, runs))
-
-
-def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
+def command(recipe: str, seed: int, data: Path) -> list[str]:
     """The arguments of the `lambdanets` command of a run."""
-    arguments = ["segment", "train", recipe, "--seed", str(seed), "--run", str(run)]
+    arguments = ["train", recipe, "--seed", str(seed)]
     if recipe in DIGITS.recipes:
         return arguments
     return [
@@ -87,17 +67,15 @@ def command(recipe: str, seed: int, data: Path, run: Path) -> list[str]:
 
 
 def measure(options: argparse.Namespace, comparison: Comparison) -> None:
-    """Train and score the runs, one seed after another, and write the result of each when it is finished."""
+    """Train and score the runs, one seed after another."""
+
+    def fields(run: Path, result: dict[str, Any]) -> dict[str, Any]:
+        validation = {"validation": {name: result[name] for name in SCORES}, "validation_images": result["images"]}
+        return validation | (score(run, options.data) if comparison.split == "test" else {})
+
     keys = [{"recipe": recipe, "seed": seed} for seed in options.seeds for recipe in comparison.recipes]
-    runs = {options.work / f"{key['recipe']}-seed{key['seed']}": key for key in keys}
-    commands = {run: command(**key, data=options.data, run=run) for run, key in runs.items()}
-    for run, result in train(commands, options.jobs):
-        fields: dict[str, Any] = {name: result[name] for name in RUN_FIELDS}
-        fields |= {"jobs": options.jobs, "validation": {name: result[name] for name in SCORES}}
-        fields |= {"validation_images": result["images"]}
-        if comparison.split == "test":
-            fields |= score(run, options.data)
-        store(comparison.results, runs[run], fields)
+    make_command = functools.partial(command, data=options.data)
+    train_missing(options, comparison.results, "{recipe}-seed{seed}", keys, make_command, fields)
 
 
 def score(folder: Path, data: Path) -> dict[str, Any]:
@@ -107,39 +85,33 @@ def score(folder: Path, data: Path) -> dict[str, Any]:
     return {"test": evaluation.scores.means(), "test_images": len(evaluation.readable), "evaluated": evaluated}
 
 
-def write_section(comparison: Comparison, runs: list[dict[str, Any]]) -> str:
+def section(comparison: Comparison) -> str:
     """The text between the page's markers."""
-    split = comparison.split
-    seeds = sorted({run["seed"] for run in runs})
-    minutes = [run["seconds"] / 60 for run in runs]
-    jobs = max(run["jobs"] for run in runs)
-    at_once = f", {jobs} at a time" if jobs > 1 else ""
-    spread = f"mean ± std of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
-    num_threads = max(run["hardware"]["threads"] for run in runs)
-    threads = f"{num_threads} thread{'s' * (num_threads > 1)} each"
-    lines = [
-        f"EMA weights of the last epoch on {runs[0][f'{split}_images']} {split} images, in percent, {spread}; "
-        f"{runs[0]['epochs']} epochs from random initialization, {min(minutes):.0f} to {max(minutes):.0f}",
-        f"minutes per run on {processors(runs)}{at_once} with {threads}, beside other work:",
-        "",
-    ]
-    by_recipe = {recipe: {run["seed"]: run for run in runs if run["recipe"] == recipe} for recipe in comparison.recipes}
-    rows = []
+    runs, split, scores = stored_runs(comparison.results), comparison.split, {}
     for recipe, name in comparison.recipes.items():
-        of_recipe = by_recipe[recipe].values()
-        parameters = f"{next(iter(of_recipe))['parameters'] / 1e6:.2f} M parameters"
+        parameters = next(run["parameters"] for run in runs if run["recipe"] == recipe) / 1e6
         with torch.device("meta"):
-            model = ln.create_model(find_recipe(recipe, SegmentationRecipe).model, num_classes=2)
-        multiply_adds = f"{count_flops(model, 256, single_application=True) / 2e9:.1f} G multiply-adds"
-        cells = [format_mean([100 * run[split][score] for run in of_recipe]) for score in SCORES]
-        rows.append([f"U-Net, {name}, {parameters}, {multiply_adds}", *cells])
-    differences = []
-    for score in SCORES:
-        percent = [{seed: 100 * run[split][score] for seed, run in runs.items()} for runs in by_recipe.values()]
-        differences.append(format_difference(paired_differences(*percent)))
-    rows.append(["paired difference to 3x3 convolutions, 95% interval", *differences])
+            model = ln.create_model(find_recipe(recipe).model, num_classes=2)
+        multiply_adds = count_flops(model, 256, single_application=True) / 2e9
+        label = f"U-Net, {name}, {parameters:.2f} M parameters, {multiply_adds:.1f} G multiply-adds"
+        scores[label] = [points(runs, {"recipe": recipe}, split, score) for score in SCORES]
+    rows = paired_rows(scores, "paired difference to 3x3 convolutions, 95% interval")
     table = markdown_table(["parameters, multiply-adds for 256 x 256 pixels", *SCORES.values()], *rows)
-    return "\n".join([*lines, table]) + "\n"
+    return (
+        f"EMA weights of the last epoch on {runs[0][f'{split}_images']} {split} images, in percent, {seeds(runs)}; "
+        f"{conditions(runs)}, beside other work:\n\n{table}\n"
+    )
+
+
+def main() -> None:
+    options = SeededRuns(__doc__, "segmentation.md").parse_options()
+    comparisons = [NUCLEI, DIGITS]
+    if options.data is not None:
+        comparison = DIGITS if options.data == Path("digits") else NUCLEI
+        comparisons = [comparison._replace(results=options.out or comparison.results)]
+        measure(options, *comparisons)
+    for comparison in comparisons:
+        replace_section(options.page, comparison.section, section(comparison))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ The script prints pytest's report; --out writes the tests' outcomes as JSON. All
 
 import argparse
 import fnmatch
-import json
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -22,7 +21,7 @@ import pytest
 import timm
 
 from lambdanets.models import list_models
-from lambdanets.provenance import provenance
+from lambdanets_lab.results import write_results
 
 MARKERS = ("base", "forward", "backward", "cfg", "cfg_nonstd", "torchscript", "features", "fxforward", "fxbackward")
 
@@ -102,9 +101,8 @@ def main() -> int:
                 for parameters, outcome in outcomes.items()
                 if outcome != "passed"
             },
-            **provenance(),
         }
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_results(arguments.out, result)
     return int(code)
 
 

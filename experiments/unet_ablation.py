@@ -7,21 +7,17 @@ The recipe is that of the scattered digits with 40 epochs instead of 100. After 
 unfinished runs resume. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
-from pages import markers, replace_section
-from seeded_runs import SeededRunsParser, is_stored, processors, store, stored_runs, train
+from pages import RESULTS, replace_section
+from seeded_runs import SeededRuns, processors, stored_runs, train_missing
 
 from lambdanets.text_tables import markdown_table
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "experiments/results/unet_ablation.json"
+OUT = RESULTS / "unet_ablation.json"
 EPOCHS, LEARNING_RATE = 40, 0.002
 SCOPES = (23, 15, 11, 7, 5, 3)
 OTHER_RATES = (0.0006, 0.006)
-RUN_FIELDS = ("seconds", "parameters", "epochs", "training_images", "commit", "versions", "hardware")
 CONVOLUTION = "3x3 convolution"
 
 
@@ -35,26 +31,13 @@ def settings() -> list[dict[str, Any]]:
     ]
 
 
-def command(layer: str, learning_rate: float, seed: int, run: Path) -> list[str]:
+def command(layer: str, learning_rate: float, seed: int) -> list[object]:
     """The arguments of the `lambdanets` command of a run."""
-    recipe = ["digits_convolution"] if layer == CONVOLUTION else ["digits", "--model-options", *layer.split()]
-    options = ["--epochs", str(EPOCHS), "--learning-rate", str(learning_rate), "--seed", str(seed), "--run", str(run)]
-    return ["segment", "train", *recipe, *options]
+    recipe = ["digit_masks_convolution"] if layer == CONVOLUTION else ["digit_masks", "--model-options", *layer.split()]
+    return ["train", *recipe, "--epochs", EPOCHS, "--learning-rate", learning_rate, "--seed", seed]
 
 
-def measure(options: argparse.Namespace, out: Path) -> None:
-    """Train the runs, and write the result of each when it is finished."""
-    keys = [setting | {"seed": seed} for seed in options.seeds for setting in settings()]
-    runs = {
-        options.work / "-".join([key["layer"].replace(" ", "-"), str(key["learning_rate"]), str(key["seed"])]): key
-        for key in keys
-        if not is_stored(out, key)
-    }
-    for run, result in train({run: command(**key, run=run) for run, key in runs.items()}, options.jobs):
-        store(out, runs[run], {"dice": result["dice"]} | {name: result[name] for name in RUN_FIELDS})
-
-
-def write_section(runs: list[dict[str, Any]]) -> str:
+def section(runs: list[dict[str, Any]]) -> str:
     """The text between the page's markers."""
     seeds = sorted({run["seed"] for run in runs})
     dice = {(run["layer"], run["learning_rate"], run["seed"]): f"{100 * run['dice']:.1f}" for run in runs}
@@ -67,14 +50,14 @@ def write_section(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = SeededRunsParser(__doc__.splitlines()[0], ROOT / "docs/segmentation.md")
-    parser.set_defaults(seeds=[1, 2])
-    options = parser.parse_options()
-    out = options.out or RESULTS
+    options = SeededRuns(__doc__, "segmentation.md", seeds=(1, 2)).parse_options()
+    out = options.out or OUT
     if options.data is not None:
-        measure(options, out)
+        keys = [setting | {"seed": seed} for seed in options.seeds for setting in settings()]
+        folder = "{layer}-{learning_rate}-{seed}"
+        train_missing(options, out, folder, keys, command, lambda run, result: {"dice": result["dice"]})
     if runs := stored_runs(out):
-        replace_section(options.page, markers("unet_ablation"), write_section(runs))
+        replace_section(options.page, "unet_ablation", section(runs))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class Emitter:
         name = f"t{self.count}"
         self.count += 1
         self.operations += operations
-        self.lines.append(f"V {name} = {expression};")
+        self.lines.append(f"vec {name} = {expression};")
         return name
 
 
@@ -126,9 +126,9 @@ def main() -> None:
     for n in SIZES:
         emitter = Emitter()
         outputs = dft(emitter, [(f"r[{j}]", f"i[{j}]") for j in range(n)])
-        lines.append(f"/* {emitter.operations} operations */\nINLINE void dft_{n}(V *r, V *i) {{")
+        lines.append(f"/* {emitter.operations} operations */\nINLINE void dft_{n}(vec *r, vec *i) {{")
         lines += [f"  {line}" for line in emitter.lines]
-        lines += [f"  V or{k} = {re}, oi{k} = {im};" for k, (re, im) in enumerate(outputs)]
+        lines += [f"  vec or{k} = {re}, oi{k} = {im};" for k, (re, im) in enumerate(outputs)]
         lines += [f"  r[{k}] = or{k}; i[{k}] = oi{k};" for k in range(n)]
         lines.append("}")
     lines.append("#define FOR_EACH_RADIX(X) " + " ".join(f"X({n})" for n in SIZES))

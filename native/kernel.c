@@ -1,17 +1,17 @@
 /* The position interaction of a lambda layer by fused Fourier transforms; compiled once per instruction set and type.
  *
- * Transforms. w f n means 2 pi (f1 n1 / N1 + f2 n2 / N2); * is the conjugate. Inputs are padded with zeros (native_lengths.py).
- *   V^[f]   = sum_n V[n] e^{-iwfn}                      transform_values: real, one channel per lane of a vector
- *   R'^[f]  = 1 / (N1 N2) sum_d R'[d] e^{+iwfd}         R' = R_k + i R_{k+1}: two query depths in one transform
- *   lambda' = sum_f sum_(z,u) R'^[f] V^[f] e^{+iwfn}    lambda_columns, lambda_row; z are offsets in depth
+ * Transforms. f n in an exponent means 2 pi (f1 n1 / N1 + f2 n2 / N2); * is the conjugate. Inputs are zero-padded.
+ *   V^[f]   = sum_n V[n] e^{-ifn}                       transform_values: real, one channel per lane of a vector
+ *   R'^[f]  = 1 / (N1 N2) sum_d R'[d] e^{+ifd}          R' = R_k + i R_{k+1}: two query depths in one transform
+ *   lambda' = sum_f sum_(z,u) R'^[f] V^[f] e^{+ifn}     lambda_columns, lambda_row; z are offsets in depth
  *           = sum_d R'[d] V[n + d] = lambda_k + i lambda_{k+1}
  * The plus in R'^ makes it a correlation. native.py computes R'^ with the only division, so no transform here divides.
  * Sequences are maps, n = n1 + N1 n2 and f = N2 f1 + f2, with factors `cross` between the transforms of the two axes.
  *
- * Inverse. With E(a + ib) = b + ia, sum_f z[f] e^{+iwfn} = E(DFT(E z)): codelets need only the forward direction.
- * LOAD_PRODUCT and `multiply` store E(R'^ V^), both axes are transformed forward, and the last E is left out: the map T
- * and the lambdas are exchanged, (lambda_{k+1}, lambda_k), where they are read. A content lambda is a constant, so it
- * is added to T at f2 = 0. Gradients of lambdas and D are not exchanged; G is at the start of its inverse.
+ * Inverse. With swap(a + ib) = b + ia, sum_f X[f] e^{+ifn} = swap(DFT(swap X)): codelets need only the forward direction.
+ * LOAD_PRODUCT and `multiply` store swap(R'^ V^), both axes are transformed forward, and the last swap is left out: `map`,
+ * between the transforms, and the lambdas are swapped, (lambda_{k+1}, lambda_k), where they are read. A content lambda is
+ * a constant, added to `map` at f2 = 0. Gradients of lambdas and D are not swapped; G is at the start of its inverse.
  *
  * Half spectrum. V is real, so V^[-f] = V^[f]*. Only columns f2 <= N2 / 2 are stored; column f2 above is column
  * N2 - f2 at index `mirror` - f1, conjugated, where mirror = N1, and N1 stands for 0. In a sequence
@@ -20,42 +20,43 @@
  * b^[f] = (Z[f] - Z[-f]*) / 2i.
  *
  * Forward, per task (example, VL value channels, tile of the grid): V^ of each slice of depth and each u, once.
- * For each pair of depths: for each f2, the sum of products over (depth offset, u), transformed back over f1 to T; each
- * row of T, transformed back over f2 to lambdas in the first-level cache; y[h,n] += q_k lambda_k + q_{k+1} lambda_{k+1}.
+ * For each pair of depths: for each f2, the sum of products over (depth offset, u), transformed back over f1 to `map`; each
+ * row, transformed back over f2 to lambdas in the first-level cache; out[h,n] += q_k lambda_k + q_{k+1} lambda_{k+1}.
  *
- * Backward. dlambda' = sum_h (q_k + i q_{k+1}) g with g the gradient of y, and D[f] = sum_n dlambda'[n] e^{-iwfn}. Then
- *   grad q_k = sum over lanes of g lambda_k           grad content = D[0]
+ * Backward. dlambda' = sum_h (q_k + i q_{k+1}) grad_out and D[f] = sum_n dlambda'[n] e^{-ifn}. Then
+ *   grad q_k = sum over lanes of grad_out lambda_k    grad content = D[0]
  *   grad R'^[f] = sum over lanes of V^[f]* D[f]       native.py transforms it back to the table
  *   G[f] = R'^[f]* D[f]                               gradient of V^[f]
- *   grad V[n] = Re sum_f G[f] e^{+iwfn}
- * Re(z) = Re(z*), so G[f] of the columns above N2 / 2 is added as G[f]* at -f, to those that are stored. Two rows a, b
- * of the sum over f1 are again one complex row: Re sum_{f <= N2/2} a[f] e^{+iwfx} is the sum over all f of a[f] / 2 and,
+ *   grad V[n] = Re sum_f G[f] e^{+ifn}
+ * Re(X) = Re(X*), so G[f] of the columns above N2 / 2 is added as G[f]* at -f, to those that are stored. Two rows a, b
+ * of the sum over f1 are again one complex row: Re sum_{f <= N2/2} a[f] e^{+ifn} is the sum over all f of a[f] / 2 and,
  * at -f, a[f]* / 2, so Z[f] = (a + ib) / 2 and Z[-f] = (a* + ib*) / 2; f = 0 and f = N2 / 2 are their own mirror
  * images, with Z = Re a + i Re b. Its real part is row a, its imaginary part row b.
  *
- * Sums over lanes. sum_lanes adds the lanes of VL vectors at once, by a butterfly: with T = 1, 2, 4 .. VL / 2,
- * COMBINE(a, b, T) has in lane i the sum x[i] + x[i xor T] of x = a, or of x = b if bit T of i is set. Each step halves
- * the vectors, and lane i of the last one is the sum of p[i].
+ * Sums over lanes. sum_lanes adds the lanes of VL vectors at once, by a butterfly: with bit = 1, 2, 4 .. VL / 2,
+ * COMBINE(a, b, bit) has in lane i the sum x[i] + x[i xor bit] of x = a, or of x = b if i has the bit. Each step halves
+ * the vectors, and lane i of the last one is the sum of x[i].
  *
- * Names: p problem, w work memory, t tile, m or team the threads of a task, x y columns and rows, h heads; p->spectrum is
- * R'^, w->spectrum V^, w->grad G. libraries.py defines REAL, VL (lanes) and KERNEL (suffix of names). A transform of
- * length A B is pass 1, B DFTs of length A with twiddles, and pass 2, A DFTs of length B; a third pass splits pass 2.
+ * Names: p problem; t the part of it that a task computes, team its threads; w working memory, with w->spectrum for V^,
+ * w->grad for G; p->spectrum is R'^; x and y columns and rows of a map, z slices of depth, g pairs of a group, j heads, l
+ * lanes. libraries.py defines REAL, VL (lanes) and KERNEL (suffix of names); vec has VL lanes. A transform of length A B
+ * is pass 1, B DFTs of length A with twiddles, and pass 2, A DFTs of length B; a third pass splits pass 2.
  */
 #include "native.h"
 
-typedef REAL V __attribute__((vector_size(VL * sizeof(REAL))));
-typedef REAL VU __attribute__((vector_size(VL * sizeof(REAL)), aligned(sizeof(REAL))));
+typedef REAL vec __attribute__((vector_size(VL * sizeof(REAL))));
+typedef REAL vec_unaligned __attribute__((vector_size(VL * sizeof(REAL)), aligned(sizeof(REAL))));
 
 #include "codelets.h"
 
 /* Stores past the cache, for maps larger than it. Barriers fence. */
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_nontemporal_store)
-#define STREAM(p, x) __builtin_nontemporal_store(x, p)
+#define STREAM(to, x) __builtin_nontemporal_store(x, to)
 #endif
 #endif
 #ifndef STREAM
-#define STREAM(p, x) (*(p) = (x))
+#define STREAM(to, x) (*(to) = (x))
 #endif
 
 #define CAT2(a, b) a##b
@@ -63,97 +64,97 @@ typedef REAL VU __attribute__((vector_size(VL * sizeof(REAL)), aligned(sizeof(RE
 #define NAME(x) CAT(CAT(x, _), KERNEL)
 
 /* Pass 1: DFTs of length A over inputs f = B fa + fb, which LOAD reads to r[fa], i[fa]; then twiddles; tmp[fb][na].
- * `factors` and `n` are those of LOAD. */
-#define PASS1(VARIANT, A, LOAD)                                                                         \
-  static void NAME(VARIANT##_##A)(const V *in, ptrdiff_t stride, int B, V *tmp, const REAL *tw,         \
-                                  const REAL *factors, ptrdiff_t n) {                                   \
-    for (int fb = 0; fb < B; fb++) {                                                                    \
-      V r[A], i[A];                                                                                     \
-      UNROLL for (int fa = 0; fa < A; fa++) {                                                           \
-        int f = B * fa + fb;                                                                            \
-        LOAD(A)                                                                                         \
-      }                                                                                                 \
-      dft_##A(r, i);                                                                                    \
-      V *o = tmp + 2 * A * fb;                                                                          \
-      const REAL *t = tw + 2 * A * fb;                                                                  \
-      o[0] = r[0];                                                                                      \
-      o[1] = i[0];                                                                                      \
-      UNROLL for (int na = 1; na < A; na++) {                                                           \
-        REAL c = t[2 * na], s = t[2 * na + 1];                                                          \
-        o[2 * na] = r[na] * c - i[na] * s;                                                              \
-        o[2 * na + 1] = r[na] * s + i[na] * c;                                                          \
-      }                                                                                                 \
-    }                                                                                                   \
+ * `factors` and `number` are those of LOAD. */
+#define PASS1(VARIANT, A, LOAD)                                                                           \
+  static void NAME(VARIANT##_##A)(const vec *in, ptrdiff_t stride, int B, vec *tmp, const REAL *twiddles, \
+                                  const REAL *factors, ptrdiff_t number) {                                \
+    for (int fb = 0; fb < B; fb++) {                                                                      \
+      vec r[A], i[A];                                                                                     \
+      UNROLL for (int fa = 0; fa < A; fa++) {                                                             \
+        int f = B * fa + fb;                                                                              \
+        LOAD(A)                                                                                           \
+      }                                                                                                   \
+      dft_##A(r, i);                                                                                      \
+      vec *to = tmp + 2 * A * fb;                                                                         \
+      const REAL *twiddle = twiddles + 2 * A * fb;                                                        \
+      to[0] = r[0];                                                                                       \
+      to[1] = i[0];                                                                                       \
+      UNROLL for (int na = 1; na < A; na++) {                                                             \
+        REAL c = twiddle[2 * na], s = twiddle[2 * na + 1];                                                \
+        to[2 * na] = r[na] * c - i[na] * s;                                                               \
+        to[2 * na + 1] = r[na] * s + i[na] * c;                                                           \
+      }                                                                                                   \
+    }                                                                                                     \
   }
-#define LOAD_PLAIN(A)                       \
-  const V *p = in + (ptrdiff_t)f * stride; \
-  r[fa] = p[0];                             \
-  i[fa] = p[1];
-/* inputs from n on are zero */
-static const V NAME(zeros)[2] __attribute__((aligned(64)));
-#define LOAD_LIMITED(A)                                    \
-  const V *p = f < n ? in + f * stride : NAME(zeros);      \
-  r[fa] = p[0];                                            \
-  i[fa] = p[1];
-/* inputs times factors[f n], a `cross` twiddle */
-#define LOAD_TURNED(A)                                       \
-  const V *p = in + f * stride;                              \
-  REAL c = factors[2 * f * n], s = factors[2 * f * n + 1];   \
-  r[fa] = p[0] * c - p[1] * s;                               \
-  i[fa] = p[0] * s + p[1] * c;
-/* E(V^[f] R'^[f]): in is a column of V^, factors one of R'^ */
-#define LOAD_PRODUCT(A)                          \
-  V vr = in[2 * f], vi = in[2 * f + 1];          \
+#define LOAD_PLAIN(A)                           \
+  const vec *from = in + (ptrdiff_t)f * stride; \
+  r[fa] = from[0];                              \
+  i[fa] = from[1];
+/* inputs from `number` on are zero */
+static const vec NAME(zeros)[2] __attribute__((aligned(64)));
+#define LOAD_LIMITED(A)                                         \
+  const vec *from = f < number ? in + f * stride : NAME(zeros); \
+  r[fa] = from[0];                                              \
+  i[fa] = from[1];
+/* inputs times factors[f number], a `cross` twiddle */
+#define LOAD_TURNED(A)                                               \
+  const vec *from = in + f * stride;                                 \
+  REAL c = factors[2 * f * number], s = factors[2 * f * number + 1]; \
+  r[fa] = from[0] * c - from[1] * s;                                 \
+  i[fa] = from[0] * s + from[1] * c;
+/* swap(V^[f] R'^[f]): in is a column of V^, factors one of R'^ */
+#define LOAD_PRODUCT(A)                            \
+  vec vr = in[2 * f], vi = in[2 * f + 1];          \
   REAL a = factors[2 * f], b = factors[2 * f + 1]; \
-  r[fa] = vi * a + vr * b;                       \
+  r[fa] = vi * a + vr * b;                         \
   i[fa] = vr * a - vi * b;
-/* the same with V^[-f] = V^[m]* */
-#define LOAD_MIRRORED(A)                         \
-  int m = n - f < A * B ? n - f : 0;             \
-  V vr = in[2 * m], vi = in[2 * m + 1];          \
+/* the same with V^[-f], which is stored conjugated at `number` - f */
+#define LOAD_MIRRORED(A)                           \
+  int at = number - f < A * B ? number - f : 0;    \
+  vec vr = in[2 * at], vi = in[2 * at + 1];        \
   REAL a = factors[2 * f], b = factors[2 * f + 1]; \
-  r[fa] = vr * b - vi * a;                       \
+  r[fa] = vr * b - vi * a;                         \
   i[fa] = vr * a + vi * b;
-#define PASSES1(A)                  \
-  PASS1(plain, A, LOAD_PLAIN)       \
-  PASS1(limited, A, LOAD_LIMITED)   \
-  PASS1(turned, A, LOAD_TURNED)     \
-  PASS1(product, A, LOAD_PRODUCT)   \
+#define PASSES1(A)                \
+  PASS1(plain, A, LOAD_PLAIN)     \
+  PASS1(limited, A, LOAD_LIMITED) \
+  PASS1(turned, A, LOAD_TURNED)   \
+  PASS1(product, A, LOAD_PRODUCT) \
   PASS1(mirrored, A, LOAD_MIRRORED)
 /* pass 2: DFTs of length B over fb; outputs na + A nb below `limit` */
-#define PASS2(B)                                                                           \
-  static void NAME(pass2_##B)(const V *tmp, int A, V *out, ptrdiff_t stride, int limit, ptrdiff_t streamed) { \
-    for (int na = 0; na < A; na++) {                                                       \
-      V r[B], i[B];                                                                        \
-      UNROLL for (int fb = 0; fb < B; fb++) {                                              \
-        const V *p = tmp + 2 * ((ptrdiff_t)A * fb + na);                                        \
-        r[fb] = p[0];                                                                      \
-        i[fb] = p[1];                                                                      \
-      }                                                                                    \
-      dft_##B(r, i);                                                                       \
-      if (stride >= streamed) {                                                            \
-        UNROLL for (int nb = 0; nb < B; nb++)                                              \
-          if (na + A * nb < limit) {                                                       \
-            V *p = out + (na + A * nb) * stride;                                           \
-            STREAM(p, r[nb]);                                                              \
-            STREAM(p + 1, i[nb]);                                                          \
-          }                                                                                \
-        __asm__ volatile(""); /* else clang merges them with the stores below */           \
-        continue;                                                                          \
-      }                                                                                    \
-      UNROLL for (int nb = 0; nb < B; nb++)                                                \
-        if (na + A * nb < limit) {                                                         \
-          V *p = out + (na + A * nb) * stride;                                             \
-          p[0] = r[nb];                                                                    \
-          p[1] = i[nb];                                                                    \
-        }                                                                                  \
-    }                                                                                      \
+#define PASS2(B)                                                                                                  \
+  static void NAME(pass2_##B)(const vec *tmp, int A, vec *out, ptrdiff_t stride, int limit, ptrdiff_t streamed) { \
+    for (int na = 0; na < A; na++) {                                                                              \
+      vec r[B], i[B];                                                                                             \
+      UNROLL for (int fb = 0; fb < B; fb++) {                                                                     \
+        const vec *from = tmp + 2 * ((ptrdiff_t)A * fb + na);                                                     \
+        r[fb] = from[0];                                                                                          \
+        i[fb] = from[1];                                                                                          \
+      }                                                                                                           \
+      dft_##B(r, i);                                                                                              \
+      if (stride >= streamed) {                                                                                   \
+        UNROLL for (int nb = 0; nb < B; nb++)                                                                     \
+          if (na + A * nb < limit) {                                                                              \
+            vec *to = out + (na + A * nb) * stride;                                                               \
+            STREAM(to, r[nb]);                                                                                    \
+            STREAM(to + 1, i[nb]);                                                                                \
+          }                                                                                                       \
+        __asm__ volatile(""); /* else clang merges them with the stores below */                                  \
+        continue;                                                                                                 \
+      }                                                                                                           \
+      UNROLL for (int nb = 0; nb < B; nb++)                                                                       \
+        if (na + A * nb < limit) {                                                                                \
+          vec *to = out + (na + A * nb) * stride;                                                                 \
+          to[0] = r[nb];                                                                                          \
+          to[1] = i[nb];                                                                                          \
+        }                                                                                                         \
+    }                                                                                                             \
   }
 FOR_EACH_RADIX(PASSES1)
 FOR_EACH_RADIX(PASS2)
 
-typedef void (*NAME(pass1_t))(const V *, ptrdiff_t, int, V *, const REAL *, const REAL *, ptrdiff_t);
-typedef void (*NAME(pass2_t))(const V *, int, V *, ptrdiff_t, int, ptrdiff_t);
+typedef void (*NAME(pass1_t))(const vec *, ptrdiff_t, int, vec *, const REAL *, const REAL *, ptrdiff_t);
+typedef void (*NAME(pass2_t))(const vec *, int, vec *, ptrdiff_t, int, ptrdiff_t);
 /* codelets of one radix */
 static const struct {
   NAME(pass1_t) plain, limited, turned, product, mirrored;
@@ -167,7 +168,7 @@ static const struct {
 /* ---- one axis ---- */
 
 /* the passes after pass 1, from tmp; outputs below `limit` */
-static void NAME(finish)(const axis *a, V *tmp, V *tmp2, V *out, ptrdiff_t stride, int limit) {
+static void NAME(finish)(const axis *a, vec *tmp, vec *tmp2, vec *out, ptrdiff_t stride, int limit) {
   if (a->levels == 2) {
     NAME(radix)[a->f[1]].pass2(tmp, a->f[0], out, stride, limit, a->streamed);
     return;
@@ -179,7 +180,7 @@ static void NAME(finish)(const axis *a, V *tmp, V *tmp2, V *out, ptrdiff_t strid
 }
 
 /* inputs from limit_in on are zero */
-static void NAME(dft)(const axis *a, V *tmp, const V *in, ptrdiff_t in_stride, int limit_in, V *out, ptrdiff_t out_stride,
+static void NAME(dft)(const axis *a, vec *tmp, const vec *in, ptrdiff_t in_stride, int limit_in, vec *out, ptrdiff_t out_stride,
                       int limit_out) {
   int rest = a->n / a->f[0];
   if (limit_in < a->n)
@@ -190,8 +191,8 @@ static void NAME(dft)(const axis *a, V *tmp, const V *in, ptrdiff_t in_stride, i
 }
 
 /* inputs times cross[f cross_stride] */
-static void NAME(dft_twiddled)(const axis *a, V *tmp, const V *in, ptrdiff_t in_stride, const REAL *cross, ptrdiff_t cross_stride,
-                               V *out, ptrdiff_t out_stride, int limit_out) {
+static void NAME(dft_twiddled)(const axis *a, vec *tmp, const vec *in, ptrdiff_t in_stride, const REAL *cross, ptrdiff_t cross_stride,
+                               vec *out, ptrdiff_t out_stride, int limit_out) {
   NAME(radix)[a->f[0]].turned(in, in_stride, a->n / a->f[0], tmp, a->twiddles[0], cross, cross_stride);
   NAME(finish)(a, tmp, tmp + 2 * a->n, out, out_stride, limit_out);
 }
@@ -199,26 +200,26 @@ static void NAME(dft_twiddled)(const axis *a, V *tmp, const V *in, ptrdiff_t in_
 /* ---- tasks and working memory ---- */
 
 /* Outputs y0 .. y0 + rows - 1, x0 .. x0 + cols - 1. Inputs: index i of an axis holds position start + i if i < ahead,
- * start + i - N if i >= N - behind, else zero. Sequences have rows = 1 and the axis of m = m1 + N1 m2. */
+ * start + i - N if i >= N - behind, else zero. Sequences have rows = 1 and the axis of n = n1 + N1 n2. */
 typedef struct {
   int example, channel, lanes, tile;
   ptrdiff_t start[2], count[2], ahead[2], behind[2];
 } NAME(part);
 
 typedef struct {
-  V *spectrum; /* V^: [slice][u][f2 <= N2/2][f1] complex */
-  V *map;      /* T: [row][pair][N2] complex */
-  V *tmp, *line, *lam;
-  V *y;        /* [local position][h], for incomplete blocks and for gradients of outputs */
-  V *grad;     /* backward: gradient of V^ */
-  V *grad_content;
+  vec *spectrum; /* V^: [slice][u][f2 <= N2/2][f1] complex */
+  vec *map;      /* [row][pair][N2] complex */
+  vec *tmp, *line, *lam;
+  vec *out;       /* [local position][h], for incomplete blocks and for gradients of outputs */
+  vec *grad;     /* backward: gradient of V^ */
+  vec *grad_content;
   REAL *dq;    /* [local position][h][k4] */
   REAL *grad_table;
   int *position; /* of each item (x, head) of a row */
 } NAME(work);
 
 static inline int NAME(num_blocks)(const problem *p) { return (p->v + VL - 1) / VL; }
-static inline ptrdiff_t NAME(map_stride)(const problem *p) { return 2 * ((ptrdiff_t)p->G * p->axes[1].n + 1); }
+static inline ptrdiff_t NAME(map_stride)(const problem *p) { return 2 * ((ptrdiff_t)p->group * p->axes[1].n + 1); }
 static inline size_t NAME(spectrum_size)(const problem *p) { return 2 * (size_t)(p->axes[1].n / 2 + 1) * p->axes[0].n; }
 static inline size_t NAME(table_size)(const problem *p) {
   return 2 * (size_t)p->depth_scope * p->u * p->pairs * p->axes[0].n * p->axes[1].n;
@@ -253,27 +254,27 @@ static size_t NAME(carve)(const problem *p, NAME(work) *w, char *base, int rank,
   size_t at = 0, bytes, n = (size_t)p->depth * p->tile[0] * p->tile[1], slots = (size_t)p->depth * p->u;
   int rows = p->sequence ? N1 : p->tile[0], cols = p->sequence ? N2 : p->tile[1];
   int copied = p->v % VL != 0 || p->os_v != 1 || p->grad_output;
-#define TAKE(field, type, count)                              \
-  bytes = (size_t)(count) * sizeof(type);                     \
-  if (w) {                                                    \
-    w->field = (type *)(base + at);                           \
+#define TAKE(field, type, count)                                        \
+  bytes = (size_t)(count) * sizeof(type);                               \
+  if (w) {                                                              \
+    w->field = (type *)(base + at);                                     \
     FORBID(base + at + bytes, (bytes + 127) / 128 * 128 + GAP - bytes); \
-  }                                                           \
+  }                                                                     \
   at += (bytes + 127) / 128 * 128 + GAP;
-  TAKE(spectrum, V, slots * NAME(spectrum_size)(p))
-  TAKE(map, V, (size_t)rows * NAME(map_stride)(p))
-  TAKE(y, V, copied ? n * p->h : 0)
+  TAKE(spectrum, vec, slots * NAME(spectrum_size)(p))
+  TAKE(map, vec, (size_t)rows * NAME(map_stride)(p))
+  TAKE(out, vec, copied ? n * p->h : 0)
   if (p->grad_output) {
-    TAKE(grad, V, slots * NAME(spectrum_size)(p))
-    TAKE(grad_content, V, 2 * p->pairs)
+    TAKE(grad, vec, slots * NAME(spectrum_size)(p))
+    TAKE(grad_content, vec, 2 * p->pairs)
     TAKE(dq, REAL, NAME(dq_direct)(p) ? 0 : n * p->h * NAME(padded_depth)(p))
     TAKE(grad_table, REAL, NAME(table_size)(p))
   }
   for (int r = 0; r < size; r++) {
     if (r == rank + 1) w = 0;
-    TAKE(tmp, V, 4 * longest)
-    TAKE(line, V, 2 * longest)
-    TAKE(lam, V, 4 * (size_t)cols)
+    TAKE(tmp, vec, 4 * longest)
+    TAKE(line, vec, 2 * longest)
+    TAKE(lam, vec, 4 * (size_t)cols)
     TAKE(position, int, p->grad_output ? (size_t)cols * p->h : 0)
   }
 #undef TAKE
@@ -281,20 +282,20 @@ static size_t NAME(carve)(const problem *p, NAME(work) *w, char *base, int rank,
 }
 __attribute__((visibility("hidden"))) size_t NAME(scratch_bytes)(const problem *p, int size) { return NAME(carve)(p, 0, 0, 0, size); }
 
-INLINE V NAME(load_lanes)(const REAL *p, ptrdiff_t stride, int lanes) {
-  if (lanes == VL && stride == 1) return *(const VU *)p;
-  V x = {0};
-  for (int l = 0; l < lanes; l++) x[l] = p[l * stride];
+INLINE vec NAME(load_lanes)(const REAL *at, ptrdiff_t stride, int lanes) {
+  if (lanes == VL && stride == 1) return *(const vec_unaligned *)at;
+  vec x = {0};
+  for (int l = 0; l < lanes; l++) x[l] = at[l * stride];
   return x;
 }
-INLINE void NAME(store_lanes)(REAL *p, ptrdiff_t stride, V x, int lanes) {
+INLINE void NAME(store_lanes)(REAL *at, ptrdiff_t stride, vec x, int lanes) {
   if (lanes == VL && stride == 1)
-    *(VU *)p = x;
+    *(vec_unaligned *)at = x;
   else
-    for (int l = 0; l < lanes; l++) p[l * stride] = x[l];
+    for (int l = 0; l < lanes; l++) at[l * stride] = x[l];
 }
 
-/* Positions of row y of T: global + step x in the example, local + step x in the part, for x < count */
+/* Positions of row y of the map: global + step x in the example, local + step x in the part, for x < count */
 typedef struct {
   ptrdiff_t global, local, step;
   int count;
@@ -329,35 +330,35 @@ static inline int NAME(row_limit)(const problem *p, const NAME(part) *t) {
 
 /* ---- forward ---- */
 
-INLINE void NAME(turn)(V *z, const REAL *c) {
-  V r = z[0] * c[0] - z[1] * c[1];
-  z[1] = z[0] * c[1] + z[1] * c[0];
-  z[0] = r;
+INLINE void NAME(turn)(vec *x, const REAL *c) {
+  vec real = x[0] * c[0] - x[1] * c[1];
+  x[1] = x[0] * c[1] + x[1] * c[0];
+  x[0] = real;
 }
 
 /* V^ of one slice; two rows share one complex transform */
 static __attribute__((noinline)) void NAME(transform_values)(const problem *p, NAME(work) *w, const NAME(part) *t, const REAL *values,
-                                                             V *spectrum, team *m) {
+                                                             vec *spectrum, team *team) {
   const axis *a1 = &p->axes[0], *a2 = &p->axes[1];
   int N1 = a1->n, N2 = a2->n, F2 = N2 / 2 + 1, limit = NAME(row_limit)(p, t);
   const REAL *cross = p->cross;
-  for (int y = share((limit + 1) / 2, m, 0) * 2; y < share((limit + 1) / 2, m, 1) * 2; y += 2) {
+  for (int y = share((limit + 1) / 2, team, 0) * 2; y < share((limit + 1) / 2, team, 1) * 2; y += 2) {
     int pair = y + 1 < limit;
     if (!NAME(is_row)(p, t, y) && !(pair && NAME(is_row)(p, t, y + 1))) { /* between the two ends of a tile */
-      for (int f = 0; f < F2; f++) memset(spectrum + 2 * ((ptrdiff_t)f * N1 + y), 0, (pair ? 4 : 2) * sizeof(V));
+      for (int f = 0; f < F2; f++) memset(spectrum + 2 * ((ptrdiff_t)f * N1 + y), 0, (pair ? 4 : 2) * sizeof(vec));
       continue;
     }
     int limit_in = p->sequence || t->behind[1] ? N2 : (int)t->ahead[1];
     for (int x = 0; x < limit_in; x++) {
       ptrdiff_t a = NAME(source)(p, t, y, x), b = pair ? NAME(source)(p, t, y + 1, x) : -1;
-      w->line[2 * x] = a >= 0 ? NAME(load_lanes)(values + a * p->vs_n, p->vs_v, t->lanes) : (V){0};
-      w->line[2 * x + 1] = b >= 0 ? NAME(load_lanes)(values + b * p->vs_n, p->vs_v, t->lanes) : (V){0};
+      w->line[2 * x] = a >= 0 ? NAME(load_lanes)(values + a * p->vs_n, p->vs_v, t->lanes) : (vec){0};
+      w->line[2 * x + 1] = b >= 0 ? NAME(load_lanes)(values + b * p->vs_n, p->vs_v, t->lanes) : (vec){0};
     }
     NAME(dft)(a2, w->tmp, w->line, 2, limit_in, w->line, 2, N2);
     for (int f = 0; f < F2; f++) {
       int n = f == 0 ? 0 : N2 - f;
-      V zr = w->line[2 * f], zi = w->line[2 * f + 1], cr = w->line[2 * n], ci = -w->line[2 * n + 1];
-      V *o = spectrum + 2 * ((ptrdiff_t)f * N1 + y);
+      vec zr = w->line[2 * f], zi = w->line[2 * f + 1], cr = w->line[2 * n], ci = -w->line[2 * n + 1];
+      vec *o = spectrum + 2 * ((ptrdiff_t)f * N1 + y);
       o[0] = (zr + cr) * (REAL)0.5;
       o[1] = (zi + ci) * (REAL)0.5;
       if (cross) NAME(turn)(o, cross + 2 * ((ptrdiff_t)y * N2 + f));
@@ -368,9 +369,9 @@ static __attribute__((noinline)) void NAME(transform_values)(const problem *p, N
       }
     }
   }
-  barrier(m);
-  for (int f = share(F2, m, 0); f < share(F2, m, 1); f++) {
-    V *column = spectrum + 2 * (ptrdiff_t)f * N1;
+  barrier(team);
+  for (int f = share(F2, team, 0); f < share(F2, team, 1); f++) {
+    vec *column = spectrum + 2 * (ptrdiff_t)f * N1;
     NAME(dft)(a1, w->tmp, column, 2, limit, column, 2, N1);
   }
 }
@@ -385,12 +386,13 @@ INLINE ptrdiff_t NAME(table_column)(const problem *p, int table_slot, int pair, 
   return 2 * (((ptrdiff_t)table_slot * p->pairs + pair) * p->axes[1].n + f) * p->axes[0].n;
 }
 
-/* line (+)= E(V^ R'^), `mirrored` for columns that are not stored */
-static __attribute__((noinline)) void NAME(multiply)(const V *v, const REAL *R, V *line, int N, int mirrored, int mirror, int fresh) {
+/* line (+)= swap(V^ R'^), `mirrored` for columns that are not stored */
+static __attribute__((noinline)) void NAME(multiply)(const vec *spectrum, const REAL *R, vec *line, int N, int mirrored, int mirror,
+                                                     int fresh) {
   for (int f = 0; f < N; f++) {
-    int m = !mirrored ? f : mirror - f < N ? mirror - f : 0;
-    V vr = v[2 * m], vi = mirrored ? -v[2 * m + 1] : v[2 * m + 1];
-    V re = vi * R[2 * f] + vr * R[2 * f + 1], im = vr * R[2 * f] - vi * R[2 * f + 1];
+    int at = !mirrored ? f : mirror - f < N ? mirror - f : 0;
+    vec vr = spectrum[2 * at], vi = mirrored ? -spectrum[2 * at + 1] : spectrum[2 * at + 1];
+    vec re = vi * R[2 * f] + vr * R[2 * f + 1], im = vr * R[2 * f] - vi * R[2 * f + 1];
     line[2 * f] = fresh ? re : line[2 * f] + re;
     line[2 * f + 1] = fresh ? im : line[2 * f + 1] + im;
   }
@@ -398,19 +400,19 @@ static __attribute__((noinline)) void NAME(multiply)(const V *v, const REAL *R, 
 
 INLINE int NAME(mirror)(const problem *p) { return p->axes[0].n - p->sequence; }
 
-/* T of slice z for pairs first .. first + count - 1 */
+/* the map of slice z for pairs first .. first + count - 1 */
 static __attribute__((noinline)) void NAME(lambda_columns)(const problem *p, NAME(work) *w, const NAME(part) *t, int z, int first,
-                                                           int count, team *m) {
+                                                           int count, team *team) {
   const axis *a = &p->axes[0];
   int N1 = a->n, N2 = p->axes[1].n, F2 = N2 / 2 + 1, terms = p->depth_scope * p->u, rows = NAME(map_rows)(p, t);
   ptrdiff_t ms = NAME(map_stride)(p);
   const REAL *spectrum = p->spectrum;
-  for (int f = share(N2, m, 0); f < share(N2, m, 1); f++) {
+  for (int f = share(N2, team, 0); f < share(N2, team, 1); f++) {
     int mirrored = f >= F2, column = mirrored ? N2 - f : f, slot;
     for (int g = 0; g < count; g++) {
-      V *out = w->map + 2 * ((ptrdiff_t)g * N2 + f);
+      vec *out = w->map + 2 * ((ptrdiff_t)g * N2 + f);
       if (terms == 1) {
-        const V *v = w->spectrum + z * NAME(spectrum_size)(p) + 2 * (ptrdiff_t)column * N1;
+        const vec *v = w->spectrum + z * NAME(spectrum_size)(p) + 2 * (ptrdiff_t)column * N1;
         const REAL *R = spectrum + NAME(table_column)(p, 0, first + g, f);
         (mirrored ? NAME(radix)[a->f[0]].mirrored : NAME(radix)[a->f[0]].product)(v, 2, N1 / a->f[0], w->tmp, a->twiddles[0], R,
                                                                                   NAME(mirror)(p));
@@ -434,24 +436,25 @@ static void NAME(add_content)(const problem *p, NAME(work) *w, const NAME(part) 
   const REAL *content = (const REAL *)p->content + t->example * p->cs_b + t->channel;
   for (int g = 0; g < count; g++) {
     int k = 2 * (first + g);
-    V even = NAME(load_lanes)(content + (ptrdiff_t)k * p->cs_k, 1, t->lanes);
-    V odd = k + 1 < p->k ? NAME(load_lanes)(content + (ptrdiff_t)(k + 1) * p->cs_k, 1, t->lanes) : (V){0};
-    V *m = w->map + (ptrdiff_t)y * NAME(map_stride)(p) + 2 * (ptrdiff_t)g * p->axes[1].n;
-    m[0] += odd; /* exchanged parts */
-    m[1] += even;
+    vec even = NAME(load_lanes)(content + (ptrdiff_t)k * p->cs_k, 1, t->lanes);
+    vec odd = k + 1 < p->k ? NAME(load_lanes)(content + (ptrdiff_t)(k + 1) * p->cs_k, 1, t->lanes) : (vec){0};
+    vec *row = w->map + (ptrdiff_t)y * NAME(map_stride)(p) + 2 * (ptrdiff_t)g * p->axes[1].n;
+    row[0] += odd; /* swapped */
+    row[1] += even;
   }
 }
 
 /* Copy row r of the outputs (from memory, or to it with `store`). Channels that are maps
  * are copied one by one: the row is in the cache, and memory is accessed along the positions. */
-static void NAME(copy_row)(NAME(row) r, int h, int lanes, V *y, REAL *o, ptrdiff_t o_n, ptrdiff_t o_h, ptrdiff_t o_v, int store) {
-  y += r.local * h;
-  o += r.global * o_n;
-  if (o_v == 1) {
+static void NAME(copy_row)(NAME(row) r, int h, int lanes, vec *buffer, REAL *out, ptrdiff_t out_n, ptrdiff_t out_h, ptrdiff_t out_v,
+                           int store) {
+  buffer += r.local * h;
+  out += r.global * out_n;
+  if (out_v == 1) {
     for (int x = 0; x < r.count; x++)
       for (int j = 0; j < h; j++) {
-        V *from = y + r.step * x * h + j;
-        REAL *at = o + r.step * x * o_n + j * o_h;
+        vec *from = buffer + r.step * x * h + j;
+        REAL *at = out + r.step * x * out_n + j * out_h;
         if (store)
           NAME(store_lanes)(at, 1, *from, lanes);
         else
@@ -461,237 +464,233 @@ static void NAME(copy_row)(NAME(row) r, int h, int lanes, V *y, REAL *o, ptrdiff
   }
   for (int j = 0; j < h; j++)
     for (int l = 0; l < VL; l++) {
-      REAL *lane = (REAL *)(y + j) + l, *at = o + j * o_h + l * o_v;
-      ptrdiff_t y_x = r.step * h * VL, o_x = r.step * o_n;
+      REAL *lane = (REAL *)(buffer + j) + l, *at = out + j * out_h + l * out_v;
+      ptrdiff_t buffer_x = r.step * h * VL, out_x = r.step * out_n;
       if (l >= lanes)
-        for (int x = 0; x < r.count; x++) lane[x * y_x] = 0;
+        for (int x = 0; x < r.count; x++) lane[x * buffer_x] = 0;
       else if (store)
-        for (int x = 0; x < r.count; x++) at[x * o_x] = lane[x * y_x];
+        for (int x = 0; x < r.count; x++) at[x * out_x] = lane[x * buffer_x];
       else
-        for (int x = 0; x < r.count; x++) lane[x * y_x] = at[x * o_x];
+        for (int x = 0; x < r.count; x++) lane[x * buffer_x] = at[x * out_x];
     }
 }
 
-/* inverse DFT of one row of T: lam[x] = (lambda_{k+1}, lambda_k) for x < count */
-INLINE void NAME(lambda_row)(const problem *p, NAME(work) *w, int y, int g, V *lam, int count) {
+/* inverse DFT of one row of the map: lam[x] = (lambda_{k+1}, lambda_k) for x < count */
+INLINE void NAME(lambda_row)(const problem *p, NAME(work) *w, int y, int g, vec *lam, int count) {
   int N2 = p->axes[1].n;
-  const V *m = w->map + (ptrdiff_t)y * NAME(map_stride)(p) + 2 * (ptrdiff_t)g * N2;
+  const vec *row = w->map + (ptrdiff_t)y * NAME(map_stride)(p) + 2 * (ptrdiff_t)g * N2;
   if (p->cross)
-    NAME(dft_twiddled)(&p->axes[1], w->tmp, m, 2, (const REAL *)p->cross + 2 * (ptrdiff_t)y * N2, 1, lam, 2, count);
+    NAME(dft_twiddled)(&p->axes[1], w->tmp, row, 2, (const REAL *)p->cross + 2 * (ptrdiff_t)y * N2, 1, lam, 2, count);
   else
-    NAME(dft)(&p->axes[1], w->tmp, m, 2, N2, lam, 2, count);
+    NAME(dft)(&p->axes[1], w->tmp, row, 2, N2, lam, 2, count);
 }
 
-/* y[x][h] (+)= sum over COUNT pairs of q lambda; lam: pairs of 2 W vectors. With `odd`, the last depth does not exist. */
-#define APPLY(COUNT)                                                                                                \
-  static __attribute__((noinline)) void NAME(apply_##COUNT)(const V *lam, ptrdiff_t lam_stride, const REAL *q,      \
-                                                            ptrdiff_t q_x, ptrdiff_t q_h, ptrdiff_t q_k, REAL *y,   \
-                                                            ptrdiff_t y_x, ptrdiff_t y_h, int W, int h, int fresh,  \
-                                                            int odd) {                                              \
-    ptrdiff_t last = odd ? 0 : q_k;                                                                                 \
-    for (int x = 0; x < W; x++) {                                                                                   \
-      V a[COUNT], b[COUNT];                                                                                         \
-      UNROLL for (int g = 0; g < COUNT; g++) {                                                                      \
-        b[g] = lam[g * lam_stride + 2 * x];                                                                         \
-        a[g] = lam[g * lam_stride + 2 * x + 1];                                                                     \
-      }                                                                                                             \
-      if (odd) b[COUNT - 1] = (V){0};                                                                               \
-      for (int j = 0; j < h; j++) {                                                                                 \
-        VU *o = (VU *)(y + x * y_x + j * y_h);                                                                      \
-        const REAL *c = q + x * q_x + j * q_h;                                                                      \
-        V s = fresh ? (V){0} : *o;                                                                                  \
-        UNROLL for (int g = 0; g < COUNT; g++) {                                                                    \
-          s += a[g] * c[2 * g * q_k];                                                                               \
-          s += b[g] * c[2 * g * q_k + (g == COUNT - 1 ? last : q_k)];                                               \
-        }                                                                                                           \
-        *o = s;                                                                                                     \
-      }                                                                                                             \
-    }                                                                                                               \
+/* out[x][h] (+)= sum over COUNT pairs of q lambda; lam: pairs of 2 `width` vectors. With `odd`, the last depth does not exist. */
+#define APPLY(COUNT)                                                                                                       \
+  static __attribute__((noinline)) void NAME(apply_##COUNT)(const vec *lam, ptrdiff_t lam_stride, const REAL *q,           \
+                                                            ptrdiff_t q_x, ptrdiff_t q_h, ptrdiff_t q_k, REAL *out,        \
+                                                            ptrdiff_t out_x, ptrdiff_t out_h, int width, int h, int fresh, \
+                                                            int odd) {                                                     \
+    ptrdiff_t last = odd ? 0 : q_k;                                                                                        \
+    for (int x = 0; x < width; x++) {                                                                                      \
+      vec a[COUNT], b[COUNT];                                                                                              \
+      UNROLL for (int g = 0; g < COUNT; g++) {                                                                             \
+        b[g] = lam[g * lam_stride + 2 * x];                                                                                \
+        a[g] = lam[g * lam_stride + 2 * x + 1];                                                                            \
+      }                                                                                                                    \
+      if (odd) b[COUNT - 1] = (vec){0};                                                                                    \
+      for (int j = 0; j < h; j++) {                                                                                        \
+        vec_unaligned *to = (vec_unaligned *)(out + x * out_x + j * out_h);                                                \
+        const REAL *c = q + x * q_x + j * q_h;                                                                             \
+        vec sum = fresh ? (vec){0} : *to;                                                                                  \
+        UNROLL for (int g = 0; g < COUNT; g++) {                                                                           \
+          sum += a[g] * c[2 * g * q_k];                                                                                    \
+          sum += b[g] * c[2 * g * q_k + (g == COUNT - 1 ? last : q_k)];                                                    \
+        }                                                                                                                  \
+        *to = sum;                                                                                                         \
+      }                                                                                                                    \
+    }                                                                                                                      \
   }
 APPLY(1)
 APPLY(2)
 
-static void NAME(values_spectra)(const problem *p, NAME(work) *w, const NAME(part) *t, team *m) {
+static void NAME(values_spectra)(const problem *p, NAME(work) *w, const NAME(part) *t, team *team) {
   ptrdiff_t slice = (ptrdiff_t)p->H * p->W;
   const REAL *values = (const REAL *)p->values + t->example * p->vs_b + t->channel * p->vs_v;
   for (int z = 0; z < p->depth; z++)
     for (int u = 0; u < p->u; u++)
       NAME(transform_values)(p, w, t, values + z * slice * p->vs_n + u * p->vs_u,
-                             w->spectrum + ((size_t)z * p->u + u) * NAME(spectrum_size)(p), m);
-  barrier(m);
+                             w->spectrum + ((size_t)z * p->u + u) * NAME(spectrum_size)(p), team);
+  barrier(team);
 }
 
-__attribute__((visibility("hidden"))) void NAME(forward_task)(const problem *p, char *scratch, int task, order *turns, team *m) {
+__attribute__((visibility("hidden"))) void NAME(forward_task)(const problem *p, char *scratch, int task, order *turns, team *team) {
   NAME(work) w;
-  NAME(carve)(p, &w, scratch, m->rank, m->size);
+  NAME(carve)(p, &w, scratch, team->rank, team->size);
   NAME(part) t = NAME(part_of)(p, task);
-  NAME(values_spectra)(p, &w, &t, m);
+  NAME(values_spectra)(p, &w, &t, team);
   int direct = t.lanes == VL && p->os_v == 1, rows = NAME(map_rows)(p, &t);
   REAL *output = (REAL *)p->output + t.example * p->os_b + t.channel * p->os_v;
   const REAL *queries = (const REAL *)p->queries + t.example * p->qs_b;
   for (int z = 0; z < p->depth; z++)
-    for (int first = 0; first < p->pairs; first += p->G) {
-      int count = p->pairs - first < p->G ? p->pairs - first : p->G;
-      NAME(lambda_columns)(p, &w, &t, z, first, count, m);
-      barrier(m);
-      for (int y = share(rows, m, 0); y < share(rows, m, 1); y++) {
+    for (int first = 0; first < p->pairs; first += p->group) {
+      int count = p->pairs - first < p->group ? p->pairs - first : p->group;
+      NAME(lambda_columns)(p, &w, &t, z, first, count, team);
+      barrier(team);
+      for (int y = share(rows, team, 0); y < share(rows, team, 1); y++) {
         NAME(row) r = NAME(row_of)(p, &t, z, y);
         NAME(add_content)(p, &w, &t, first, count, y);
-        REAL *out = direct ? output + r.global * p->os_n : (REAL *)(w.y + r.local * p->h);
-        ptrdiff_t y_x = r.step * (direct ? p->os_n : p->h * VL), y_h = direct ? p->os_h : VL;
+        REAL *out_row = direct ? output + r.global * p->os_n : (REAL *)(w.out + r.local * p->h);
+        ptrdiff_t out_x = r.step * (direct ? p->os_n : p->h * VL), out_h = direct ? p->os_h : VL;
         for (int g = 0; g < count; g += 2) {
           const REAL *q = queries + r.global * p->qs_n + 2 * (first + g) * p->qs_k;
           int fresh = first + g == 0, both = g + 1 < count, odd = 2 * (first + g + both) + 1 >= p->k;
           for (int e = 0; e <= both; e++) NAME(lambda_row)(p, &w, y, g + e, w.lam + 2 * r.count * e, r.count);
-          (both ? NAME(apply_2) : NAME(apply_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, p->qs_k, out, y_x, y_h,
+          (both ? NAME(apply_2) : NAME(apply_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, p->qs_k, out_row, out_x, out_h,
                                                  r.count, p->h, fresh, odd);
         }
         if (!direct && first + count == p->pairs)
-          NAME(copy_row)(r, p->h, t.lanes, w.y, output, p->os_n, p->os_h, p->os_v, 1);
+          NAME(copy_row)(r, p->h, t.lanes, w.out, output, p->os_n, p->os_h, p->os_v, 1);
       }
-      barrier(m);
+      barrier(team);
     }
 }
 
 /* ---- backward ---- */
 
-/* lane i of the result is the sum of the lanes of p[i] */
+/* lane i of the result is the sum of the lanes of x[i] */
+#define OWN(i, bit) ((i) & (bit) ? VL + (i) : (i))
+#define OTHER(i, bit) ((i) & (bit) ? VL + ((i) ^ (bit)) : ((i) ^ (bit)))
+#define LANES_4(F, i, bit) F(i, bit), F(i + 1, bit), F(i + 2, bit), F(i + 3, bit)
+#define LANES_8(F, i, bit) LANES_4(F, i, bit), LANES_4(F, i + 4, bit)
 #if VL == 16
-#define COMBINE(a, b, T)                                                                                            \
-  (__builtin_shufflevector(a, b, L(0, T), L(1, T), L(2, T), L(3, T), L(4, T), L(5, T), L(6, T), L(7, T), L(8, T),   \
-                           L(9, T), L(10, T), L(11, T), L(12, T), L(13, T), L(14, T), L(15, T)) +                   \
-   __builtin_shufflevector(a, b, M(0, T), M(1, T), M(2, T), M(3, T), M(4, T), M(5, T), M(6, T), M(7, T), M(8, T),   \
-                           M(9, T), M(10, T), M(11, T), M(12, T), M(13, T), M(14, T), M(15, T)))
+#define LANES(F, bit) LANES_8(F, 0, bit), LANES_8(F, 8, bit)
 #elif VL == 8
-#define COMBINE(a, b, T)                                                                                          \
-  (__builtin_shufflevector(a, b, L(0, T), L(1, T), L(2, T), L(3, T), L(4, T), L(5, T), L(6, T), L(7, T)) +        \
-   __builtin_shufflevector(a, b, M(0, T), M(1, T), M(2, T), M(3, T), M(4, T), M(5, T), M(6, T), M(7, T)))
+#define LANES(F, bit) LANES_8(F, 0, bit)
 #elif VL == 4
-#define COMBINE(a, b, T)                                                  \
-  (__builtin_shufflevector(a, b, L(0, T), L(1, T), L(2, T), L(3, T)) +    \
-   __builtin_shufflevector(a, b, M(0, T), M(1, T), M(2, T), M(3, T)))
+#define LANES(F, bit) LANES_4(F, 0, bit)
 #else
 #error "VL must be 4, 8 or 16"
 #endif
-#define L(i, T) ((i) & (T) ? VL + (i) : (i))
-#define M(i, T) ((i) & (T) ? VL + ((i) ^ (T)) : ((i) ^ (T)))
-INLINE V NAME(sum_lanes)(V *p) {
-  UNROLL for (int m = 0; m < VL / 2; m++) p[m] = COMBINE(p[2 * m], p[2 * m + 1], 1);
-  UNROLL for (int m = 0; m < VL / 4; m++) p[m] = COMBINE(p[2 * m], p[2 * m + 1], 2);
+#define COMBINE(a, b, bit) \
+  (__builtin_shufflevector(a, b, LANES(OWN, bit)) + __builtin_shufflevector(a, b, LANES(OTHER, bit)))
+INLINE vec NAME(sum_lanes)(vec *x) {
+  UNROLL for (int i = 0; i < VL / 2; i++) x[i] = COMBINE(x[2 * i], x[2 * i + 1], 1);
+  UNROLL for (int i = 0; i < VL / 4; i++) x[i] = COMBINE(x[2 * i], x[2 * i + 1], 2);
 #if VL >= 8
-  UNROLL for (int m = 0; m < VL / 8; m++) p[m] = COMBINE(p[2 * m], p[2 * m + 1], 4);
+  UNROLL for (int i = 0; i < VL / 8; i++) x[i] = COMBINE(x[2 * i], x[2 * i + 1], 4);
 #endif
 #if VL >= 16
-  p[0] = COMBINE(p[0], p[1], 8);
+  x[0] = COMBINE(x[0], x[1], 8);
 #endif
-  return p[0];
+  return x[0];
 }
 
-/* dq[x][h][4] (+)= sum over lanes of g[x][h] lambda[4 depths] */
+/* dq[x][h][4] (+)= sum over lanes of grad_out[x][h] lambda[4 depths] */
 #define ITEMS (VL / 4)
-static __attribute__((noinline)) void NAME(query_gradients)(const V *even, const V *odd, const V *g, ptrdiff_t g_x, REAL *dq,
-                                                            ptrdiff_t dq_x, ptrdiff_t dq_h, ptrdiff_t dq_k, const int *position,
+static __attribute__((noinline)) void NAME(query_gradients)(const vec *even, const vec *odd, const vec *grad_out, ptrdiff_t grad_x,
+                                                            REAL *dq, ptrdiff_t dq_x, ptrdiff_t dq_h, ptrdiff_t dq_k, const int *position,
                                                             int items, int h) {
   for (int item = 0; item < items; item += ITEMS) {
-    V prod[VL];
+    vec prod[VL];
     UNROLL for (int l = 0; l < ITEMS; l++) {
       int i = item + l < items ? item + l : item;
       ptrdiff_t x = position[i], j = i - x * h;
-      V gv = g[x * g_x + j];
-      prod[4 * l] = gv * even[2 * x + 1];
-      prod[4 * l + 1] = gv * even[2 * x];
-      prod[4 * l + 2] = gv * odd[2 * x + 1];
-      prod[4 * l + 3] = gv * odd[2 * x];
+      vec grad = grad_out[x * grad_x + j];
+      prod[4 * l] = grad * even[2 * x + 1];
+      prod[4 * l + 1] = grad * even[2 * x];
+      prod[4 * l + 2] = grad * odd[2 * x + 1];
+      prod[4 * l + 3] = grad * odd[2 * x];
     }
-    V s = NAME(sum_lanes)(prod);
+    vec sum = NAME(sum_lanes)(prod);
     for (int l = 0; l < ITEMS && item + l < items; l++) {
       ptrdiff_t x = position[item + l], j = item + l - x * h;
-      REAL *o = dq + x * dq_x + j * dq_h, *sums = (REAL *)&s + 4 * l;
+      REAL *to = dq + x * dq_x + j * dq_h, *sums = (REAL *)&sum + 4 * l;
       if (dq_k == 1)
-        memcpy(o, sums, 4 * sizeof(REAL));
+        memcpy(to, sums, 4 * sizeof(REAL));
       else
-        for (int k = 0; k < 4; k++) o[k * dq_k] = sums[k];
+        for (int k = 0; k < 4; k++) to[k * dq_k] = sums[k];
     }
   }
 }
 
 /* gradients of lambdas of one row: lam[x] = (dlambda_k, dlambda_{k+1}) */
-#define OUTER(COUNT)                                                                                                  \
-  static __attribute__((noinline)) void NAME(outer_##COUNT)(V *lam, ptrdiff_t lam_stride, const REAL *q, ptrdiff_t q_x, \
-                                                            ptrdiff_t q_h, ptrdiff_t q_k, const V *y, ptrdiff_t y_x,  \
-                                                            int W, int h, int odd) {                                  \
-    ptrdiff_t last = odd ? 0 : q_k;                                                                                   \
-    for (int x = 0; x < W; x++) {                                                                                     \
-      V a[COUNT], b[COUNT];                                                                                           \
-      UNROLL for (int g = 0; g < COUNT; g++) a[g] = b[g] = (V){0};                                                    \
-      for (int j = 0; j < h; j++) {                                                                                   \
-        V s = y[x * y_x + j];                                                                                         \
-        const REAL *c = q + x * q_x + j * q_h;                                                                        \
-        UNROLL for (int g = 0; g < COUNT; g++) {                                                                      \
-          a[g] += s * c[2 * g * q_k];                                                                                 \
-          b[g] += s * c[2 * g * q_k + (g == COUNT - 1 ? last : q_k)];                                                 \
-        }                                                                                                             \
-      }                                                                                                               \
-      if (odd) b[COUNT - 1] = (V){0};                                                                                 \
-      UNROLL for (int g = 0; g < COUNT; g++) {                                                                        \
-        lam[g * lam_stride + 2 * x] = a[g];                                                                           \
-        lam[g * lam_stride + 2 * x + 1] = b[g];                                                                       \
-      }                                                                                                               \
-    }                                                                                                                 \
+#define OUTER(COUNT)                                                                                                             \
+  static __attribute__((noinline)) void NAME(outer_##COUNT)(vec *lam, ptrdiff_t lam_stride, const REAL *q, ptrdiff_t q_x,        \
+                                                            ptrdiff_t q_h, ptrdiff_t q_k, const vec *grad_out, ptrdiff_t grad_x, \
+                                                            int width, int h, int odd) {                                         \
+    ptrdiff_t last = odd ? 0 : q_k;                                                                                              \
+    for (int x = 0; x < width; x++) {                                                                                            \
+      vec a[COUNT], b[COUNT];                                                                                                    \
+      UNROLL for (int g = 0; g < COUNT; g++) a[g] = b[g] = (vec){0};                                                             \
+      for (int j = 0; j < h; j++) {                                                                                              \
+        vec grad = grad_out[x * grad_x + j];                                                                                     \
+        const REAL *c = q + x * q_x + j * q_h;                                                                                   \
+        UNROLL for (int g = 0; g < COUNT; g++) {                                                                                 \
+          a[g] += grad * c[2 * g * q_k];                                                                                         \
+          b[g] += grad * c[2 * g * q_k + (g == COUNT - 1 ? last : q_k)];                                                         \
+        }                                                                                                                        \
+      }                                                                                                                          \
+      if (odd) b[COUNT - 1] = (vec){0};                                                                                          \
+      UNROLL for (int g = 0; g < COUNT; g++) {                                                                                   \
+        lam[g * lam_stride + 2 * x] = a[g];                                                                                      \
+        lam[g * lam_stride + 2 * x + 1] = b[g];                                                                                  \
+      }                                                                                                                          \
+    }                                                                                                                            \
   }
 OUTER(1)
 OUTER(2)
 
-/* One column of D: S[f] += sum over lanes of V^[f]* D[f];  G[f] += R'^[f]* D[f], or mirrored, with V^ and G at -f,
+/* One column of D: sums[f] += sum over lanes of V^[f]* D[f];  G[f] += R'^[f]* D[f], or mirrored, with V^ and G at -f,
  * G[-f] += R'^[f] D[f]*. */
 #define FREQUENCIES (VL / 2)
-#define CONSUME(NAME_, INDEX, SIGN)                                                                                \
-  static __attribute__((noinline)) void NAME(NAME_)(const V *D, const V *spectrum, const REAL *R, V *G, REAL *S,   \
-                                                    int N, int mirror) {                                           \
-    for (int first = 0; first < N; first += FREQUENCIES) {                                                         \
-      V prod[VL];                                                                                                  \
-      UNROLL for (int l = 0; l < FREQUENCIES; l++) {                                                               \
-        int f = first + l;                                                                                         \
-        if (f >= N) {                                                                                              \
-          prod[2 * l] = prod[2 * l + 1] = (V){0};                                                                  \
-          continue;                                                                                                \
-        }                                                                                                          \
-        int m = INDEX;                                                                                             \
-        V dr = D[2 * f], di = D[2 * f + 1], vr = spectrum[2 * m], vi = spectrum[2 * m + 1];                        \
-        REAL a = R[2 * f], c = R[2 * f + 1];                                                                       \
-        G[2 * m] += dr * a + di * c;                                                                               \
-        G[2 * m + 1] += SIGN(di * a - dr * c);                                                                     \
-        prod[2 * l] = vr * dr + SIGN(vi * di);                                                                     \
-        prod[2 * l + 1] = vr * di - SIGN(vi * dr);                                                                 \
-      }                                                                                                            \
-      V s = NAME(sum_lanes)(prod);                                                                                 \
-      REAL *o = S + 2 * first;                                                                                     \
-      if (first + FREQUENCIES <= N)                                                                                \
-        *(VU *)o += s;                                                                                             \
-      else                                                                                                         \
-        for (int l = 0; l < 2 * (N - first); l++) o[l] += s[l];                                                    \
-    }                                                                                                              \
+#define CONSUME(NAME_, INDEX, SIGN)                                                                                          \
+  static __attribute__((noinline)) void NAME(NAME_)(const vec *D, const vec *spectrum, const REAL *R, vec *grad, REAL *sums, \
+                                                    int N, int mirror) {                                                     \
+    for (int first = 0; first < N; first += FREQUENCIES) {                                                                   \
+      vec prod[VL];                                                                                                          \
+      UNROLL for (int l = 0; l < FREQUENCIES; l++) {                                                                         \
+        int f = first + l;                                                                                                   \
+        if (f >= N) {                                                                                                        \
+          prod[2 * l] = prod[2 * l + 1] = (vec){0};                                                                          \
+          continue;                                                                                                          \
+        }                                                                                                                    \
+        int at = INDEX;                                                                                                      \
+        vec dr = D[2 * f], di = D[2 * f + 1], vr = spectrum[2 * at], vi = spectrum[2 * at + 1];                              \
+        REAL a = R[2 * f], c = R[2 * f + 1];                                                                                 \
+        grad[2 * at] += dr * a + di * c;                                                                                     \
+        grad[2 * at + 1] += SIGN(di * a - dr * c);                                                                           \
+        prod[2 * l] = vr * dr + SIGN(vi * di);                                                                               \
+        prod[2 * l + 1] = vr * di - SIGN(vi * dr);                                                                           \
+      }                                                                                                                      \
+      vec sum = NAME(sum_lanes)(prod);                                                                                       \
+      REAL *to = sums + 2 * first;                                                                                           \
+      if (first + FREQUENCIES <= N)                                                                                          \
+        *(vec_unaligned *)to += sum;                                                                                         \
+      else                                                                                                                   \
+        for (int l = 0; l < 2 * (N - first); l++) to[l] += sum[l];                                                           \
+    }                                                                                                                        \
   }
 CONSUME(consume, f, +)
 CONSUME(consume_mirrored, (mirror - f < N ? mirror - f : 0), -)
 
 /* gradients of values of one slice from G (half spectrum): inverse DFTs of columns */
-static __attribute__((noinline)) void NAME(values_gradient_columns)(const problem *p, NAME(work) *w, const NAME(part) *t, V *grad,
+static __attribute__((noinline)) void NAME(values_gradient_columns)(const problem *p, NAME(work) *w, const NAME(part) *t, vec *grad,
                                                                     team *team) {
   const axis *a1 = &p->axes[0];
   int N1 = a1->n, F2 = p->axes[1].n / 2 + 1, limit = NAME(row_limit)(p, t);
-  for (int f = share(F2, team, 0); f < share(F2, team, 1); f++) { /* inverse: exchange parts twice */
-    V *column = grad + 2 * (ptrdiff_t)f * N1;
-    for (int m = 0; m < N1; m++) {
-      V s = column[2 * m];
-      column[2 * m] = column[2 * m + 1];
-      column[2 * m + 1] = s;
+  for (int f = share(F2, team, 0); f < share(F2, team, 1); f++) { /* inverse: swap twice */
+    vec *column = grad + 2 * (ptrdiff_t)f * N1;
+    for (int i = 0; i < N1; i++) {
+      vec real = column[2 * i];
+      column[2 * i] = column[2 * i + 1];
+      column[2 * i + 1] = real;
     }
     NAME(dft)(a1, w->tmp, column, 2, N1, column, 2, limit);
   }
 }
 /* and of rows begin .. end - 1 (begin even), stored or added */
-static __attribute__((noinline)) void NAME(values_gradient_rows)(const problem *p, NAME(work) *w, const NAME(part) *t, V *grad,
+static __attribute__((noinline)) void NAME(values_gradient_rows)(const problem *p, NAME(work) *w, const NAME(part) *t, vec *grad,
                                                                  REAL *out, int begin, int end, int add) {
   const axis *a2 = &p->axes[1];
   int N1 = p->axes[0].n, N2 = a2->n, F2 = N2 / 2 + 1;
@@ -700,17 +699,17 @@ static __attribute__((noinline)) void NAME(values_gradient_rows)(const problem *
     int pair = y + 1 < end;
     if (!NAME(is_row)(p, t, y) && !(pair && NAME(is_row)(p, t, y + 1))) continue;
     for (int f = 0; f < F2; f++) {
-      V *c = grad + 2 * ((ptrdiff_t)f * N1 + y);
+      vec *c = grad + 2 * ((ptrdiff_t)f * N1 + y);
       if (cross) {
         NAME(turn)(c, cross + 2 * ((ptrdiff_t)y * N2 + f));
         if (pair) NAME(turn)(c + 2, cross + 2 * ((ptrdiff_t)(y + 1) * N2 + f));
       }
-      V ai = c[0], ar = c[1], bi = {0}, br = {0};
+      vec ai = c[0], ar = c[1], bi = {0}, br = {0};
       if (pair) {
         bi = c[2];
         br = c[3];
       }
-      if (f == 0 || 2 * f == N2) { /* Z = Re a + i Re b, exchanged */
+      if (f == 0 || 2 * f == N2) { /* Z = Re a + i Re b, swapped */
         w->line[2 * f] = br;
         w->line[2 * f + 1] = ar;
       } else { /* Z[f] = (a + i b) / 2, Z[-f] = (conj a + i conj b) / 2 */
@@ -727,22 +726,22 @@ static __attribute__((noinline)) void NAME(values_gradient_rows)(const problem *
         ptrdiff_t at = NAME(source)(p, t, y + e, x);
         if (at < 0) continue;
         REAL *o = out + at * p->dv_n;
-        V s = w->line[2 * x + 1 - e];
+        vec s = w->line[2 * x + 1 - e];
         NAME(store_lanes)(o, p->dv_v, add ? s + NAME(load_lanes)(o, p->dv_v, t->lanes) : s, t->lanes);
       }
   }
 }
 
 /* dlambda, its transform D, and what follows from D, for pairs first .. first + count - 1 of slice z */
-static void NAME(adjoint_columns)(const problem *p, NAME(work) *w, int z, int first, int count, int rows, team *m) {
+static void NAME(adjoint_columns)(const problem *p, NAME(work) *w, int z, int first, int count, int rows, team *team) {
   const axis *a = &p->axes[0];
   int N1 = a->n, N2 = p->axes[1].n, F2 = N2 / 2 + 1, terms = p->depth_scope * p->u, slot;
   ptrdiff_t ms = NAME(map_stride)(p);
   /* columns f and N2 - f contribute to the same G */
-  for (int column = share(F2, m, 0); column < share(F2, m, 1); column++)
+  for (int column = share(F2, team, 0); column < share(F2, team, 1); column++)
     for (int i = 0; i < (column == 0 || 2 * column == N2 ? count : 2 * count); i++) {
       int mirrored = i >= count, g = i - mirrored * count, c = mirrored ? N2 - column : column;
-      V *in = w->map + 2 * ((ptrdiff_t)g * N2 + c);
+      vec *in = w->map + 2 * ((ptrdiff_t)g * N2 + c);
       if (p->cross)
         NAME(dft_twiddled)(a, w->tmp, in, ms, (const REAL *)p->cross + 2 * c, N2, w->line, 2, N1);
       else
@@ -760,67 +759,67 @@ static void NAME(adjoint_columns)(const problem *p, NAME(work) *w, int z, int fi
     }
 }
 
-__attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p, char *scratch, int task, order *turns, team *m) {
+__attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p, char *scratch, int task, order *turns, team *team) {
   NAME(work) w;
-  NAME(carve)(p, &w, scratch, m->rank, m->size);
+  NAME(carve)(p, &w, scratch, team->rank, team->size);
   NAME(part) t = NAME(part_of)(p, task);
   int N2 = p->axes[1].n, h = p->h, rows = NAME(map_rows)(p, &t), slots = p->depth * p->u;
   int adjoint = p->grad_values || p->grad_spectra || p->grad_content, direct = NAME(dq_direct)(p);
   int cols = p->sequence ? N2 : p->tile[1];
   ptrdiff_t K = NAME(padded_depth)(p);
   for (int item = 0; item < cols * h; item++) w.position[item] = item / h;
-  size_t zeros = slots * NAME(spectrum_size)(p), own = NAME(table_size)(p), from = share(zeros, m, 0);
-  memset(w.grad + from, 0, (share(zeros, m, 1) - from) * sizeof(V));
-  from = share(own, m, 0);
-  memset(w.grad_table + from, 0, (share(own, m, 1) - from) * sizeof(REAL));
-  if (m->rank == 0) memset(w.grad_content, 0, 2 * p->pairs * sizeof(V));
-  NAME(values_spectra)(p, &w, &t, m);
-  REAL *g = (REAL *)p->grad_output + t.example * p->gs_b + t.channel * p->gs_v;
+  size_t zeros = slots * NAME(spectrum_size)(p), own = NAME(table_size)(p), from = share(zeros, team, 0);
+  memset(w.grad + from, 0, (share(zeros, team, 1) - from) * sizeof(vec));
+  from = share(own, team, 0);
+  memset(w.grad_table + from, 0, (share(own, team, 1) - from) * sizeof(REAL));
+  if (team->rank == 0) memset(w.grad_content, 0, 2 * p->pairs * sizeof(vec));
+  NAME(values_spectra)(p, &w, &t, team);
+  REAL *grad_out = (REAL *)p->grad_output + t.example * p->gs_b + t.channel * p->gs_v;
   const REAL *queries = (const REAL *)p->queries + t.example * p->qs_b;
   REAL *grad_queries = (REAL *)p->grad_queries + t.example * p->dq_b;
   for (int z = 0; z < p->depth; z++) {
-    for (int y = share(rows, m, 0); y < share(rows, m, 1); y++) {
-      NAME(copy_row)(NAME(row_of)(p, &t, z, y), h, t.lanes, w.y, g, p->gs_n, p->gs_h, p->gs_v, 0);
+    for (int y = share(rows, team, 0); y < share(rows, team, 1); y++) {
+      NAME(copy_row)(NAME(row_of)(p, &t, z, y), h, t.lanes, w.out, grad_out, p->gs_n, p->gs_h, p->gs_v, 0);
     }
-    for (int first = 0; first < p->pairs; first += p->G) {
-      int count = p->pairs - first < p->G ? p->pairs - first : p->G;
+    for (int first = 0; first < p->pairs; first += p->group) {
+      int count = p->pairs - first < p->group ? p->pairs - first : p->group;
       if (p->grad_queries) {
-        NAME(lambda_columns)(p, &w, &t, z, first, count, m);
-        barrier(m);
+        NAME(lambda_columns)(p, &w, &t, z, first, count, team);
+        barrier(team);
       }
-      for (int y = share(rows, m, 0); y < share(rows, m, 1); y++) {
+      for (int y = share(rows, team, 0); y < share(rows, team, 1); y++) {
         NAME(row) r = NAME(row_of)(p, &t, z, y);
         if (p->grad_queries) NAME(add_content)(p, &w, &t, first, count, y);
-        const V *gy = w.y + r.local * h;
-        V *map = w.map + y * NAME(map_stride)(p), *second = w.lam + 2 * r.count;
+        const vec *grad_row = w.out + r.local * h;
+        vec *map = w.map + y * NAME(map_stride)(p), *second = w.lam + 2 * r.count;
         for (int s = 0; s < count; s += 2) {
           int both = s + 1 < count, k = 2 * (first + s), odd = k + 2 * both + 1 >= p->k;
           const REAL *q = queries + r.global * p->qs_n + k * p->qs_k;
           if (p->grad_queries) {
             for (int e = 0; e <= both; e++) NAME(lambda_row)(p, &w, y, s + e, w.lam + 2 * r.count * e, r.count);
-            if (!both) memset(second, 0, 2 * r.count * sizeof(V));
+            if (!both) memset(second, 0, 2 * r.count * sizeof(vec));
             REAL *dq = direct ? grad_queries + r.global * p->dq_n + k * p->dq_k : w.dq + r.local * h * K + k;
-            NAME(query_gradients)(w.lam, second, gy, r.step * h, dq, r.step * (direct ? p->dq_n : h * K), direct ? p->dq_h : K,
+            NAME(query_gradients)(w.lam, second, grad_row, r.step * h, dq, r.step * (direct ? p->dq_n : h * K), direct ? p->dq_h : K,
                                   direct ? p->dq_k : 1, w.position, r.count * h, h);
           }
           if (!adjoint) continue;
-          (both ? NAME(outer_2) : NAME(outer_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, p->qs_k, gy, r.step * h, r.count, h,
-                                                       odd);
+          (both ? NAME(outer_2) : NAME(outer_1))(w.lam, 2 * r.count, q, r.step * p->qs_n, p->qs_h, p->qs_k, grad_row, r.step * h,
+                                                 r.count, h, odd);
           for (int e = 0; e <= both; e++)
             NAME(dft)(&p->axes[1], w.tmp, w.lam + 2 * r.count * e, 2, r.count, map + 2 * (ptrdiff_t)(s + e) * N2, 2, N2);
         }
       }
-      barrier(m);
-      if (adjoint) NAME(adjoint_columns)(p, &w, z, first, count, rows, m);
-      barrier(m);
+      barrier(team);
+      if (adjoint) NAME(adjoint_columns)(p, &w, z, first, count, rows, team);
+      barrier(team);
     }
   }
 
   /* sums over tasks, in order */
   if (p->grad_queries && !direct) {
-    begin_turn(turns, SEGMENTS, task, m);
+    begin_turn(turns, SEGMENTS, task, team);
     for (int z = 0; z < p->depth; z++)
-      for (int y = share(rows, m, 0); y < share(rows, m, 1); y++) {
+      for (int y = share(rows, team, 0); y < share(rows, team, 1); y++) {
         NAME(row) r = NAME(row_of)(p, &t, z, y);
         for (int x = 0; x < r.count; x++)
           for (int j = 0; j < h; j++) {
@@ -829,35 +828,36 @@ __attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p,
             for (int k = 0; k < p->k; k++) o[k * p->dq_k] = t.channel == 0 ? s[k] : o[k * p->dq_k] + s[k];
           }
       }
-    end_turn(turns, SEGMENTS, task, m);
+    end_turn(turns, SEGMENTS, task, team);
   }
   if (p->grad_content) {
-    begin_turn(turns, SEGMENTS + 1, task, m);
-    for (int k = 0; k < p->k && m->rank == 0; k++) {
+    begin_turn(turns, SEGMENTS + 1, task, team);
+    for (int k = 0; k < p->k && team->rank == 0; k++) {
       REAL *o = (REAL *)p->grad_content + ((ptrdiff_t)t.example * p->k + k) * p->v + t.channel;
       NAME(store_lanes)(o, 1, t.tile ? w.grad_content[k] + NAME(load_lanes)(o, 1, t.lanes) : w.grad_content[k], t.lanes);
     }
-    end_turn(turns, SEGMENTS + 1, task, m);
+    end_turn(turns, SEGMENTS + 1, task, team);
   }
   if (p->grad_spectra)
-    for (int s = 0, segments = m->size > 1 ? 1 : SEGMENTS; s < segments; s++) { /* a pipeline of teams of one */
-      begin_turn(turns, s, task, m);
-      size_t at = own * (s * m->size + m->rank) / (segments * m->size), end = own * (s * m->size + m->rank + 1) / (segments * m->size);
+    for (int s = 0, segments = team->size > 1 ? 1 : SEGMENTS; s < segments; s++) { /* a pipeline of teams of one */
+      begin_turn(turns, s, task, team);
+      size_t at = own * (s * team->size + team->rank) / (segments * team->size);
+      size_t end = own * (s * team->size + team->rank + 1) / (segments * team->size);
       for (REAL *total = p->grad_spectra; at < end; at++) total[at] = task == 0 ? w.grad_table[at] : total[at] + w.grad_table[at];
-      end_turn(turns, s, task, m);
+      end_turn(turns, s, task, team);
     }
   if (p->grad_values) {
     int add = num_tiles(p) > 1, pairs = (NAME(row_limit)(p, &t) + 1) / 2;
-    int end = share(pairs, m, 1) * 2 < NAME(row_limit)(p, &t) ? share(pairs, m, 1) * 2 : NAME(row_limit)(p, &t);
+    int end = share(pairs, team, 1) * 2 < NAME(row_limit)(p, &t) ? share(pairs, team, 1) * 2 : NAME(row_limit)(p, &t);
     size_t size = NAME(spectrum_size)(p);
     REAL *out = (REAL *)p->grad_values + t.example * p->dv_b + t.channel * p->dv_v;
-    for (int i = 0; i < slots; i++) NAME(values_gradient_columns)(p, &w, &t, w.grad + i * size, m);
-    barrier(m);
-    if (add) begin_turn(turns, SEGMENTS + 2, task, m);
+    for (int i = 0; i < slots; i++) NAME(values_gradient_columns)(p, &w, &t, w.grad + i * size, team);
+    barrier(team);
+    if (add) begin_turn(turns, SEGMENTS + 2, task, team);
     for (int z = 0; z < p->depth; z++)
       for (int u = 0; u < p->u; u++)
         NAME(values_gradient_rows)(p, &w, &t, w.grad + ((size_t)z * p->u + u) * size,
-                                   out + (ptrdiff_t)z * p->H * p->W * p->dv_n + u * p->dv_u, share(pairs, m, 0) * 2, end, add);
-    if (add) end_turn(turns, SEGMENTS + 2, task, m);
+                                   out + (ptrdiff_t)z * p->H * p->W * p->dv_n + u * p->dv_u, share(pairs, team, 0) * 2, end, add);
+    if (add) end_turn(turns, SEGMENTS + 2, task, team);
   }
 }

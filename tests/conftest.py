@@ -33,7 +33,7 @@ torch.zeros(1, requires_grad=True).sum().backward()
 # Fixtures whose tests all run in the same worker of pytest-xdist, so that each is created once.
 EXPENSIVE_FIXTURES = (
     *("exported_detector", "trained_detector", "trained_segmenter", "quick_run", "interpreted"),
-    *("uninterrupted", "trained", "outputs", "small_run", "early_stopped"),
+    *("uninterrupted", "outputs", "small_run", "early_stopped"),
 )
 # Tests with these fixtures run first, then the tests of these files: a worker that started them last would run alone.
 SLOW_FILES = (

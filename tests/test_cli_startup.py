@@ -11,15 +11,13 @@ from lambdanets.cli import COMMANDS
 HEAVY = ("torch", "torchvision", "timm", "lightning", "numpy", "matplotlib", "pyarrow")
 HELP_COMMANDS = [
     *COMMANDS,
-    *(f"detect {action}" for action in ("train", "evaluate", "predict", "report")),
-    *(f"segment {action}" for action in ("train", "evaluate", "predict")),
     *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling", "tables")),
-    *("train cifar10", "pseudo-label select", "compare scope"),
+    *("train cifar10", "train nuclei", "pseudo-label select", "compare scope"),
 ]
 INVALID_COMMANDS = [
     *("trian", "--verison", "train digits --epoch 3", "train digits --epochs x", "train digits --epochs 0"),
-    *("train nothing", "train --image-size", "detect trian", "detect train --epoch 3", "detect predict a b --score 2"),
-    *("segment trian", "segment train --epoch 3", "segment predict a b --batch-size 0"),
+    *("train nothing", "train --image-size", "predict a b --score 2"),
+    *("segment trian", "train regions --epoch 3", "predict a b --batch-size 0"),
     *("evaluate", "evaluate a --dta b", "predict a b --top 0", "predict a b --top x", "shard a b --processes x"),
     *("pseudo-label a b", "pseudo-label select a b --confidence x", "compare scop", "compare scope --seed x"),
     *(
@@ -72,13 +70,20 @@ def test_help_exits_with_0_and_usage_errors_with_2_in_one_line(results):
 
 def test_help_shows_recipes_arguments_groups_and_defaults(results):
     output = results["train --help"][1]
-    for text in ("usage: lambdanets train [RECIPE] ", "  cifar10: ", "that all tasks have:\n", "--epochs EPOCHS"):
+    for text in (
+        "usage: lambdanets train [RECIPE] ",
+        "  cifar10: ",
+        "  nuclei_masks: ",
+        "that all tasks have:\n",
+        "--epochs EPOCHS",
+    ):
         assert text in output
-    for command, actions in (("detect", ("train", "predict", "report")), ("benchmark", ("layer", "scaling"))):
-        assert all(f"\n  {action} " in results[f"{command} --help"][1] for action in actions)
-    assert "usage: lambdanets predict CHECKPOINT IMAGES... " in results["predict --help"][1]
+    assert all(f"\n  {kind} " in results["benchmark --help"][1] for kind in ("layer", "scaling"))
+    assert "usage: lambdanets predict MODEL IMAGES... " in results["predict --help"][1]
     assert "Number of epochs. (default: 60)" in " ".join(results["train cifar10 --help"][1].split())
-    assert "The networks of Mask R-CNN: arguments of `mask_rcnn`:\n" in results["detect train --help"][1]
+    assert "The networks of Mask R-CNN: arguments of `mask_rcnn`:\n" in results["train nuclei --help"][1]
+    for group in ("All tasks", "Classification", "Detection and segmentation", "Detection"):
+        assert f"\n{group}:\n  --" in results["predict --help"][1]
 
 
 def test_existing_outputs_are_reported_before_pytorch_is_imported(tmp_path):
@@ -93,8 +98,7 @@ def test_existing_outputs_are_reported_before_pytorch_is_imported(tmp_path):
         "evaluate digits --out done": "done is not empty",
         "explain digits image.png --out done": "done is not empty",
         "adopt lambda_resnet26t --out done": "done is not empty",
-        **{f"{task} predict nuclei image.png --out done": "done is not empty" for task in ("detect", "segment")},
-        **{f"{task} evaluate nuclei --out done": "done is not empty" for task in ("detect", "segment")},
+        "predict nuclei image.png --out done": "done is not empty",
     }
     heavy = tuple(name for name in HEAVY if name != "numpy")  # which Pillow's images need
     code = f"HEAVY = {heavy!r}\n{SCRIPT}"

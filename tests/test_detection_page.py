@@ -1,7 +1,7 @@
-"""The Python code of docs/detection.md runs, and tables of trained models are those of the committed results."""
+"""The Python code of docs/detection.md and docs/segmentation.md runs."""
 
 import re
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from lab.export.shallow_resnet import shallow_lambda_resnet
-from scripts import load_script
 from training.detection.constructed_detector import write_constructed_detector
 
 ROOT = Path(__file__).parents[1]
@@ -40,17 +39,16 @@ def test_python_code_detects_objects_and_exports_to_onnx(tmp_path, monkeypatch, 
         torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("script", "page", "arguments"),
-    [("nuclei_test_set", "detection.md", []), ("pretrained", "pretrained.md", ["page"])],
-)
-def test_tables_of_trained_models_are_those_of_the_results(script, page, arguments, tmp_path, monkeypatch):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    module = load_script(f"experiments/{script}.py")
-    before, begin, rest = text.partition(module.BEGIN)
-    _, end, after = rest.partition(module.END)
-    (tmp_path / page).write_text(before + begin + end + after, encoding="utf-8")
-    assert len(before + begin + end + after) < len(text)
-    monkeypatch.setattr(sys, "argv", [script, *arguments, "--page", str(tmp_path / page)])
-    module.main()
-    assert (tmp_path / page).read_text(encoding="utf-8") == text
+def test_python_code_of_segmentation_page_segments_a_photo(trained_segmenter, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/regions").symlink_to(trained_segmenter / "run")
+    shutil.copy(sorted((trained_segmenter / "digits/train").iterdir())[0], tmp_path / "photo.png")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/segmentation.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    variables: dict = {}
+    exec(code, variables)
+    assert [line.rpartition(" ")[0] for line in capsys.readouterr().out.splitlines()[-3:]] == [
+        *variables["segmentation"].classes
+    ]
+    assert variables["model"].num_classes == 3

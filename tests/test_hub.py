@@ -17,7 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.adopted import load_and_adopt
 from lambdanets.inference.classifier import Classifier
 from lambdanets.recipes import find_recipe
-from lambdanets.training.classification.model import build_model, resolve_model_from_weights
+from lambdanets.tasks.classification.task import build_model, resolve_model_from_weights
 from lambdanets.training.run import start
 from noise_images import write_two_classes
 from small_timm import small_lambda_resnet26t  # noqa: F401

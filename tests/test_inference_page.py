@@ -1,4 +1,4 @@
-"""The Python code of docs/inference.md and docs/reference.md runs; pages and examples import only public names."""
+"""The Python code of docs/inference.md runs; pages and examples import only public names."""
 
 import re
 import shutil
@@ -39,12 +39,6 @@ def test_python_code_of_inference_page_runs(runs, capsys):
     assert len(variables["predictions"]) == 7
     assert isinstance(variables["detector"], ln.Detector)
     assert len(variables["evaluation"].readable) == 4
-
-
-def test_python_code_of_reference_page_runs(capsys):
-    (block,) = BLOCKS.findall((ROOT / "docs/reference.md").read_text(encoding="utf-8"))
-    exec(block, {})
-    assert "[2, 64, 32, 32]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

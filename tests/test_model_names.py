@@ -37,13 +37,13 @@ def run_command(capsys, *arguments):
 
 def test_images_in_a_folder_with_the_name_of_the_model_are_predicted(folder, capsys):
     run_command(capsys, "predict", "digits", "digits/a.png")
-    run_command(capsys, "detect", "predict", "nuclei", "nuclei", "--out", "found")
+    run_command(capsys, "predict", "nuclei", "nuclei", "--out", "found")
     assert json.loads((folder / "found/images.json").read_text())["images"][0]["file_name"] == "nuclei/a.png"
 
 
 def test_output_folder_may_have_the_name_of_the_model(folder, capsys):
     shutil.move(folder / "nuclei", folder / "micrographs")
-    run_command(capsys, "detect", "predict", "nuclei", "micrographs", "--out", "nuclei")
+    run_command(capsys, "predict", "nuclei", "micrographs", "--out", "nuclei")
     assert (folder / "nuclei/results.json").is_file()
 
 

@@ -45,20 +45,13 @@ def test_runs_and_output_of_the_classification_commands_are_not_data(two_classes
     )
 
 
-def test_output_of_the_detection_commands_is_not_data(trained_detector, tmp_path, capsys):
+@pytest.mark.parametrize("task", ["detector", "segmenter"])
+def test_output_of_predict_and_evaluate_is_not_data(task, trained_detector, trained_segmenter, tmp_path, capsys):
+    folder = trained_detector if task == "detector" else trained_segmenter
     check_that_output_is_not_data(
-        copy_photos(trained_detector / "digits/train", tmp_path / "photos"),
-        f"detect predict {trained_detector}/run PHOTOS --out OUT --device cpu",
-        f"detect predict {trained_detector}/run PHOTOS --out OUT --device cpu --no-figures",
-        f"detect evaluate {trained_detector}/run --out OUT --device cpu",
+        copy_photos(folder / "digits/train", tmp_path / "photos"),
+        f"predict {folder}/run PHOTOS --out OUT --device cpu",
+        f"predict {folder}/run PHOTOS --out OUT --device cpu --no-figures",
+        f"evaluate {folder}/run --out OUT --device cpu",
     )
     assert "left out: 8 in out0, the output of a command\n" in capsys.readouterr().err
-
-
-def test_output_of_the_segmentation_commands_is_not_data(trained_segmenter, tmp_path):
-    check_that_output_is_not_data(
-        copy_photos(trained_segmenter / "digits/train", tmp_path / "photos"),
-        f"segment predict {trained_segmenter}/run PHOTOS --out OUT --device cpu",
-        f"segment predict {trained_segmenter}/run PHOTOS --out OUT --device cpu --no-figures",
-        f"segment evaluate {trained_segmenter}/run --out OUT --device cpu",
-    )

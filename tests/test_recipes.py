@@ -13,35 +13,27 @@ from timm.data.auto_augment import rand_augment_transform
 from torch import nn
 
 from lambdanets.cli import main
-from lambdanets.cli.training import TrainOptions, parse_with_recipe
+from lambdanets.cli.train import TrainOptions
+from lambdanets.cli.training import parse_with_recipe
 from lambdanets.errors import InputError
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.registry import TASKS
+from lambdanets.registry import RECIPE_PACKAGES
+from lambdanets.tasks.classification.task import build_model
+from lambdanets.tasks.detection.task import build_model as build_detector
 from lambdanets.training import launching, run
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.classification.model import build_model
-from lambdanets.training.detection.model import DetectionProbe
-from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.module import TrainingModule, make_schedule
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.runs import classification_task
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
 # and one of cifar10 without lambda layers.
 QUICKTEST_VARIANTS = {"imagenet_350": "imagenet_350_350_288", "cifar10": "cifar10_convolution"}
-VARIANTS = [variant for name in list_recipes() for variant in list_variants(name)]
-
-
-def own_recipes(entry):
-    """The names of the recipes in the package of a task."""
-    names = list_recipes(entry.recipe_class)
-    return [name for name in names if importlib.util.find_spec(f"{entry.recipe_package}.{name}")]
-
-
-RECIPES = [(task, name) for task, entry in TASKS.items() for name in own_recipes(entry)]
-DETECTION = [*list_recipes(DetectionRecipe), *list_variants("coco", DetectionRecipe), "nuclei_convolution"]
+RECIPES = list_recipes()
+CLASSIFICATION = [each for name in list_recipes("classification") for each in (name, *list_variants(name))]
+DETECTION = [*list_recipes("detection"), *list_variants("coco"), "nuclei_convolution"]
 KEPT_BY_QUICKTEST = {
     "classification": ("optimizer", "rand_augment", "dropout", "hold_out", "patience"),
     "student": ("optimizer", "rand_augment", "dropout", "pseudo_targets"),
@@ -72,12 +64,8 @@ def fields(recipe, *names):
     return tuple(getattr(recipe, name) for name in names)
 
 
-def find(task, name):
-    return find_recipe(name, TASKS[task].recipe_class)
-
-
 # those with pseudo-labels have the models of imagenet_350, as the test below shows
-@pytest.mark.parametrize("name", [name for name in (*list_recipes(), *VARIANTS) if "pseudo" not in name])
+@pytest.mark.parametrize("name", CLASSIFICATION)
 def test_every_recipe_builds_a_model(name):
     recipe = find_recipe(name)
     with torch.device("meta"):
@@ -93,16 +81,17 @@ def test_recipe_name_without_a_variant_is_its_default_variant():
 
 @pytest.mark.parametrize("name", DETECTION)
 def test_every_detection_recipe_builds_a_detector(name):
-    recipe = find("detection", name)
+    recipe = find_recipe(name)
     with torch.device("meta"):
-        model = DetectionProbe(recipe, 80).build()
+        model = build_detector(recipe, 80)
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e5
     assert len(model.backbone.strides) == len(recipe.levels) + 1
 
 
-@pytest.mark.parametrize(("task", "name"), RECIPES)
-def test_docstring_of_a_recipe_has_a_summary_and_a_command(task, name, tmp_path, monkeypatch):
-    docstring = importlib.import_module(f"{TASKS[task].recipe_package}.{name}").__doc__
+@pytest.mark.parametrize("name", RECIPES)
+def test_docstring_of_a_recipe_has_a_summary_and_a_command(name, tmp_path, monkeypatch):
+    package = next(each for each in RECIPE_PACKAGES if importlib.util.find_spec(f"{each}.{name}"))
+    docstring = importlib.import_module(f"{package}.{name}").__doc__
     summary = docstring.splitlines()[0]
     assert 20 < len(summary) <= 120
     assert summary.endswith(".")
@@ -113,27 +102,26 @@ def test_docstring_of_a_recipe_has_a_summary_and_a_command(task, name, tmp_path,
     monkeypatch.chdir(tmp_path)
     (line,) = [line for line in docstring.splitlines() if line.startswith("Run: ")]
     command = line.partition("lambdanets ")[2]
-    assert command.startswith(f"{TASKS[task].command} {name}")
+    assert command.startswith(f"train {name}")
     arguments = shlex.split(command)
     assert main(arguments) == 0
     options = {option.removeprefix("--").replace("-", "_"): value for option, value in pairwise(arguments)}
-    default = find(task, arguments[len(TASKS[task].command.split())])
+    default = find_recipe(arguments[1])
     for field in started[0].REQUIRED:
         assert getattr(started[0], field) != ""
         assert getattr(started[0], field) == options.get(field, getattr(default, field))
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_recipe_without_data_is_rejected(task, tmp_path):
-    for name in own_recipes(TASKS[task]):
-        if find(task, name).data == "":
+def test_recipe_without_data_is_rejected(tmp_path):
+    for name in RECIPES:
+        if find_recipe(name).data == "":
             with pytest.raises(InputError, match="data must be given; set it with --data PATH"):
-                run.start(find(task, name), tmp_path / "run")
+                run.start(find_recipe(name), tmp_path / "run")
 
 
-@pytest.mark.parametrize("task", ["detection", "segmentation"])
-def test_the_baseline_of_nuclei_differs_only_in_the_network(task):
-    recipe, baseline = find(task, "nuclei"), find(task, "nuclei_convolution")
+@pytest.mark.parametrize("name", ["nuclei", "nuclei_masks", "digit_masks"])
+def test_the_convolution_baseline_differs_only_in_the_network(name):
+    recipe, baseline = find_recipe(name), find_recipe(f"{name}_convolution")
     assert replace(baseline, model=recipe.model, model_options=recipe.model_options) == recipe
     assert (baseline.model, baseline.model_options) != (recipe.model, recipe.model_options)
 
@@ -243,29 +231,27 @@ def test_batch_norm_momentum_changes_the_running_mean():
         torch.testing.assert_close(statistics[0.25][name], mean / 4, msg=name)
 
 
-def quicktests():
-    """Every recipe but detection's and segmentation's digits, which the tests of their commands train."""
-    for task, entry in TASKS.items():
-        for name in own_recipes(entry):
-            if name != "imagenet_90" and (task, name) not in (("detection", "digits"), ("segmentation", "digits")):
-                yield task, QUICKTEST_VARIANTS.get(name, name)
-    yield from (("detection", "nuclei_convolution"), ("segmentation", "nuclei_convolution"))
+# the tests of the commands train the others
+QUICKTESTS = [name for name in RECIPES if name not in ("imagenet_90", "scattered_digits", "digit_masks")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "name"), quicktests())
-def test_quicktest_keeps_recipe_options_at_small_size(task, name, tmp_path):
-    assert main([*TASKS[task].command.split(), name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
+@pytest.mark.parametrize(
+    "name",
+    [*(QUICKTEST_VARIANTS.get(name, name) for name in QUICKTESTS), "nuclei_convolution", "nuclei_masks_convolution"],
+)
+def test_quicktest_keeps_recipe_options_at_small_size(name, tmp_path):
+    assert main(["train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run/result.json").read_text())["parameters"] < 60e6
-    recipe, small = find(task, name), read_recipe(tmp_path / "run/recipe.json")
+    recipe, small = find_recipe(name), read_recipe(tmp_path / "run/recipe.json")
     assert small.image_size <= 64
     assert small.batch_size * small.epochs <= 16
-    kept = ("schedule", "ema_decay", "flip", *KEPT_BY_QUICKTEST[task])
+    kept = ("schedule", "ema_decay", "flip", *KEPT_BY_QUICKTEST[recipe.task])
     assert {name: getattr(small, name) for name in kept} == {name: getattr(recipe, name) for name in kept}
 
 
 def test_coco_recipe_has_the_papers_hyperparameters():
-    recipe = find("detection", "coco")
+    recipe = find_recipe("coco")
     assert fields(recipe, "batch_size", "learning_rate", "weight_decay", "momentum") == (256, 0.32, 4e-5, 0.9)
     assert fields(recipe, "image_size", "jitter", "sync_batch_norm") == (1024, (0.1, 2.0), True)
     steps = recipe.epochs * (118_287 // 256)
@@ -278,15 +264,15 @@ def test_coco_recipe_has_the_papers_hyperparameters():
 
 
 def test_the_rows_of_table_14_differ_only_in_the_backbone():
-    names = list_variants("coco", TASKS["detection"].recipe_class)
-    assert {name.removeprefix("coco_"): find("detection", name).model for name in names} == {
+    names = list_variants("coco")
+    assert {name.removeprefix("coco_"): find_recipe(name).model for name in names} == {
         f"{name}{depth}": model.format(depth)
         for name, model in (("lambda", "lambda_resnet{}"), ("plain", "resnetrs{}_plain"), ("se", "resnetrs{}"))
         for depth in (101, 152)
     }
-    coco = find("detection", "coco")
-    assert all(replace(find("detection", name), model=coco.model) == coco for name in names)
-    assert coco == find("detection", "coco_lambda152")
+    coco = find_recipe("coco")
+    assert all(replace(find_recipe(name), model=coco.model) == coco for name in names)
+    assert coco == find_recipe("coco_lambda152")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +280,7 @@ def test_the_rows_of_table_14_differ_only_in_the_backbone():
     [("resnet50", {}), ("resnetrs101_plain", {}), ("lambda_resnet50", {"small_images": False})],
 )
 def test_another_model_drops_the_options_that_it_does_not_have(model, expected):
-    recipe = find("detection", "objects")
+    recipe = find_recipe("objects")
     _, changed = parse_with_recipe(TrainOptions, recipe, ["--model", model], prog="", description="")
     assert changed.model_options == expected
 

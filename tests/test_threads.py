@@ -16,12 +16,12 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector, build_detector
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.models.padding import simulate_trained_weights
-from lambdanets.recipes.detection.digits import recipe as OBJECTS
+from lambdanets.recipes.digit_masks import recipe as MASKS
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.recipes.segmentation.digits import recipe as MASKS
-from lambdanets.training.classification.model import make_model_card as make_classifier_card
-from lambdanets.training.detection.model import make_model_card as make_detector_card
-from lambdanets.training.segmentation.model import make_model_card as make_segmenter_card
+from lambdanets.recipes.scattered_digits import recipe as OBJECTS
+from lambdanets.tasks.classification.task import make_model_card as make_classifier_card
+from lambdanets.tasks.detection.task import make_model_card as make_detector_card
+from lambdanets.tasks.segmentation.task import make_model_card as make_segmenter_card
 
 BACKBONE = {"scope": 7, "layers": [1, 1, 1, 1], "lambda_blocks": [[], [], [1], [1]]}
 BATCHES = [[(20, 48), (48, 20)], [(48, 30), (30, 30), (30, 48)], [(48, 48)], [(33, 48), (48, 47)]]

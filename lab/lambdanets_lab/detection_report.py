@@ -2,29 +2,32 @@
 
 import json
 import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from lambdanets.errors import InputError
-from lambdanets.records import parse_json, reraise_as_input_error
+from lambdanets.records import parse_json
+from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.text_tables import format_mean, markdown_table, text_table
-from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.training.recipe import RECIPE, read_recipe
 from lambdanets.training.report import RESULT
-from lambdanets.training.tasks import RECIPE, read_recipe
 
 Format = Literal["text", "markdown"]
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _KINDS = {"bbox": "box", "segm": "mask"}
+_FILES = ("initial_weights", "training_data")
 
 
 @dataclass(frozen=True)
-class _FileIdentity:
-    name: str
-    sha256: str
+class _Scores:
+    AP: float | None
+    AP50: float | None
+    AP75: float | None
+    APs: float | None
+    APm: float | None
+    APl: float | None
 
 
 @dataclass(frozen=True)
@@ -36,37 +39,40 @@ class _Recipe:
 
 @dataclass(frozen=True)
 class _Result:
+    """What result.json must have."""
+
     recipe: _Recipe
-    bbox: dict[str, float | None]
-    segm: dict[str, float | None]
+    bbox: _Scores
+    segm: _Scores
     data: str
     images: int
     parameters: int
-    initial_weights: _FileIdentity | None
-    training_data: _FileIdentity
-    validation_data: _FileIdentity
+    initial_weights: dict[str, str] | None
+    training_data: dict[str, str]
+    validation_data: dict[str, str]
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One row of the table: runs that differ only in the seed."""
+    """One row of the table: runs that differ only in the seed. identity: what they share, by the name of a field."""
 
-    recipe: dict[str, Any]
+    identity: dict[str, Any]
     results: list[dict[str, Any]]
-
-    def matches(self, result: dict[str, Any]) -> bool:
-        """Whether a run has the row's recipe, initial weights and training data."""
-        first = self.results[0]
-        return (
-            self.recipe == _without_seed(result["recipe"])
-            and _sha256(first, "initial_weights") == _sha256(result, "initial_weights")
-            and _sha256(first, "training_data") == _sha256(result, "training_data")
-        )
 
     def values(self, kind: str, name: str) -> list[float]:
         """Scores in percent, one per seed; empty if a run has no such score."""
         values = [result[kind][name] for result in self.results]
         return [] if None in values else [100 * value for value in values]
+
+    def label(self, rows: Sequence["_Row"]) -> str:
+        """Name the model, its options, and the other fields in which the rows differ."""
+        fields = self.identity
+        names = [name for name in fields if len({str(row.identity.get(name)) for row in rows}) > 1]
+        options = fields["model_options"] | {n: fields[n] for n in names if n not in ("model", "model_options")}
+        for name in {*_FILES} & {*names}:
+            file = self.results[0][name]
+            options[name] = file and f"{Path(file['name']).name} ({file['sha256'][:8]})"
+        return " ".join([fields["model"], *(f"{name}={value}" for name, value in options.items())])
 
 
 def report(runs: Sequence[Path], format: Format) -> str:
@@ -77,50 +83,36 @@ def report(runs: Sequence[Path], format: Format) -> str:
 
     Runs that differ in the content of their initial weights or training data have separate rows, labeled with the file.
 
-    Raises InputError for an empty list of runs, a missing or damaged result.json, a classification run, runs with
+    Raises InputError for an empty list of runs, a missing or damaged result.json, a run of another task, runs with
     different validation data, and two runs with the same configuration and seed.
     """
     if not runs:
         raise InputError("runs must name at least one folder of a run, got none")
     results = {folder: _read(folder) for folder in runs}
-    first, first_result = next(iter(results.items()))
-    rows: list[_Row] = []
-    seen: dict[tuple[int, int], Path] = {}
+    (first_folder, first), *others = results.items()
+    for folder, result in others:
+        if any(result[name] != first[name] for name in ("images", "validated_on")):
+            raise InputError(f"runs must have the same validation data, got others in {first_folder} and {folder}")
+    rows: dict[str, _Row] = {}
+    seen: dict[tuple[str, int], Path] = {}
     for folder, result in results.items():
-        same = _sha256(first_result, "validation_data") == _sha256(result, "validation_data")
-        if not same or result["images"] != first_result["images"]:
-            changed = not same and result["data"] == first_result["data"]
-            raise InputError(
-                f"runs must have the same validation data, got {first_result['data']}, {first_result['images']:,} "
-                f"images ({first}), and {result['data']}, {result['images']:,} images ({folder})"
-                + (", whose annotations differ" if changed else "")
-            )
-        index = next((i for i, row in enumerate(rows) if row.matches(result)), len(rows))
-        if index == len(rows):
-            rows.append(_Row(_without_seed(result["recipe"]), []))
-        rows[index].results.append(result)
-        earlier = seen.setdefault((index, result["recipe"]["seed"]), folder)
+        key = json.dumps(result["identity"], sort_keys=True)
+        rows.setdefault(key, _Row(result["identity"], [])).results.append(result)
+        earlier = seen.setdefault((key, result["recipe"]["seed"]), folder)
         if earlier != folder:
             raise InputError(f"runs must differ, got {earlier} and {folder} with the same recipe and seed")
-    same_path = all(result["data"] == first_result["data"] for result in results.values())
-    data = first_result["data"] if same_path else first_result["validation_data"]["name"]
-    caption = _caption(rows, f"{data}, {first_result['images']:,} images")
+    names = {result["data"] for result in results.values()}
+    data = first["data"] if len(names) == 1 else first["validation_data"]["name"]
+    caption = f"Average precision in percent on {data}, {first['images']:,} images."
+    caption += " In brackets: difference to the first row." if len(rows) > 1 else ""
+    caption += " Mean ± std over seeds." if len(results) > len(rows) else ""
     if format == "markdown":
-        return f"{markdown_table(*_cells(rows, list(_KINDS)))}\n\n{caption}\n"
-    return "\n".join(text_table(_cells(rows, [kind])) + "\n" for kind in _KINDS) + f"\n{caption}\n"
-
-
-def _without_seed(recipe: dict[str, Any]) -> dict[str, Any]:
-    ignored = ("seed", *DetectionRecipe.CHANGEABLE)
-    return {name: value for name, value in recipe.items() if name not in ignored}
-
-
-def _sha256(result: dict[str, Any], field: str) -> str | None:
-    file = result[field]
-    return None if file is None else file["sha256"]
+        return f"{markdown_table(*_cells([*rows.values()], list(_KINDS)))}\n\n{caption}\n"
+    return "\n".join(text_table(_cells([*rows.values()], [kind])) + "\n" for kind in _KINDS) + f"\n{caption}\n"
 
 
 def _read(folder: Path) -> dict[str, Any]:
+    """Read a result, and add its identity and the SHA-256 of its validation data."""
     path = folder / RESULT
     try:
         content = path.read_bytes()
@@ -129,22 +121,21 @@ def _read(folder: Path) -> dict[str, Any]:
     if (folder / RECIPE).is_file() and (task := read_recipe(folder / RECIPE).task) != "detection":
         raise InputError(f"{folder} must be a detection run, got a {task} run, whose scores are in its {RESULT}")
     parse_json(content, _Result, f"{path} is damaged")
-    result: dict[str, Any] = json.loads(content)  # with all fields
-    with reraise_as_input_error(f"{path} is damaged"):
-        for kind, name in product(_KINDS, _NAMES):
-            if name not in result[kind]:
-                raise InputError(f"{kind}.{name} must be a number or None, got nothing")
-    return result
+    result: dict[str, Any] = json.loads(content)
+    ignored = ("seed", *DetectionRecipe.CHANGEABLE)
+    identity = {name: value for name, value in result["recipe"].items() if name not in ignored}
+    for name in _FILES:  # by content: moved files are the same
+        identity[name] = result[name] and result[name]["sha256"]
+    return result | {"identity": identity, "validated_on": result["validation_data"]["sha256"]}
 
 
 def _cells(rows: Sequence[_Row], kinds: Sequence[str]) -> list[list[str]]:
     """The cells of the header and of each row."""
-    averages = [f"{_KINDS[kind]} {name}" for kind in kinds for name in _NAMES]
-    lines = [["model", "params (M)", "seeds", *averages]]
-    for row, label in zip(rows, _labels(rows), strict=True):
-        parameters = f"{row.results[0]['parameters'] / 1e6:.1f}"
+    lines = [["model", "params (M)", "seeds", *(f"{_KINDS[kind]} {name}" for kind in kinds for name in _NAMES)]]
+    for row in rows:
         cells = [_cell(row, rows[0], kind, name) for kind in kinds for name in _NAMES]
-        lines.append([label, parameters, str(len(row.results)), *cells])
+        parameters = f"{row.results[0]['parameters'] / 1e6:.1f}"
+        lines.append([row.label(rows), parameters, str(len(row.results)), *cells])
     return lines
 
 
@@ -153,50 +144,3 @@ def _cell(row: _Row, baseline: _Row, kind: str, name: str) -> str:
     if row is baseline or not values or not baseline_values:
         return format_mean(values)
     return f"{format_mean(values)} ({statistics.fmean(values) - statistics.fmean(baseline_values):+z.1f})"
-
-
-def _labels(rows: Sequence[_Row]) -> list[str]:
-    """Labels from model, options, initial weights and, if the rows differ in it, training data.
-
-    If labels are equal, the recipe fields in which the rows differ are added.
-    """
-    recipes = [row.recipe for row in rows]
-    base_labels = [" ".join([recipe["model"], *_format_options(recipe["model_options"])]) for recipe in recipes]
-    base_labels = [
-        f"{label} from {name}" if name else label
-        for label, name in zip(base_labels, _file_names(rows, "initial_weights"), strict=True)
-    ]
-    if len({_sha256(row.results[0], "training_data") for row in rows} - {None}) > 1:
-        base_labels = [
-            f"{label} trained on {name}" if name else label
-            for label, name in zip(base_labels, _file_names(rows, "training_data"), strict=True)
-        ]
-    labels = []
-    for recipe, label in zip(recipes, base_labels, strict=True):
-        same = [other for other, other_label in zip(recipes, base_labels, strict=True) if other_label == label]
-        differing = {name: value for name, value in recipe.items() if any(other.get(name) != value for other in same)}
-        labels.append(" ".join([label, *_format_options(differing)]))
-    return labels
-
-
-def _file_names(rows: Sequence[_Row], field: str) -> list[str | None]:
-    """The file name of each row; with the first digits of its SHA-256 if different files share the name."""
-    files = [row.results[0].get(field) for row in rows]
-    hashes = defaultdict(set)
-    for file in filter(None, files):
-        hashes[file["name"]].add(file["sha256"])
-    ambiguous = {name for name, digests in hashes.items() if len(digests) > 1}
-    return [file and file["name"] + (f" ({file['sha256'][:8]})" if file["name"] in ambiguous else "") for file in files]
-
-
-def _format_options(options: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={value}" for name, value in options.items()]
-
-
-def _caption(rows: Sequence[_Row], data: str) -> str:
-    sentences = [f"Average precision in percent on {data}."]
-    if len(rows) > 1:
-        sentences.append("In brackets: difference to the first row.")
-    if any(len(row.results) > 1 for row in rows):
-        sentences.append("Mean ± std over seeds.")
-    return " ".join(sentences)

@@ -30,6 +30,7 @@ def subplots(rows: int, columns: int = 1, *, width: float = 7.5, height: float =
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG, atomically."""
+    """Write the figure as PNG, atomically, into a folder that is created if missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(_STYLE), atomic_open(path) as file:
         figure.savefig(file, format="png", dpi=120)

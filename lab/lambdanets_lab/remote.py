@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TypeVar
 import fsspec
 from filelock import FileLock
 
-from lambdanets.data.shards import SHARD_LIST, Shard
+from lambdanets.data.shards import SHARD_LIST, Shard, Store
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished, user_cache_folder
 from lambdanets.terminal import echo
@@ -26,7 +26,7 @@ _RETRIED_STATUSES = {408, 429}  # the transient errors among 4xx: timeout, too m
 T = TypeVar("T")
 
 
-class RemoteStore:
+class RemoteStore(Store):
     """The shards at a URL with any scheme that fsspec supports (http, https, s3, ...).
 
     Downloaded shards are in the folder $LAMBDANETS_SHARDS_CACHE, by default lambdanets/shards in the user's cache
@@ -40,7 +40,7 @@ class RemoteStore:
     """
 
     def __init__(self, location: str, cache: Path | None = None, cache_bytes: int | None = None) -> None:
-        self._location = location.rstrip("/")
+        super().__init__(location.rstrip("/"))
         size = os.environ.get(CACHE_BYTES, str(100 * 10**9))
         if not size.isdecimal():
             raise InputError(f"{CACHE_BYTES} must be a number of bytes, got {size!r}")

@@ -5,13 +5,13 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
 from lambdanets.data.shards import (
     SHARD_LIST,
-    LocalStore,
     Shard,
     ShardList,
     Store,
@@ -22,8 +22,9 @@ from lambdanets.data.shards import (
 )
 from lambdanets.data.tars import read_tar_samples
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_write, file_sha256, open_regular
+from lambdanets.files import file_sha256, open_regular
 from lambdanets.progress import track
+from lambdanets.records import write_json
 from lambdanets_lab.remote import RemoteStore
 
 
@@ -47,7 +48,7 @@ def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[s
     """
     content = read_list(open_store(location))
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache, ThreadPoolExecutor(threads) as pool:
-        store: Store = LocalStore(location)
+        store = Store(location)
         if is_url(location):
             store = RemoteStore(location, Path(cache), 2 * threads * max(shard.bytes for shard in content.shards))
         problems = pool.map(partial(_check_shard, store), content.shards)  # hashing and reading release the GIL
@@ -116,5 +117,5 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     if len(names) < count or (names and not count):
         raise InputError(f"classes must be {count} names or more, for the labels in {folder}, got {len(names)}")
     shard_list = ShardList(names, {name: tuple(shards) for name, shards in splits.items() if shards})
-    atomic_write(folder / SHARD_LIST, shard_list.to_json())
+    write_json(folder / SHARD_LIST, asdict(shard_list))
     return shard_list

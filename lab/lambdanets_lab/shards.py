@@ -8,9 +8,9 @@ import os
 import signal
 import tarfile
 from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,11 +32,11 @@ from lambdanets.data.shards import (
     read_list,
 )
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.folders import WorkFolder
+from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.progress import Progress
 from lambdanets.records import read_json, write_json
-from lambdanets.signals import SIGNALS, blocked, exit_with_parent
+from lambdanets.signals import SIGNALS, check_signals, exit_with_parent
+from lambdanets.work import WorkFolder
 from lambdanets_lab.shard_checks import inspect_tar
 
 _OPTIONS = ".writing.json"  # options of unfinished shards
@@ -80,26 +80,18 @@ def write_shards(
     and the options, not on the number of processes or on interruptions. Unfinished work is resumed if the image names,
     classes and options are equal; file contents are not compared. The names of all images are in memory.
 
-    Raises InputError for options out of range, for a folder with other files, for a split without readable images
+    Raises InputError for a folder with other files, for a split without readable images
     (before the folder is created), and for more than max_unreadable unreadable images. In the last case, the next call
     keeps the complete shards. Raises InUseError if another process writes into the folder.
     """
-    for name, value, minimum in (
-        ("images_per_shard", images_per_shard, 1),
-        ("processes", processes, 1),
-        ("seed", seed, 0),
-        ("max_unreadable", max_unreadable, 0),
-    ):
-        if value < minimum:
-            raise InputError(f"{name} must be at least {minimum}, got {value}")
     classes, splits = _plan(source, images_per_shard, seed)
     options = {
-        "set": _hash(classes, splits),
+        "images, names or classes": _hash(classes, splits),
         "images_per_shard": images_per_shard,
         "seed": seed,
         "check_images": check_images,
     }
-    folder = WorkFolder(out, "shards", _identity(options), _read_identity)
+    folder = WorkFolder(out, "shards", options, _read_identity)
     if folder.is_started() and (out / SHARD_LIST).is_file():
         return read_list(open_store(str(out)))
     for name, split in splits.items():
@@ -109,21 +101,16 @@ def write_shards(
         write_json(out / _OPTIONS, options)
         shards, unreadable = _write_all(_Job(out, splits, check_images), processes, max_unreadable)
         content = ShardList(classes, shards, options | {"unreadable": unreadable})
-        atomic_write(out / SHARD_LIST, content.to_json())
+        write_json(out / SHARD_LIST, asdict(content))
         (out / _OPTIONS).unlink()
     return content
 
 
-def _identity(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with readable names, for messages."""
-    return {"images, names or classes" if name == "set" else name: value for name, value in options.items()}
-
-
 def _read_identity(out: Path) -> dict[str, Any] | None:
     if (out / SHARD_LIST).is_file():
-        return _identity(read_list(open_store(str(out))).metadata) or None
+        return read_list(open_store(str(out))).metadata or None
     path = out / _OPTIONS
-    return _identity(read_json(path, dict[str, Any], f"remove {out}")) if path.is_file() else None
+    return read_json(path, dict[str, Any], f"remove {out}") if path.is_file() else None
 
 
 def _plan(
@@ -211,10 +198,11 @@ def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int)
     stopped = multiprocessing.Event()
     with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_init_worker, initargs=(job, stopped)) as pool:
         try:
-            with blocked():  # after an interrupt within submit, the pool would wait forever
-                futures = [pool.submit(_write, *task) for task in tasks]
-            for future in as_completed(futures):
-                yield future.result()
+            remaining = {pool.submit(_write, *task) for task in tasks}
+            while remaining:
+                done, remaining = wait(remaining, 0.5, FIRST_COMPLETED)
+                check_signals()
+                yield from (future.result() for future in done)
         except BrokenProcessPool as error:
             raise InputError(
                 f"a process that wrote shards to {job.out} was killed, perhaps out of memory; run it again"
@@ -248,6 +236,7 @@ def _write(name: str, number: int, job: _Job | None = None) -> _Written:
             return (name, number), shard, []
     with atomic_open(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for index in indices.tolist():
+            check_signals()
             if _stopped is not None and _stopped.is_set():
                 raise InputError("the command was stopped")
             try:

@@ -32,14 +32,6 @@ class InputError(ValueError):
     """
 
 
-class WrongTaskError(InputError):
-    """A model is of another task than the command. task: the task of the model."""
-
-    def __init__(self, message: str, task: str) -> None:
-        super().__init__(message)
-        self.task = task
-
-
 class UnreadableError(InputError):
     """A file cannot be read. path: the file, or the name of an image in memory. reason: the cause."""
 

@@ -1,16 +1,32 @@
-"""Atomic writes, removal of unfinished files, and opening of regular files."""
+"""Atomic writes, removal of unfinished files, regular files, and files that are no data: hidden ones and outputs."""
 
 import hashlib
 import os
 import shutil
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lambdanets.signals import deferred, interruptible
+from lambdanets.signals import uninterrupted
+
+# Folders of thumbnails and deleted files, made by network storage, Windows, macOS and Linux.
+_SYSTEM_FOLDERS = frozenset(
+    ("@eadir", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "__macosx", "lost+found")
+)
+# Files and sub-folders by which the output folder of a command is recognized.
+_OUTPUTS = (
+    {"recipe.json"},  # train
+    {"images.json", "results.json"},  # predict, of a detector
+    {"classes.csv", "classes"},  # predict, of a segmenter
+    {"predictions.partial"},  # predict, unfinished
+    {"scores.json"},  # evaluate
+    {"per_class_accuracy.csv"},  # evaluate, of a classifier
+    {"explanation.npz"},  # explain
+    {"comparison.md", "results.json"},  # compare
+)
 
 
 @contextmanager
@@ -23,19 +39,17 @@ def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
     their file name.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    with interruptible():  # outside of this block a signal would end the process and leave the hidden file
+    with uninterrupted():  # outside of this block a signal would end the process and leave the hidden file
         try:
             with unfinished.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            with deferred():
-                if backup is not None and path.is_file():
-                    path.replace(backup)
-                unfinished.replace(path)
+            if backup is not None and path.is_file():
+                path.replace(backup)
+            unfinished.replace(path)
         except BaseException as error:
-            with deferred():
-                unfinished.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 error.filename = str(path)
             raise
@@ -97,3 +111,13 @@ def encode_utf8(text: str) -> bytes:
 def nfc(name: str) -> str:
     """Return a name in the Unicode form NFC, to compare it: only macOS decomposes accents."""
     return unicodedata.normalize("NFC", name)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is not a person's: its name begins with a dot, or is a system's."""
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
+
+
+def is_output(names: Set[str]) -> bool:
+    """Whether a folder with files and sub-folders of these names is the output of a command, which has figures."""
+    return any(files <= names for files in _OUTPUTS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from lambdanets.signals import check_signals
 from lambdanets.terminal import echo, printable
 
 Item = TypeVar("Item")
@@ -75,13 +76,15 @@ class Progress:
             self._bar.close()
 
     def update(self, count: int = 1) -> None:
-        """Add `count` to the number of items done."""
+        """Add `count` to the number of items done. Raises KeyboardInterrupt if a signal has arrived."""
+        check_signals()
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
 
     def set_note(self, note: str, label: str | None = None) -> None:
-        """Set the note, and the label if given."""
+        """Set the note, and the label if given. Raises KeyboardInterrupt if a signal has arrived."""
+        check_signals()
         self.note = note
         self.label = self.label if label is None else label
         if self._bar is not None:

@@ -8,22 +8,23 @@ import importlib
 from functools import cached_property
 from typing import Any
 
+RECIPE_PACKAGES = ("lambdanets.recipes", "lambdanets_lab.recipes")
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskEntry:
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
-    recipe: its class. implementation: the Task. predictor: the class of trained models. recipe_package: package
-    with the recipe files. command: the training command; tasks with the same command extend the recipe of the first.
-    quicktest: `quicktest_recipe`.
+    recipe: its class. implementation: the Task. predictor: the class of trained models.
+    predict_options: the options that the task adds to `lambdanets predict`. extra: the extra of this package that
+    training needs.
     """
 
     recipe: str
     implementation: str
     predictor: str
-    recipe_package: str
-    command: str
-    quicktest: str = ""
+    predict_options: str = "lambdanets.inference.options:NoOptions"
+    extra: str = "train"
 
     @cached_property
     def recipe_class(self) -> Any:
@@ -33,38 +34,37 @@ class TaskEntry:
 
 TASKS = {
     "classification": TaskEntry(
-        "lambdanets.training.classification.recipe:ClassificationRecipe",
-        "lambdanets.training.classification.task:ClassificationTask",
+        "lambdanets.tasks.classification.recipe:ClassificationRecipe",
+        "lambdanets.tasks.classification.task:ClassificationTask",
         "lambdanets.inference.classifier:Classifier",
-        "lambdanets.recipes",
-        "train",
-        "lambdanets.training.classification.quicktest:quicktest_recipe",
+        "lambdanets.inference.options:ClassifierOptions",
     ),
     "student": TaskEntry(
         "lambdanets_lab.pseudo.recipe:StudentRecipe",
         "lambdanets_lab.pseudo.student:StudentTask",
         "lambdanets.inference.classifier:Classifier",
-        "lambdanets_lab.recipes",
-        "train",
-        "lambdanets_lab.pseudo.student:quicktest_recipe",
+        "lambdanets.inference.options:ClassifierOptions",
     ),
     "detection": TaskEntry(
-        "lambdanets.training.detection.recipe:DetectionRecipe",
-        "lambdanets.training.detection.task:DetectionTask",
+        "lambdanets.tasks.detection.recipe:DetectionRecipe",
+        "lambdanets.tasks.detection.task:DetectionTask",
         "lambdanets.inference.detector:Detector",
-        "lambdanets.recipes.detection",
-        "detect train",
-        "lambdanets.training.detection.quicktest:quicktest_recipe",
+        "lambdanets.inference.options:DetectorOptions",
+        "detection",
     ),
     "segmentation": TaskEntry(
-        "lambdanets.training.segmentation.recipe:SegmentationRecipe",
-        "lambdanets.training.segmentation.task:SegmentationTask",
+        "lambdanets.tasks.segmentation.recipe:SegmentationRecipe",
+        "lambdanets.tasks.segmentation.task:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
-        "lambdanets.recipes.segmentation",
-        "segment train",
-        "lambdanets.training.segmentation.quicktest:quicktest_recipe",
+        "lambdanets.inference.options:MaskOptions",
+        "detection",
     ),
 }
+
+
+def predictor_of(task: str) -> Any:
+    """Return the class of the trained models of a task."""
+    return find(TASKS[task].predictor)
 
 
 def find(name: str) -> Any:

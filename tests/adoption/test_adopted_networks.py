@@ -11,7 +11,7 @@ from timm.layers.lambda_layer import LambdaLayer
 from torch import nn
 
 from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet
-from lambdanets import LambdaLayer2d, adopt, foreign_state_dict, mask_rcnn
+from lambdanets import adopt, foreign_state_dict, mask_rcnn
 
 # (function that makes the network, sides of its images, number of lambda layers)
 NETWORKS = {
@@ -148,27 +148,6 @@ def test_adopted_network_equals_timm_at_odd_feature_map_sizes():
     x = images((75, 53))
     with torch.no_grad():
         assert relative_error(ours.train()(x), theirs.train()(x)) < 1e-10
-
-
-@pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
-def test_adopted_network_runs_in_channels_last_where_timm_raises(name):
-    theirs, ours = original_and_adopted(name)
-    x = images(NETWORKS[name][1])
-    x_last = x.contiguous(memory_format=torch.channels_last)
-    with torch.no_grad():
-        expected = theirs.eval()(x)
-        assert relative_error(ours.eval().to(memory_format=torch.channels_last)(x_last), expected) < 1e-10
-        with pytest.raises(RuntimeError, match="rank 4"):
-            theirs.to(memory_format=torch.channels_last)(x_last)
-
-
-def test_rejects_converting_back_a_resized_table():
-    _, ours = original_and_adopted("lambda_resnet26t")
-    layer = ours.stages[2][1].self_attn
-    assert isinstance(layer, LambdaLayer2d)
-    layer.embedding.resize((39, 39))
-    with pytest.raises(ValueError, match=r"cannot be converted back: it has changed .* embedding\.table"):
-        foreign_state_dict(ours)
 
 
 def test_adoption_and_mask_rcnn_do_not_seed_the_gpus(monkeypatch):

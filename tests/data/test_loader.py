@@ -1,5 +1,7 @@
+"""Batches: their order and augmentation depend only on the seed, and they resume within an epoch."""
+
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import numpy as np
@@ -40,27 +42,13 @@ def add_noise(image: Image.Image) -> Tensor:
 
 
 def loader(
-    source: ImageArray | None = None,
-    transform: Callable[[Image.Image], Tensor] = add_noise,
-    *,
-    channels: int = 1,
-    batch_size: int = 3,
-    seed: int = 0,
-    training: bool = True,
-    workers: int = 0,
+    source: ImageArray | None = None, transform: Callable[[Image.Image], Tensor] = add_noise, **options: int
 ) -> ImageBatches:
-    return ImageBatches(
-        images() if source is None else source,
-        transform,
-        channels=channels,
-        batch_size=batch_size,
-        seed=seed,
-        training=training,
-        workers=workers,
-    )
+    defaults = {"channels": 1, "batch_size": 3, "seed": 0, "training": True, "workers": 0}
+    return ImageBatches(images() if source is None else source, transform, **{**defaults, **options})
 
 
-def indices(batches: Iterator[Batch]) -> list[int]:
+def indices(batches: Iterable[Batch]) -> list[int]:
     return [index for batch in batches for index in batch.indices.tolist()]
 
 
@@ -70,25 +58,23 @@ def test_a_batch_has_images_labels_and_indices() -> None:
     assert batch.images[:, 0, 0, 0].tolist() == batch.indices.tolist()
     assert batch.labels.tolist() == [index % 3 for index in batch.indices.tolist()]
     assert batch.labels.dtype == batch.indices.dtype == torch.int64
-
-
-def test_a_gray_image_is_converted_to_three_channels() -> None:
     assert next(iter(loader(channels=3))).images.shape == (3, 3, 2, 2)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_epoch_has_every_image_once_in_a_new_order(workers: int) -> None:
     batches = loader(images(11), workers=workers)
-    first, second = indices(iter(batches)), indices(iter(batches))
+    first, second = indices(batches), indices(batches)
     assert sorted(first) == sorted(second) == list(range(11))
     assert first != second
     assert first != sorted(first)
 
 
-def test_order_and_augmentation_depend_on_the_seed() -> None:
+def test_order_and_augmentation_depend_on_the_seed_but_not_on_workers() -> None:
     first, second = list(loader(seed=1)), list(loader(seed=2))
-    assert indices(iter(first)) != indices(iter(second))
+    assert indices(first) != indices(second)
     assert not torch.equal(first[0].images - first[0].images.floor(), second[0].images - second[0].images.floor())
+    assert_same(list(loader(workers=0)), list(loader(workers=2)))
 
 
 def test_validation_is_not_shuffled_and_starts_at_the_first_image() -> None:
@@ -96,7 +82,7 @@ def test_validation_is_not_shuffled_and_starts_at_the_first_image() -> None:
     next(iter(batches))
     assert batches.state_dict()["steps"] == 0
     assert_same(list(batches), list(batches))
-    assert indices(iter(batches)) == list(range(10))
+    assert indices(batches) == list(range(10))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -131,90 +117,68 @@ def test_resuming_does_not_decode_images_of_finished_steps() -> None:
     batches = loader(images(11, CountingLoads))
     batches.load_state_dict({"steps": 3, "steps_per_epoch": len(batches)})
     assert loaded == []
-    assert indices(iter(batches)) == loaded
+    assert indices(batches) == loaded
     assert len(loaded) == 2
 
 
-def test_batches_do_not_depend_on_the_number_of_workers() -> None:
-    assert_same(list(loader(workers=0)), list(loader(workers=2)))
-
-
 def test_augmentation_of_an_image_does_not_depend_on_its_batch() -> None:
-    def pixels(batch_size: int) -> dict[int, Tensor]:
-        return {
+    small, large = (
+        {
             index: image
             for batch in loader(batch_size=batch_size)
             for index, image in zip(batch.indices.tolist(), batch.images, strict=True)
         }
-
-    small, large = pixels(2), pixels(5)
+        for batch_size in (2, 5)
+    )
     assert len(small) == len(large) == 10
     assert all(torch.equal(small[index], large[index]) for index in small)
 
 
 def test_loading_does_not_change_the_global_generators() -> None:
-    def draw() -> tuple[float, float, float]:
+    drawn = []
+    for load in (False, True):
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
-        return random.random(), np.random.random(), torch.rand(()).item()
-
-    expected = draw()
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    list(loader())
-    assert (random.random(), np.random.random(), torch.rand(()).item()) == expected
+        if load:
+            list(loader())
+        drawn.append((random.random(), np.random.random(), torch.rand(()).item()))
+    assert drawn[0] == drawn[1]
 
 
-def test_a_last_training_batch_with_one_image_is_dropped() -> None:
-    batches = loader(images(10))
-    assert [len(batch.images) for batch in batches] == [3, 3, 3]
-    assert len(batches) == 3
+@pytest.mark.parametrize(
+    ("count", "training", "sizes"),
+    [(10, True, [3, 3, 3]), (10, False, [3, 3, 3, 1]), (5, True, [3, 2]), (1, False, [1])],
+)
+def test_only_a_last_training_batch_of_one_image_is_dropped(count: int, training: bool, sizes: list[int]) -> None:
+    batches = loader(images(count), training=training)
+    assert [len(batch.images) for batch in batches] == sizes
+    assert len(batches) == len(sizes)
 
 
-def test_a_last_validation_batch_with_one_image_is_kept() -> None:
-    batches = loader(images(10), training=False)
-    assert [len(batch.images) for batch in batches] == [3, 3, 3, 1]
-    assert len(batches) == 4
-
-
-def test_a_last_batch_with_two_images_is_kept() -> None:
-    assert [len(batch.images) for batch in loader(images(5))] == [3, 2]
-
-
-def test_rejects_training_but_not_validation_on_one_image() -> None:
+def test_arguments_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match="number of training images must be at least 2, got 1"):
         loader(images(1))
-    assert len(list(loader(images(1), training=False))) == 1
-
-
-@pytest.mark.parametrize("argument", [{"channels": 2}, {"batch_size": 0}, {"seed": -1}, {"workers": -1}])
-def test_rejects_arguments_out_of_range(argument: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=next(iter(argument))):
-        loader(**argument)
+    for argument in ({"channels": 2}, {"batch_size": 0}, {"seed": -1}, {"workers": -1}):
+        with pytest.raises(InputError, match=next(iter(argument))):
+            loader(**argument)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_are_skipped_and_listed(workers: int) -> None:
-    batches = list(loader(images(image_type=PartlyUnreadable), training=False, workers=workers))
-    assert batches[1].unreadable == ["numbers/3: it is damaged"]
-    assert batches[1].indices.tolist() == [4, 5]
-    assert len(batches[1].images) == len(batches[1].labels) == 2
-
-
-def test_a_batch_with_only_unreadable_images_is_empty() -> None:
-    batch = next(iter(loader(images(image_type=PartlyUnreadable), training=False)))
-    assert (batch.images.shape, batch.labels.shape, batch.indices.shape) == ((0,), (0,), (0,))
-    assert len(batch.unreadable) == 3
+    first, second, *_ = loader(images(image_type=PartlyUnreadable), training=False, workers=workers)
+    assert second.unreadable == ["numbers/3: it is damaged"]
+    assert second.indices.tolist() == [4, 5]
+    assert len(second.images) == len(second.labels) == 2
+    assert (first.images.shape, first.labels.shape, first.indices.shape) == ((0,), (0,), (0,))
+    assert len(first.unreadable) == 3
 
 
 def test_lightning_moves_a_batch_to_a_device() -> None:
     from lightning.pytorch.utilities import move_data_to_device
 
-    batch = move_data_to_device(
-        next(iter(loader(images(image_type=PartlyUnreadable), training=False))), torch.device("meta")
-    )
-    assert isinstance(batch, Batch)
-    assert batch.images.device.type == "meta"
-    assert batch.unreadable[0] == "numbers/0: it is damaged"
+    batch = next(iter(loader(images(image_type=PartlyUnreadable), training=False)))
+    moved = move_data_to_device(batch, torch.device("meta"))
+    assert isinstance(moved, Batch)
+    assert moved.images.device.type == "meta"
+    assert moved.unreadable[0] == "numbers/0: it is damaged"

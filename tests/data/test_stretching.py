@@ -85,7 +85,7 @@ def test_nuclei_are_counted_alike_in_files_of_8_and_16_bits_and_with_offsets(tmp
     (tmp_path / "images").mkdir()
     for name in ("plus5.png", "plus60.png", "twelve_bits.tif"):
         write(tmp_path / "images" / name, VARIANTS[name](nuclei()))
-    command = ["detect", "predict", "nuclei", str(tmp_path / "images"), "--no-figures", "--out", str(tmp_path / "out")]
+    command = ["predict", "nuclei", str(tmp_path / "images"), "--no-figures", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     rows = list(csv.DictReader((tmp_path / "out/objects.csv").open()))
     counts = {path.name: sum(row["image"] == str(path) for row in rows) for path in (tmp_path / "images").iterdir()}

@@ -4,8 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,10 @@ import pytest
 
 from data.test_loader import images, loader
 from lambdanets.data import batches as batches_module
-from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.labeled_images import ImageArray, ImageFiles
-from lambdanets.data.shards import ShardedImages
-from lambdanets.inference import classification, detection
+from lambdanets.inference import classification
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection.model import make_model_card
-from lambdanets_lab.pseudo import labeling
-from training.detection.oracle import Oracle
-from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 
 
@@ -58,30 +49,6 @@ def make_load_hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Sem
     return patch
 
 
-def new_children(before: list[psutil.Process]) -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if child not in before]
-
-
-@contextmanager
-def kills_two_hanging_workers(hanging: Any) -> Iterator[Callable[..., Any]]:
-    """Assert that two hanging workers are killed in the block.
-
-    Yields a function that waits until two workers hang, and then raises StoppedError.
-    """
-    before = psutil.Process().children()
-    workers: list[psutil.Process] = []
-
-    def stop(*_: object) -> None:
-        workers.extend(new_children(before))
-        assert all(hanging.acquire(timeout=30) for _ in range(2))
-        raise StoppedError
-
-    with pytest.raises(StoppedError):
-        yield stop
-    assert len(workers) == 2
-    assert not any(worker.is_running() for worker in workers)
-
-
 @pytest.mark.parametrize("hangs", [False, True])
 def test_close_shuts_workers_down_and_kills_hanging_ones(
     make_load_hang: Callable[[type[Any]], Semaphore], hangs: bool
@@ -99,41 +66,23 @@ def test_close_shuts_workers_down_and_kills_hanging_ones(
     assert [worker.exitcode for worker in workers] == [-9 if hangs else 0] * 2
 
 
-def test_failed_evaluation_of_a_classifier_kills_hanging_workers(
+def test_a_failed_evaluation_kills_hanging_workers(
     make_load_hang: Callable[[type[Any]], Semaphore], two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = sorted(two_classes.rglob("*.png"))
-    classifier = load(write_teacher(tmp_path / "teacher"))
-    with kills_two_hanging_workers(make_load_hang(ImageFiles)) as stop:
-        monkeypatch.setattr(Classifier, "logits", stop)
-        images = ImageFiles(paths, [0] * len(paths))
-        classification.ClassificationEvaluator(classifier, images).evaluate(2, workers=2)
+    classifier, hanging = load(write_teacher(tmp_path / "teacher")), make_load_hang(ImageFiles)
+    before, workers = psutil.Process().children(), []
 
+    def stop(*_: object) -> None:
+        workers.extend(child for child in psutil.Process().children() if child not in before)
+        assert all(hanging.acquire(timeout=30) for _ in range(2))
+        raise StoppedError
 
-def test_failed_pseudo_labeling_kills_hanging_workers(
-    make_load_hang: Callable[[type[Any]], Semaphore], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    select_shards = ShardedImages.select_shards
-    monkeypatch.setattr(
-        ShardedImages, "select_shards", lambda self, _: select_shards(self, range(8))
-    )  # one large shard
-    teacher = write_teacher(tmp_path / "teacher")
-    with kills_two_hanging_workers(make_load_hang(ShardedImages)) as stop:
-        monkeypatch.setattr(Classifier, "probabilities", stop)
-        labeling.label_shards(teacher, str(shards), tmp_path / "out", batch_size=2, workers=2)
-
-
-def test_failed_evaluation_of_a_detector_kills_hanging_workers(
-    make_load_hang: Callable[[type[Any]], Semaphore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = tiny_recipe(tmp_path / "digits")
-    subset = open_datasets(recipe)[0].select([0, 1, 2, 3] * 4)
-    categories = subset.annotations.categories
-    card = make_model_card(recipe, [category.name for category in categories], [category.id for category in categories])
-    detector = Detector(Oracle(subset), card)
-    with kills_two_hanging_workers(make_load_hang(AnnotatedImages)) as stop:
-        monkeypatch.setattr(Detector, "detect", stop)
-        detection.DetectionEvaluator(detector, subset).evaluate(2, workers=2)
+    monkeypatch.setattr(Classifier, "logits", stop)
+    with pytest.raises(StoppedError):
+        classification.ClassificationEvaluator(classifier, ImageFiles(paths, [0] * len(paths))).evaluate(2, workers=2)
+    assert len(workers) == 2
+    assert not any(worker.is_running() for worker in workers)
 
 
 @pytest.mark.forks

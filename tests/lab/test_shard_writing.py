@@ -1,16 +1,12 @@
 """Datasets are written as shards, resumed, verified and indexed."""
 
-import io
 import json
-import os
-import signal
 import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from PIL import Image
@@ -22,7 +18,6 @@ from lambdanets.data.image_search import list_images
 from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
 from lambdanets.data.tars import split_name
 from lambdanets.errors import InputError
-from lambdanets.locks import locked_folder
 from lambdanets_lab import shards as module
 from lambdanets_lab.shard_checks import index_shards, verify_shards
 from lambdanets_lab.shards import unique_keys, write_shards
@@ -143,38 +138,6 @@ def test_killed_writing_leaves_no_workers_and_resumes_bit_identically(two_classe
     assert read_files(out) == read_files(tmp_path / "uninterrupted")
 
 
-def test_killed_worker_process_is_reported(two_classes, tmp_path, monkeypatch):
-    def kill_worker(images, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    paths = list_images(two_classes).paths
-    monkeypatch.setattr(module, "check_readable", lambda *arguments: None)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "image_file", kill_worker)
-        with pytest.raises(InputError, match="was killed, perhaps out of memory; run it again"):
-            write_shards(paths, tmp_path / "out", images_per_shard=3, processes=2)
-    assert num_images(write_shards(paths, tmp_path / "out", images_per_shard=3)) == 20
-
-
-def test_interrupt_while_work_is_submitted_stops_the_workers(two_classes, tmp_path, monkeypatch):
-    def submit(pool, *arguments):
-        os.kill(os.getpid(), signal.SIGINT)
-        return original(pool, *arguments)
-
-    original = module.ProcessPoolExecutor.submit
-    monkeypatch.setattr(module.ProcessPoolExecutor, "submit", submit)
-    with pytest.raises(KeyboardInterrupt):
-        write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=1, processes=2)
-    assert len([*(tmp_path / "out").glob("*.tar")]) < 20
-
-
-def test_rejects_a_folder_that_another_process_writes(two_classes, tmp_path):
-    with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
-        write_shards(list_images(two_classes).paths, tmp_path / "out")
-    with pytest.raises(InputError, match="is not empty, it has dark; choose another folder"):
-        write_shards(list_images(two_classes).paths, two_classes)
-
-
 def test_finished_shards_are_not_written_again(two_classes, tmp_path):
     splits = open_splits(str(two_classes))
     first = write_shards(splits, tmp_path / "out")
@@ -197,33 +160,6 @@ def test_unreadable_images_are_skipped_and_listed(two_classes, tmp_path):
     assert [message.partition(":")[0][-12:] for message in unreadable[1:]] == ["light/04.png", "light/06.png"]
 
 
-def test_repaired_images_are_written_on_resume(two_classes, tmp_path):
-    splits, damaged = open_splits(str(two_classes)), two_classes / "dark/05.png"
-    content = damaged.read_bytes()
-    damaged.write_bytes(b"")
-    with pytest.raises(InputError, match="more than max_unreadable"):
-        write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
-    assert num_images(write_shards(splits, tmp_path / "unchecked", check_images=False)) == 20
-    damaged.write_bytes(content)
-    written = write_shards(splits, tmp_path / "out", images_per_shard=4, max_unreadable=0)
-    assert (num_images(written), written.metadata["unreadable"]) == (20, [])
-
-
-def test_rejects_a_split_without_readable_images(two_classes, tmp_path):
-    splits = open_splits(str(two_classes))
-    for index in range(len(splits.validation)):
-        Path(splits.validation.name(index)).write_bytes(b"")
-    with pytest.raises(InputError, match=r"none of the 4 validation images can be read; the first: \S*png: the"):
-        write_shards(splits, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("option", ["images_per_shard", "processes", "max_unreadable"])
-def test_rejects_options_out_of_range(two_classes, tmp_path, option):
-    with pytest.raises(InputError, match=rf"{option} must be at least \d, got -1"):
-        write_shards(list_images(two_classes).paths, tmp_path / "out", **{option: -1})
-
-
 def test_keys_are_unique_paths_relative_to_the_common_folder():
     assert unique_keys(["/set/a/1.png", "/set/b/2.jpeg"]) == ["a/1", "b/2"]
     assert unique_keys(["digits/1", "digits/0"]) == ["1", "0"]
@@ -234,18 +170,6 @@ def test_keys_are_unique_paths_relative_to_the_common_folder():
     keys = unique_keys(names)
     assert keys == ["a_b", "a_b-2", "a_b-3", "c.1/x", "c_1/x", "a_b-2-2", "v1_2"]
     assert [split_name(f"{key}.png") for key in keys] == [(key, "png") for key in keys]
-
-
-def test_keys_have_the_characters_of_names_in_any_script(tmp_path):
-    png = io.BytesIO()
-    Image.fromarray(np.zeros((3, 3), np.uint8)).save(png, "PNG")
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for name in ("λάμδα.v2.png", "図.png", "é" * 100 + ".png", os.fsdecode(b"caf\xe9.png"), "with space.png"):
-        (folder / name).write_bytes(png.getvalue())
-    write_shards(list_images(folder).paths, tmp_path / "out")
-    keys = set(files_by_key(open_shards(str(tmp_path / "out"))[0]["train"]))
-    assert keys == {"λάμδα_v2", "図", "é" * 100, "caf\\udce9", "with space"}
 
 
 def test_verify_names_corrupt_truncated_and_missing_shards(shards):
@@ -295,32 +219,11 @@ def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes
         index_shards(tmp_path)
 
 
-def test_index_accepts_any_member_order_and_ignores_other_files(tmp_path):
-    members = {
-        "./a/1.cls": b"1",
-        "./a/1.json": b"{}",
-        "./a/1.JPG": b"x",
-        "./a/2.txt": b"no image",
-        "./a/3.seg.png": b"a mask",
-        "./a/3.webp": b"x",
-        "./a/3.cls": b"0\n",
-        "./a/.hidden.png": b"",
-        "./README": b"",
-    }
-    write_tar(tmp_path / "0.tar", members)
-    index_shards(tmp_path, ["no", "yes"])
-    images = open_shards(str(tmp_path))[0]["train"]
-    assert [images.key(index) for index in range(2)] == ["./a/1", "./a/3"]
-    assert images.labels.tolist() == [1, 0]
-
-
 @pytest.mark.parametrize(
     ("members", "message"),
     [
         ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"must have a class \(\.cls\), got both up to '2\.jpg'"),
-        ({"1.jpg": b"x", "1.cls": b"9" * 5000}, r"class of '1\.jpg' .* must be a number, got b'999"),
         ({"1.jpg": b"x", "1.cls": b"2"}, "classes must be 3 names or more, .* got 2"),
-        ({"1.jpg": b"x"}, "classes must be 0 names or more, .* got 2"),
         ({"1.txt": b"x"}, "0.tar must have images, got none"),
         (None, "0.tar must be a complete tar file"),
     ],
@@ -359,11 +262,7 @@ def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys
     ("arguments", "message"),
     [
         (["DATA"], "OUT, or one of --verify and --index, must be given"),
-        (["DATA", "OUT", "--index"], "OUT, or one of --verify and --index, must be given"),
-        (["DATA", "OUT", "--processes", "0"], "processes must be greater than 0"),
         (["digits", "OUT", "--unlabeled"], "a folder of images with --unlabeled"),
-        (["", "OUT"], "DATA must have a value, got ''"),
-        (["DATA", ""], "OUT must have a value, got ''"),
     ],
 )
 def test_shard_command_rejects_incompatible_options(two_classes, tmp_path, arguments, message, capsys):

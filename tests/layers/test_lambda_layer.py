@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import pickle
 
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
+from all_pairs import all_pairs
 from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition
@@ -62,53 +64,38 @@ def relative_pairs(layer, embedding, grid):
     return torch.stack(pairs) if layer.multi_head else pairs[0]
 
 
-def relative(*scopes, **options):
-    return [RelativeEmbedding(scope, 4, **options, dtype=torch.float64) for scope in scopes]
+SIZES = {1: ((11,), (1,)), 2: ((5, 6), (1, 7)), 3: ((3, 4, 2), (2, 1, 3))}  # by dimensions
+OPTIONS = {
+    "dimensions": (2, 1, 3),
+    "embedding": ("own", "global", "several", "dense", None),
+    "content": (True, False, "slices"),
+    "normalization": (
+        {},
+        {"normalize_keys": "l2", "batch_norm": False},
+        {"normalize_keys": None, "normalize_queries": "softmax"},
+    ),
+    "intra_depth": (1, 2),
+    "multi_head": (False, True),
+    "causal": (False, True),
+    "dilation": (1, 2),
+    "position_bias": (False, True),
+}
 
 
-VARIANTS = {
-    "default": {},
-    "dim_out": {"dim_out": 12, "heads": 3},
-    "intra-depth": {"intra_depth": 2},
-    "content only": {"position": False},
-    "position only": {"content": False},
-    "no batch norm": {"batch_norm": False},
-    "non-square scope": {"scope": (3, 5)},
-    "global": {"scope": None, "grid": (5, 6)},
-    "dilated": {"dilation": 2},
-    "row transform": {"algorithm": "row_transform"},
-    "causal": {"causal": True},
-    "causal, dilated, intra-depth": {"causal": True, "dilation": 2, "intra_depth": 2},
-    "l2 keys": {"normalize_keys": "l2"},
-    "unnormalized keys": {"normalize_keys": None},
-    "softmax on keys and queries": {"normalize_queries": "softmax"},
-    "l2 keys, no batch norm, causal": {"normalize_keys": "l2", "batch_norm": False, "causal": True},
-    "multi-head": {"multi_head": True},
-    "multi-head, intra-depth, causal": {"multi_head": True, "intra_depth": 2, "causal": True},
-    "multi-head, position only": {"multi_head": True, "content": False},
-    "dense embeddings": {"embedding": DenseEmbedding(30, 30, 4, dtype=torch.float64)},
-    "dense embeddings, multi-head, causal": {
-        "embedding": DenseEmbedding(30, 30, 4, heads=2, dtype=torch.float64), "multi_head": True, "causal": True,
-    },
-    "rows and columns": {"embedding": relative((1, 7), (7, 1))},
-    "rows and columns, causal": {"embedding": relative((1, 7), (7, 1)), "causal": True},
-    "several tables, multi-head, dilated, bias": {
-        "embedding": relative((3, 3), (1, 5), (5, 1), heads=2),
-        "multi_head": True, "dilation": 2, "position_bias": True,
-    },
-    "several tables, intra-depth, position only": {
-        "embedding": relative((3, 3), (1, 5), intra_depth=2), "intra_depth": 2, "content": False,
-    },
-    "position bias": {"position_bias": True},
-    "position bias, intra-depth, global": {"position_bias": True, "intra_depth": 2, "scope": None, "grid": (5, 6)},
-    "position bias, position only": {"position_bias": True, "content": False},
-    "position bias, multi-head": {"position_bias": True, "multi_head": True},
-    "position bias, causal": {"position_bias": True, "causal": True},
-    "position bias, dense embeddings": {
-        "position_bias": True, "embedding": DenseEmbedding(30, 30, 4, dtype=torch.float64),
-    },
-}  # fmt: skip
-parametrize_variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def is_valid(dimensions, embedding, content, _, u, multi_head, causal, dilation, bias):
+    has_table = embedding not in (None, "dense") or dilation == 1
+    return has_table and (content != "slices" or dimensions == 3) and (embedding or (content and not bias))
+
+
+ROWS = [dict(zip(OPTIONS, row, strict=True)) for row in all_pairs(*OPTIONS.values(), valid=is_valid)]
+CASES = {", ".join(map(str, row.values())): row for row in ROWS}
+POOLS = {
+    "stride 2": {"stride": 2},
+    "stride 3": {"stride": 3},
+    "2x2 pool": {"stride": 2, "pool": POOL_2X2},
+    "pool that counts its padding": {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)},
+}
+parametrize_cases = pytest.mark.parametrize("case", CASES)
 
 
 def make_layer(dtype=torch.float64, dim=8, dimensions=2, **options):
@@ -119,66 +106,115 @@ def make_layer(dtype=torch.float64, dim=8, dimensions=2, **options):
     return layer
 
 
+def make_case(case, size=0, **changes):
+    """Return a layer for a case, and the size of its maps."""
+    options = CASES[case] | changes
+    dimensions, embedding = options["dimensions"], options.pop("embedding")
+    grid, depths = SIZES[dimensions][size], (4, options["intra_depth"])
+    factory = {"heads": 2 if options["multi_head"] else None, "dtype": torch.float64}
+    if embedding == "global":
+        options |= {"scope": None, "grid": grid}
+    elif embedding == "several":
+        scopes = (1,) * (dimensions - 1) + (5,), (3,) + (1,) * (dimensions - 1)
+        options["embedding"] = [RelativeEmbedding(scope, *depths, **factory) for scope in scopes]
+    elif embedding == "dense":
+        options["embedding"] = DenseEmbedding(math.prod(grid), math.prod(grid) + 1, *depths, **factory)
+    return make_layer(position=embedding is not None, dim_out=12, **options.pop("normalization"), **options), grid
+
+
 def random_maps(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
 
 
-@parametrize_variants
-@pytest.mark.parametrize("size", [(5, 6), (4, 4), (1, 7)], ids=str)
-def test_equals_the_definition_at_any_size(size, options):
-    layer, x = make_layer(**options), random_maps(2, 8, *size)
+@parametrize_cases
+@pytest.mark.parametrize("size", [0, 1])
+def test_equals_the_definition_at_any_size(case, size):
+    layer, grid = make_case(case, size)
+    x = random_maps(2, 8, *grid)
     torch.testing.assert_close(layer(x), reference_output(layer, x), rtol=1e-12, atol=1e-12)
 
 
-VARIANTS_1D_AND_3D = {
-    "1d": (1, {}, (11,)),
-    "1d causal": (1, {"causal": True}, (40,)),
-    "1d global": (1, {"scope": None, "grid": (9,)}, (9,)),
-    "1d multi-head, intra-depth": (1, {"multi_head": True, "intra_depth": 3}, (9,)),
-    "3d": (3, {"scope": 3}, (3, 4, 5)),
-    "3d causal, dilated": (3, {"scope": (3, 5, 1), "causal": True, "dilation": 2}, (5, 4, 3)),
-    "3d global": (3, {"scope": None, "grid": (2, 3, 3)}, (2, 3, 3)),
-    "slices": (3, {"embedding": relative((1, 3, 5), (3, 1, 1)), "content": "slices"}, (3, 4, 5)),
-    "slices, position bias": (3, {"scope": 3, "content": "slices", "position_bias": True}, (3, 4, 5)),
-    "slices, content only": (3, {"position": False, "content": "slices"}, (3, 4, 5)),
-    "slices, multi-head, intra-depth, causal": (
-        3,
-        {"scope": 3, "content": "slices", "multi_head": True, "intra_depth": 2, "causal": True},
-        (3, 2, 4),
-    ),
-    "slices, dense embeddings": (
-        3,
-        {"embedding": DenseEmbedding(24, 24, 4, dtype=torch.float64), "content": "slices"},
-        (3, 2, 4),
-    ),
-}
+@parametrize_cases
+def test_masked_examples_equal_the_definition(case):
+    layer, grid = make_case(case)
+    x, mask = random_maps(3, 8, *grid), torch.ones(3, *grid, dtype=torch.bool)
+    mask[1, -1:], mask[2, ..., 1:] = False, False
+    expected = reference_output(layer.eval(), x, mask).masked_fill(~mask.unsqueeze(1), 0)
+    torch.testing.assert_close(layer(x, mask), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(x, mask[1:2]), layer(x, mask[1:2].expand_as(mask)), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("dimensions", "options", "size"), VARIANTS_1D_AND_3D.values(), ids=VARIANTS_1D_AND_3D.keys())
-def test_sequences_and_volumes_equal_the_definition(dimensions, options, size):
-    layer, x = make_layer(dimensions=dimensions, **options), random_maps(2, 8, *size)
-    torch.testing.assert_close(layer(x), reference_output(layer, x), rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("case", [*(name for name in CASES if "dense" not in name), *POOLS])
+def test_outputs_at_valid_positions_are_independent_of_padding(case, training):
+    layer, size = (make_layer(**POOLS[case]), (8, 7)) if case in POOLS else make_case(case)
+    layer.train(training)
+    valid = [side - 1 - side // 4 for side in size]
+    unpadded, padded = random_maps(2, 8, *valid), torch.full((2, 8, *size), torch.nan, dtype=torch.float64)
+    inside = tuple(slice(side) for side in valid)
+    padded[(..., *inside)] = unpadded
+    mask = torch.zeros(2, *size, dtype=torch.bool)
+    mask[(slice(None), *inside)] = True
+    masked_layer = copy.deepcopy(layer)
+    expected, result = layer(unpadded), masked_layer(padded, mask)
+    valid_outputs = (..., *(slice(side) for side in expected.shape[2:]))
+    torch.testing.assert_close(result[valid_outputs], expected, rtol=1e-10, atol=1e-12)
+    padding = result.clone()
+    padding[valid_outputs] = 0
+    assert not padding.any()
+    for (name, buffer), masked_buffer in zip(layer.named_buffers(), masked_layer.buffers(), strict=True):
+        torch.testing.assert_close(masked_buffer, buffer, rtol=1e-10, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize(
-    ("dimensions", "size", "expected"), [(1, (9,), (5,)), (3, (3, 4, 5), (2, 2, 3))], ids=["1d", "3d"]
+    ("case", "batch", "training", "masked", "last"),
+    all_pairs([*CASES, "stride 2"], (1, 2), (False, True), (False, True), (False, True)),
 )
-def test_stride_in_1d_and_3d_averages_excluding_padding(dimensions, size, expected):
-    layer, x = make_layer(dimensions=dimensions, stride=2), random_maps(2, 8, *size)
-    unpooled = reference_output(layer, x)
-    result = layer(x)
-    assert result.shape[2:] == expected
-    corner = (slice(None), slice(None), *(slice(2),) * dimensions)
-    torch.testing.assert_close(result[(..., *(0,) * dimensions)], unpooled[corner].flatten(2).mean(dim=2))
+def test_first_and_second_derivatives(case, batch, training, masked, last):
+    layer, grid = (make_layer(stride=2), (3, 4)) if case in POOLS else make_case(case)
+    layer.train(training)
+    x = random_maps(batch, 8, *grid)
+    if last and x.ndim > 3:
+        x = x.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.channels_last_3d)
+    mask = torch.ones(batch, *grid, dtype=torch.bool) if masked else None
+    if masked:
+        mask[0, ..., -1], mask[-1, :1] = False, False
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x, mask))
+
+    assert gradcheck(run, (x.requires_grad_(), *layer.parameters()), fast_mode=True)
+    assert gradgradcheck(lambda x: layer(x, mask), x, fast_mode=True)
 
 
-@pytest.mark.parametrize("size", [(1, 1, 1), (2, 8, 8), (3, 2, 5)], ids=str)
-def test_strided_layer_accepts_volumes_below_the_pooling_window(size):
-    layer, x = make_layer(dimensions=3, scope=3, stride=3), random_maps(2, 8, *size)
+@parametrize_cases
+def test_runs_on_the_meta_device(case):
+    layer, grid = make_case(case)
+    x, mask = torch.empty(2, 8, *grid, dtype=torch.float64), torch.empty(2, *grid, dtype=torch.bool)
+    layer = layer.eval().to("meta")
+    assert layer(x.to("meta")).shape == layer(x.to("meta"), mask.to("meta")).shape == (2, 12, *grid)
+
+
+@pytest.mark.parametrize("options", POOLS.values(), ids=POOLS.keys())
+@pytest.mark.parametrize("size", [(6, 8), (5, 7), (1, 2)], ids=str)
+def test_pool_averages_after_the_layer_as_a_strided_convolution(options, size):
+    layer, x = make_layer(**options), random_maps(2, 8, *size)
+    stride = options["stride"]
+    pool = options.get("pool", nn.AvgPool2d(2 * stride - 1, stride, stride - 1, count_include_pad=False))
+    output = layer(x)
+    torch.testing.assert_close(output, pool(reference_output(layer, x)), rtol=1e-12, atol=1e-12)
+    assert output.shape[2:] == nn.Conv2d(8, 8, 3, stride, 1, dtype=torch.float64)(x).shape[2:]
+
+
+@pytest.mark.parametrize("size", [(7,), (3, 4, 5), (1, 1, 1), (3, 2, 5)], ids=str)
+def test_strided_sequences_and_volumes_are_averages_without_padding(size):
+    dimensions = len(size)
+    layer, x = make_layer(dimensions=dimensions, scope=3, stride=3), random_maps(2, 8, *size)
     unpooled, result = reference_output(layer, x), layer(x)
     assert result.shape[2:] == tuple(-(-side // 3) for side in size)
-    corner = (slice(None), slice(None), *(slice(min(side, 3)) for side in size))
-    torch.testing.assert_close(result[:, :, 0, 0, 0], unpooled[corner].flatten(2).mean(dim=2))
+    corner = (slice(None), slice(None), *(slice(3),) * dimensions)
+    torch.testing.assert_close(result[(..., *(0,) * dimensions)], unpooled[corner].flatten(2).mean(dim=2))
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -197,102 +233,11 @@ def test_forward_mode_derivatives_equal_finite_differences(dimensions, training)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"multi_head": True}, {"causal": True}], ids=str)
-def test_masked_batch_equals_single_examples(options):
-    layer = make_layer(**options).eval()
-    x, mask = random_maps(3, 8, 5, 6), torch.zeros(3, 5, 6, dtype=torch.bool)
-    for example, (height, width) in enumerate(((5, 6), (3, 4), (2, 6))):
-        mask[example, :height, :width] = True
-    batched = layer(x, mask)
-    for i in range(3):
-        torch.testing.assert_close(batched[i : i + 1], layer(x[i : i + 1], mask[i : i + 1]), rtol=1e-12, atol=1e-12)
-    if "stride" not in options:
-        expected = reference_output(layer, x, mask).masked_fill(~mask.unsqueeze(1), 0)
-        torch.testing.assert_close(batched, expected, rtol=1e-12, atol=1e-12)
-        ones = torch.ones(1, 5, 6, dtype=torch.bool)
-        torch.testing.assert_close(layer(x, ones), layer(x), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(layer(x, mask[1:2]), layer(x, mask[1:2].expand(3, -1, -1)))
-
-
 def test_channels_last_3d_is_preserved():
     layer, x = make_layer(dimensions=3, scope=3), random_maps(2, 8, 3, 4, 5)
     result = layer(x.contiguous(memory_format=torch.channels_last_3d))
     assert result.is_contiguous(memory_format=torch.channels_last_3d)
     torch.testing.assert_close(result, layer(x))
-
-
-MASKED = {
-    "default": (2, {}, (6, 7), (4, 5)),
-    "stride 2, odd": (2, {"stride": 2}, (8, 7), (5, 5)),
-    "stride 2, even": (2, {"stride": 2}, (8, 7), (4, 6)),
-    "stride 3": (2, {"stride": 3}, (8, 7), (5, 4)),
-    "intra-depth, multi-head": (2, {"intra_depth": 2, "multi_head": True}, (6, 7), (3, 7)),
-    "l2": (2, {"normalize_keys": "l2"}, (6, 7), (6, 3)),
-    "dense embeddings, one row": (2, {"embedding": DenseEmbedding(8, 8, 4, dtype=torch.float64)}, (1, 8), (1, 5)),
-    "no batch norm": (2, {"batch_norm": False}, (6, 7), (4, 5)),
-    "1d causal": (1, {"causal": True}, (9,), (5,)),
-    "3d": (3, {"scope": 3}, (3, 4, 5), (2, 3, 5)),
-    "slices": (3, {"embedding": relative((1, 3, 3), (3, 1, 1)), "content": "slices"}, (3, 4, 5), (2, 3, 5)),
-    "position bias": (2, {"position_bias": True}, (6, 7), (4, 5)),
-    "2x2 pool, odd": (2, {"stride": 2, "pool": POOL_2X2}, (8, 7), (5, 5)),
-    "2x2 pool, even": (2, {"stride": 2, "pool": POOL_2X2}, (8, 7), (4, 6)),
-    "pool that counts its padding": (2, {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)}, (8, 7), (5, 4)),
-}
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize(("dimensions", "options", "size", "valid"), MASKED.values(), ids=MASKED.keys())
-def test_outputs_at_valid_positions_are_independent_of_padding(dimensions, options, size, valid, training):
-    layer = make_layer(dimensions=dimensions, **options).train(training)
-    unpadded, padded = random_maps(2, 8, *valid), torch.full((2, 8, *size), torch.nan, dtype=torch.float64)
-    inside = tuple(slice(side) for side in valid)
-    padded[(..., *inside)] = unpadded
-    mask = torch.zeros(2, *size, dtype=torch.bool)
-    mask[(slice(None), *inside)] = True
-    masked_layer = copy.deepcopy(layer)
-    expected, result = layer(unpadded), masked_layer(padded, mask)
-    valid_outputs = (..., *(slice(side) for side in expected.shape[2:]))
-    torch.testing.assert_close(result[valid_outputs], expected, rtol=1e-10, atol=1e-12)
-    padding = result.clone()
-    padding[valid_outputs] = 0
-    assert not padding.any()
-    for (name, buffer), masked_buffer in zip(layer.named_buffers(), masked_layer.buffers(), strict=True):
-        torch.testing.assert_close(masked_buffer, buffer, rtol=1e-10, atol=1e-12, msg=name)
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"causal": True}], ids=str)
-def test_gradcheck_with_a_mask(options, batch, training):
-    layer = make_layer(dim=4, query_depth=3, **options).train(training)
-    mask = torch.ones(batch, 3, 4, dtype=torch.bool)
-    mask[0, 2:], mask[-1, :, 3:] = False, False
-    x = random_maps(batch, 4, 3, 4).requires_grad_()
-    assert gradcheck(lambda x: layer(x, mask), x, fast_mode=True)
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"intra_depth": 2}, {"stride": 2}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"},
-        {"normalize_keys": None, "normalize_queries": "softmax"}, {"position_bias": True},
-        {"position_bias": True, "multi_head": True},
-        {"embedding": [RelativeEmbedding(scope, 3, dtype=torch.float64) for scope in ((1, 5), (5, 1))]},
-    ],
-    ids=lambda options: ", ".join(options),
-)  # fmt: skip
-def test_gradcheck(options, batch, training, memory_format):
-    layer = make_layer(dim=4, query_depth=3, **options).train(training)
-    x = random_maps(batch, 4, 3, 4).contiguous(memory_format=memory_format).requires_grad_()
-    names = [name for name, _ in layer.named_parameters()]
-
-    def run(x, *parameters):
-        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-    assert gradcheck(run, (x, *layer.parameters()), fast_mode=True)
 
 
 @pytest.mark.parametrize(
@@ -303,26 +248,6 @@ def test_stride_gives_the_output_size_of_a_convolution(size, stride, expected):
     x = random_maps(2, 8, *size)
     convolution = torch.nn.Conv2d(8, 8, 3, stride=stride, padding=1, dtype=torch.float64)
     assert layer(x).shape[2:] == convolution(x).shape[2:] == expected
-
-
-def test_stride_averages_windows_excluding_padding():
-    layer, x = make_layer(stride=2), random_maps(2, 8, 5, 5)
-    unpooled = reference_output(layer, x)
-    torch.testing.assert_close(layer(x)[:, :, 0, 0], unpooled[:, :, :2, :2].mean(dim=(2, 3)))
-    torch.testing.assert_close(layer(x)[:, :, 1, 1], unpooled[:, :, 1:4, 1:4].mean(dim=(2, 3)))
-
-
-@pytest.mark.parametrize("pool", [POOL_2X2, nn.AvgPool2d(3, 2, 1)], ids=["2x2", "3x3 with padding"])
-@pytest.mark.parametrize("size", [(6, 8), (5, 7)], ids=str)
-def test_pool_replaces_the_average_after_the_layer(pool, size):
-    layer, x = make_layer(stride=2, pool=pool), random_maps(2, 8, *size)
-    torch.testing.assert_close(layer(x), pool(reference_output(layer, x)), rtol=1e-12, atol=1e-12)
-
-
-def test_options_of_other_packages_add_no_state_dict_keys_by_default():
-    names = {"query_projection.weight", "key_projection.weight", "value_projection.weight", "embedding.table"}
-    assert set(make_layer(batch_norm=False, stride=2, pool=POOL_2X2).state_dict()) == names
-    assert set(make_layer(batch_norm=False, position_bias=True).state_dict()) == names | {"position_bias"}
 
 
 def test_position_bias_is_initialized_to_zero_and_reset():
@@ -352,18 +277,6 @@ def test_low_precision_layers_keep_their_dtype_and_stay_finite(dtype):
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_autocast_outputs_and_gradients_are_finite(scale, dtype):
-    torch.manual_seed(0)
-    layer = LambdaLayer2d(16)
-    with torch.autocast("cpu", dtype):
-        output = layer(scale * random_maps(2, 16, 33, 30, dtype=torch.float32))
-    output.float().mean().backward()
-    assert output.isfinite().all()
-    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
-
-
 def test_initialization_follows_the_paper():
     torch.manual_seed(0)
     layer = LambdaLayer2d(256)
@@ -381,85 +294,6 @@ def test_parameter_count_equals_the_documented_formula(u):
     layer = LambdaLayer2d(d, heads=h, query_depth=k, intra_depth=u, scope=r)
     expected = d * h * k + d * k * u + d * v * u + r * r * k * u + 2 * h * k + 2 * v * u
     assert sum(parameter.numel() for parameter in layer.parameters()) == expected
-
-
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"multi_head": True}, {"normalize_keys": "l2"}], ids=str)
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_runs_on_the_meta_device(dimensions, options):
-    layer = make_layer(torch.float32, dimensions=dimensions, device="meta", **options).eval()
-    size = (2, 8, *(5, 6, 3)[:dimensions])
-    x, mask = torch.empty(size, device="meta"), torch.empty(2, *size[2:], device="meta", dtype=torch.bool)
-    assert layer(x).shape == layer(x, mask).shape == size
-
-
-INVALID_ARGUMENTS = {
-    "dim_out not divisible by heads": ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
-    "even scope": ({"scope": 4}, "scope must be an odd positive integer.*got 4"),
-    "global scope without grid": ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
-    "grid with a scope": ({"grid": (7, 7)}, "grid must be None unless scope is None"),
-    "neither term": ({"content": False, "position": False}, "content and position must not both be False"),
-    "tuple for stride": ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
-    "integer for grid": ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of .*, got 7"),
-    "unknown normalization of keys": (
-        {"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"
-    ),
-    "embedding with position=False": (
-        {"embedding": RelativeEmbedding((5, 5), 16), "position": False}, "embedding must be None when position is False"
-    ),
-    "embedding with grid": (
-        {"embedding": RelativeEmbedding((5, 5), 16), "grid": (3, 3)}, "grid must be None if an embedding is passed, got"
-    ),
-    "embedding with another query depth": (
-        {"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.* \(16, 1, None\), got \(8, 1, None\)"
-    ),
-    "embedding with other dimensions": (
-        {"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have 2 dimension\(s\), got 1"
-    ),
-    "multi-head embedding without multi_head": (
-        {"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.* \(16, 1, None\), got \(16, 1, 4\)"
-    ),
-    "edge embedding": ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not be an EdgeEmbedding"),
-    "position bias, content only": ({"position_bias": True, "position": False}, "position_bias must be False when pos"),
-    "another pooling": ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
-    "a pool of another stride": ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
-    "a pool that rounds down": (
-        {"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2",
-    ),
-    "stride of a causal layer": ({"stride": 2, "causal": True}, "stride must be 1 if causal is True.*got 2"),
-    "dilated dense embedding": (
-        {"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("options", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
-def test_rejects_invalid_constructor_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        LambdaLayer2d(8, **({"scope": 5} | options))
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (torch.zeros(8, 5, 5), r"x must be \(b, dim = 8, height, width\), got shape \(8, 5, 5\)"),
-        (torch.zeros(1, 9, 5, 5), r"x must be \(b, dim = 8.*got shape \(1, 9, 5, 5\)"),
-        (
-            torch.zeros(1, 8, 5, 5, dtype=torch.float64),
-            "x must have the dtype of the layer's parameters, torch.float32",
-        ),
-        (torch.zeros(1, 8, 5, 5, dtype=torch.int64), "x must have the dtype.*got torch.int64"),
-    ],
-    ids=["rank", "channels", "dtype", "integers"],
-)
-def test_rejects_invalid_inputs(x, message):
-    with pytest.raises(ValueError, match=message):
-        make_layer(torch.float32)(x)
-
-
-@pytest.mark.parametrize("mask", [torch.ones(1, 5, 5), torch.ones(1, 5, 4, dtype=torch.bool)], ids=["dtype", "shape"])
-def test_rejects_masks_of_wrong_dtype_or_shape(mask):
-    with pytest.raises(ValueError, match=r"mask must have shape \(1, 5, 5\) and dtype bool"):
-        make_layer(torch.float32)(torch.zeros(1, 8, 5, 5), mask)
 
 
 def test_gradients_of_a_shared_table_are_summed():
@@ -484,25 +318,6 @@ def test_reset_parameters_keeps_a_shared_table():
     assert torch.equal(shared.table, before)
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    height=st.integers(1, 7), width=st.integers(1, 7), margin=st.integers(0, 3), causal=st.booleans(),
-    dimensions=st.integers(1, 2),
-)  # fmt: skip
-def test_scope_larger_than_the_map_equals_global_scope(height, width, margin, causal, dimensions):
-    grid = (height, width)[:dimensions]
-    global_layer = make_layer(scope=None, grid=grid, causal=causal, dimensions=dimensions)
-    scope = tuple(2 * (side + margin) - 1 for side in grid)
-    local_layer = make_layer(scope=scope, causal=causal, dimensions=dimensions)
-    state = global_layer.state_dict()
-    state["embedding.table"] = torch.nn.functional.pad(
-        state["embedding.table"], (0, 0, *(margin,) * (2 * dimensions)), value=7.0
-    )
-    local_layer.load_state_dict(state)
-    x = random_maps(2, 8, *grid)
-    torch.testing.assert_close(local_layer(x), global_layer(x), rtol=1e-12, atol=1e-12)
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 1000),
@@ -523,21 +338,6 @@ def test_causal_output_does_not_depend_on_later_inputs(seed, last, options):
         torch.testing.assert_close(actual, expected, rtol=0, atol=rounding)
 
 
-@settings(max_examples=15, deadline=None)
-@given(shift=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), seed=st.integers(0, 100))
-def test_position_term_is_translation_equivariant(shift, seed):
-    layer = make_layer(content=False).eval()
-    full = torch.randn(1, 8, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    crop, shifted = full[:, :, 3:17, 3:17], full[:, :, 3 + shift[0] : 17 + shift[0], 3 + shift[1] : 17 + shift[1]]
-    crop, shifted = layer(crop), layer(shifted)
-    # compare positions whose context, 2 positions to each side, is inside both crops
-    rows, columns = (slice(2 + max(s, 0), 12 + min(s, 0)) for s in shift)
-    shifted_rows, shifted_columns = (slice(2 + max(-s, 0), 12 + min(-s, 0)) for s in shift)
-    torch.testing.assert_close(
-        crop[..., rows, columns], shifted[..., shifted_rows, shifted_columns], rtol=1e-12, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"multi_head": True}], ids=str)
 def test_forward_and_backward_are_deterministic(options):
     def run():
@@ -546,25 +346,6 @@ def test_forward_and_backward_are_deterministic(options):
         return [output, *torch.autograd.grad(output.square().sum(), layer.parameters())]
 
     assert all(torch.equal(first, second) for first, second in zip(run(), run(), strict=True))
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"causal": True}, {"stride": 2}, {"multi_head": True}, {"intra_depth": 2}, {"normalize_keys": "l2"},
-        {"normalize_queries": "softmax"}, {"dimensions": 1}, {"dimensions": 3},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_gradgradcheck(options, masked, batch):
-    layer = make_layer(dim=4, query_depth=3, scope=3, **options)
-    size = (batch, 4, *(3, 2, 2)[: options.get("dimensions", 2)])
-    mask = torch.ones(batch, *size[2:], dtype=torch.bool)
-    mask[0, 2] = False
-    x = random_maps(*size).requires_grad_()
-    assert gradgradcheck(lambda x: layer(x, mask if masked else None), x, fast_mode=True)
 
 
 def test_vmap_gives_per_sample_gradients():
@@ -589,18 +370,6 @@ def test_pickle_deepcopy_and_state_dict_preserve_the_output(options):
     loaded.load_state_dict(layer.state_dict())
     for copied in (loaded.eval(), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
         assert torch.equal(copied(x), layer(x))
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_repr_shows_options_that_differ_from_the_defaults(dimensions):
-    description = repr(make_layer(dimensions=dimensions, causal=True, normalize_keys=None))
-    assert f"LambdaLayer{dimensions}d" in description
-    assert "normalize_keys=None, causal=True" in description
-
-
-def test_causal_layers_reject_pooling():
-    with pytest.raises(ValueError, match="pool must be None if causal is True"):
-        LambdaLayer2d(8, causal=True, pool=nn.AvgPool2d(3, 1, 1))
 
 
 def replace_table(layer, shape):
@@ -653,3 +422,51 @@ def test_vmap_under_autocast(size):
     with torch.autocast("cpu", torch.bfloat16):
         actual, expected = torch.func.vmap(layer)(x), torch.stack([layer(part) for part in x])
     assert (actual - expected).float().norm() <= 0.02 * expected.float().norm()
+
+
+OTHER = RelativeEmbedding((5, 5), 16)
+INVALID_ARGUMENTS = [
+    ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
+    ({"scope": 4}, "scope must be an odd positive integer.*got 4"),
+    ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
+    ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of .*, got 7"),
+    ({"grid": (7, 7)}, "grid must be None unless scope is None"),
+    ({"content": False, "position": False}, "content and position must not both be False"),
+    ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
+    ({"stride": 2, "causal": True}, "stride must be 1 if causal is True.*got 2"),
+    ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
+    ({"position_bias": True, "position": False}, "position_bias must be False when pos"),
+    ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
+    ({"embedding": OTHER, "grid": (3, 3)}, "grid must be None if an embedding is passed, got"),
+    ({"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.* \(16, 1, None\), got \(8, 1, None\)"),
+    ({"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have 2 dimension\(s\), got 1"),
+    ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.* \(16, 1, None\), got \(16, 1, 4\)"),
+    ({"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"),
+    ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not be an EdgeEmbedding"),
+    ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
+    ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
+    ({"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2"),
+    ({"pool": nn.AvgPool2d(3, 1, 1), "causal": True}, "pool must be None if causal is True"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID_ARGUMENTS)
+def test_rejects_invalid_constructor_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        LambdaLayer2d(8, **({"scope": 5} | options))
+
+
+@pytest.mark.parametrize(
+    ("x", "mask", "message"),
+    [
+        (torch.zeros(8, 5, 5), None, r"x must be \(b, dim = 8, height, width\), got shape \(8, 5, 5\)"),
+        (torch.zeros(1, 9, 5, 5), None, r"x must be \(b, dim = 8.*got shape \(1, 9, 5, 5\)"),
+        (torch.zeros(1, 8, 5, 5).double(), None, "x must have the dtype of the layer's parameters, torch.float32"),
+        (torch.zeros(1, 8, 5, 5).long(), None, "x must have the dtype.*got torch.int64"),
+        (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 5), r"mask must have shape \(1, 5, 5\) and dtype bool"),
+        (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 4).bool(), r"mask must have shape \(1, 5, 5\) and dtype bool"),
+    ],
+)
+def test_rejects_invalid_inputs(x, mask, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer(torch.float32)(x, mask)

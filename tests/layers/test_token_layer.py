@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from lambdanets import LambdaLayer, LambdaLayer1d, RelativeEmbedding
+from all_pairs import all_pairs
+from lambdanets import LambdaLayer, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition
 
@@ -62,94 +63,65 @@ def dense(**options):
     return DenseEmbedding(N + 2, M + 2, 4, dtype=torch.float64, **options)
 
 
-# options of the layer, whether there is a separate context, shape of the mask
-CASES = {
-    "content only": ({}, False, None),
-    "relative": ({"position": True, "embedding": relative(5)}, False, None),
-    "relative, causal": ({"position": True, "embedding": relative(5), "causal": True}, False, None),
-    "relative, padding": ({"position": True, "embedding": relative(5)}, False, (B, 1, N)),
-    "relative, mask": ({"position": True, "embedding": relative(5)}, False, (N, N)),
-    "relative, multi-head": (
-        {"position": True, "embedding": relative(5, heads=2), "multi_head": True},
-        False,
-        None,
-    ),
-    "relative, separate context": ({"position": True, "embedding": relative(7)}, True, None),
-    "relative, padding of all examples": ({"position": True, "embedding": relative(5)}, False, (1, N)),
-    "dense, mask of all examples": ({"position": True, "embedding": dense()}, False, (1, N, N)),
-    "dense": ({"position": True, "embedding": dense()}, False, None),
-    "dense, separate context": ({"position": True, "embedding": dense()}, True, None),
-    "dense, separate context, padding": ({"position": True, "embedding": dense()}, True, (B, 1, M)),
-    "dense, separate context, mask per example": ({"position": True, "embedding": dense()}, True, (B, N, M)),
-    "dense, causal, intra-depth": (
-        {"position": True, "embedding": dense(intra_depth=2), "intra_depth": 2, "causal": True},
-        False,
-        None,
-    ),
-    "dense, multi-head, separate context": (
-        {"position": True, "embedding": dense(heads=2), "multi_head": True},
-        True,
-        (1, M),
-    ),
-    "separate context, l2 keys, softmax queries": (
-        {"normalize_keys": "l2", "normalize_queries": "softmax"},
-        True,
-        None,
-    ),
-    "position only, no batch norm": (
-        {"position": True, "embedding": dense(), "content": False, "batch_norm": False},
-        True,
-        None,
-    ),
-    "dim_out": ({"dim_out": 12, "heads": 3}, False, None),
+OPTIONS = {
+    "embedding": (relative, dense, None),
+    "mask": (None, "b 1 m", "1 m", "n m", "b n m", "1 n m"),
+    "has_context": (False, True),
+    "normalization": ({}, {"normalize_keys": "l2", "batch_norm": False}, {"normalize_queries": "softmax"}),
+    "content": (True, False),
+    "causal": (False, True),
+    "multi_head": (False, True),
+    "intra_depth": (1, 2),
 }
-parametrize_cases = pytest.mark.parametrize(("options", "has_context", "mask_shape"), CASES.values(), ids=CASES.keys())
 
 
-def make_case(options, has_context, mask_shape):
-    context = random_tokens(B, M, CONTEXT) if has_context else None
-    layer = make_layer(**options, **({"dim_context": CONTEXT} if has_context else {}))
-    mask = None
-    if mask_shape is not None:
-        mask = torch.rand(mask_shape, generator=torch.Generator().manual_seed(1)) > 0.3
-    return layer, random_tokens(B, N, DIM), context, mask
+def is_valid(embedding, mask, has_context, _, content, causal, *others):
+    return (embedding or content) and not (causal and has_context)
+
+
+ROWS = [dict(zip(OPTIONS, row, strict=True)) for row in all_pairs(*OPTIONS.values(), valid=is_valid)]
+CASES = {", ".join(getattr(x, "__name__", str(x)) for x in row.values()): row for row in ROWS}
+parametrize_cases = pytest.mark.parametrize("case", CASES)
+
+
+def make_case(case):
+    """Return the layer in eval mode, its tokens, context and mask, and the embeddings of all pairs."""
+    options = dict(CASES[case])
+    embedding, letters, has_context = (options.pop(name) for name in ("embedding", "mask", "has_context"))
+    n, m = N, M if has_context else N
+    if embedding is not None:
+        heads = 2 if options["multi_head"] else None
+        lengths = {"scope": 5} if embedding is relative else {}
+        options["embedding"] = embedding(**lengths, intra_depth=options["intra_depth"], heads=heads)
+    options |= {"position": embedding is not None, "dim_out": 12, "dim_context": CONTEXT if has_context else DIM}
+    layer = make_layer(**options.pop("normalization"), **options).eval()
+    mask = embeddings = None
+    if letters is not None:
+        shape = [{"b": B, "n": n, "m": m, "1": 1}[letter] for letter in letters.split()]
+        mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.3
+    if embedding is not None:
+        embeddings = layer.embedding.of_pairs((n,), (m,)) if embedding is relative else layer.embedding(n, m)
+    context = random_tokens(B, m, CONTEXT) if has_context else None
+    return layer, random_tokens(B, n, DIM), context, mask, embeddings
 
 
 @parametrize_cases
-def test_equals_the_definition(options, has_context, mask_shape):
-    layer, x, context, mask = make_case(options, has_context, mask_shape)
-    layer.eval()
-    embeddings = None
-    if isinstance(layer.embedding, RelativeEmbedding):
-        embeddings = layer.embedding.of_pairs((N,), (M if has_context else N,))
-    elif layer.embedding is not None:
-        embeddings = layer.embedding(N, M if has_context else N)
+def test_equals_the_definition(case):
+    layer, x, context, mask, embeddings = make_case(case)
     expected = reference_output(layer, x, x if context is None else context, mask, embeddings)
-    if not has_context and mask_shape in ((B, 1, N), (1, N)):  # padding of x itself
+    if context is None and mask is not None and mask.shape[-2] == 1:  # padding of x itself
         expected = expected * mask.reshape(-1, N, 1)
     torch.testing.assert_close(layer(x, context, mask=mask), expected, rtol=1e-12, atol=1e-12)
 
 
-@parametrize_cases
-@pytest.mark.parametrize("batch", [1, 2])
-def test_gradcheck(options, has_context, mask_shape, batch):
-    layer, x, context, mask = make_case(options, has_context, mask_shape)
-    mask = mask if mask is None or mask.ndim == 2 else mask[:batch]
+@pytest.mark.parametrize(("case", "batch", "training"), all_pairs([*CASES], (1, 2), (False, True)))
+def test_first_and_second_derivatives(case, batch, training):
+    layer, x, context, mask, _ = make_case(case)
+    layer.train(training)
+    mask = mask if mask is None or len(mask) != B else mask[:batch]
     inputs = [y[:batch].requires_grad_() for y in (x, context) if y is not None]
     assert gradcheck(lambda *y: layer(*y, mask=mask), inputs, fast_mode=True)
     assert gradgradcheck(lambda *y: layer(*y, mask=mask), inputs, fast_mode=True)
-
-
-def test_token_layer_equals_lambda_layer_1d_on_sequences():
-    table = relative(5)
-    sequence = LambdaLayer1d(DIM, query_depth=4, heads=2, embedding=table, causal=True, dtype=torch.float64)
-    layer = make_layer(position=True, embedding=table, causal=True)
-    state = {
-        name: x.squeeze(-1) if name.endswith("projection.weight") else x for name, x in sequence.state_dict().items()
-    }
-    layer.load_state_dict(state)
-    x = random_tokens(B, N, DIM)
-    torch.testing.assert_close(layer(x), sequence(x.transpose(1, 2)).transpose(1, 2), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -199,82 +171,27 @@ def test_forward_accepts_embeddings_per_example():
     torch.testing.assert_close(layer(x, embeddings=embeddings), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_layer_with_edge_embeddings_is_permutation_equivariant():
-    torch.manual_seed(0)
-    layer, edge_embedding = make_layer(position=True).eval(), EdgeEmbedding(3, 4, dtype=torch.float64)
-    x = random_tokens(1, N, DIM)
-    pairs, types = torch.randint(N, (2, 11)), torch.randint(3, (11,))
-    permutation = torch.randperm(N)
-    inverse = permutation.argsort()
-
-    def output(x, pairs):
-        edges = torch.cat([torch.zeros(1, 11, dtype=torch.int64), pairs])
-        return layer(x, embeddings=edge_embedding(edges, types, (1, N, N)))
-
-    torch.testing.assert_close(
-        output(x[:, permutation], inverse[pairs]), output(x, pairs)[:, permutation], rtol=1e-11, atol=1e-11
-    )
-
-
-class ReturnsNone(torch.nn.Module):
-    def forward(self, positions, context_positions):
-        return None
+CROSS, FEW = {"dim_context": CONTEXT}, DenseEmbedding(4, 4, 4, dtype=torch.float64)
+INVALID_ARGUMENTS = [
+    ({"position": True}, {}, "embeddings must be a tensor, or embedding a module"),
+    ({"position": True, "embedding": FEW}, {}, "positions must be at most 4 x 4 .*, got 6 x 6"),
+    ({}, {"embeddings": random_tokens(N, N, 4)}, "embeddings must be None for a layer with position=False"),
+    ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
+    ({}, {"mask": torch.ones(N, M).bool()}, r"mask must be bool, \(n, m\) = \(6, 6\)"),
+    ({}, {"x": None}, "x must be a tensor, got NoneType"),
+    ({}, {"x": random_tokens(B, DIM, N)}, r"x must be \(b, positions, channels = 8\), got shape \(2, 8, 6\)"),
+    (CROSS, {}, "context must be a tensor if dim_context = 5 differs"),
+    (CROSS, {"context": random_tokens(B, M, DIM)}, r"context must be \(b, positions, channels = 5\)"),
+    (CROSS, {"context": random_tokens(3, M, CONTEXT)}, "context must have batch size 2, like x"),
+    (CROSS | {"causal": True}, {"context": random_tokens(B, M, CONTEXT)}, "context must have 6 positions"),
+    ({"dim_context": 0}, {}, "dim_context must be an integer of at least 1, got 0"),
+    ({"embedding": relative(5)}, {}, "embedding must be None when position is False"),
+    ({"position": True, "embedding": "relative"}, {}, "embedding must be a module, got str"),
+    ({"position": True, "embedding": RelativeEmbedding((5, 5), 4)}, {}, r"embedding must have 1 dimension\(s\), got 2"),
+]
 
 
-INVALID_ARGUMENTS = {
-    "missing embeddings": ({"position": True}, {}, "embeddings must be a tensor, or embedding a module"),
-    "embeddings without position term": (
-        {}, {"embeddings": random_tokens(N, N, 4)}, "embeddings must be None for a layer with position=False"
-    ),
-    "float mask": ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
-    "no tokens": ({}, {"x": None}, "x must be a tensor, got NoneType"),
-    "missing context": ({"dim_context": CONTEXT}, {}, "context must be a tensor if dim_context = 5 differs"),
-    "context with other channels": (
-        {"dim_context": CONTEXT}, {"context": random_tokens(B, M, DIM)},
-        r"context must be \(b, positions, channels = 5\)",
-    ),
-    "context with another batch size": (
-        {"dim_context": CONTEXT}, {"context": random_tokens(3, M, CONTEXT)}, "context must have batch size 2, like x"
-    ),
-    "causal with a separate context": (
-        {"dim_context": CONTEXT, "causal": True}, {"context": random_tokens(B, M, CONTEXT)},
-        "context must have 6 positions",
-    ),
-    "mask of another shape": (
-        {}, {"mask": torch.ones(N, M, dtype=torch.bool)}, r"mask must be bool, \(n, m\) = \(6, 6\)"
-    ),
-    "more positions than embeddings": (
-        {"position": True, "embedding": DenseEmbedding(4, 4, 4, dtype=torch.float64)}, {},
-        "positions must be at most 4 x 4 for this DenseEmbedding, got 6 x 6",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("options", "arguments", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
-def test_rejects_invalid_forward_arguments(options, arguments, message):
-    layer = make_layer(**options)
+@pytest.mark.parametrize(("options", "arguments", "message"), INVALID_ARGUMENTS)
+def test_rejects_invalid_arguments(options, arguments, message):
     with pytest.raises(ValueError, match=message):
-        layer(**({"x": random_tokens(B, N, DIM)} | arguments))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dim_context": 0}, "dim_context must be an integer of at least 1, got 0"),
-        ({"position": True, "embedding": "relative"}, "embedding must be a module, got str"),
-        ({"embedding": relative(5)}, "embedding must be None when position is False"),
-        (
-            {"position": True, "embedding": RelativeEmbedding((5, 5), 4)},
-            r"embedding must have 1 dimension\(s\), got 2",
-        ),
-    ],
-    ids=["zero dim_context", "string for embedding", "embedding with position=False", "2d embedding"],
-)
-def test_rejects_invalid_constructor_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_layer(**options)
-
-
-def test_rejects_tokens_of_wrong_shape():
-    with pytest.raises(ValueError, match=r"x must be \(b, positions, channels = 8\), got shape \(2, 8, 6\)"):
-        make_layer()(random_tokens(B, DIM, N))
+        make_layer(**options)(**({"x": random_tokens(B, N, DIM)} | arguments))

@@ -82,17 +82,6 @@ def test_detections_are_independent_of_other_images_in_the_batch(simulated_model
                 torch.testing.assert_close(single[name], detections[name], rtol=1e-9, atol=1e-9)
 
 
-def test_detections_depend_on_the_batch_without_hide_padding(simulated_model):
-    model = small_mask_rcnn(hide_padding=False, box_score_thresh=0.0, box_detections_per_img=20).double()
-    model.load_state_dict(simulated_model.state_dict())
-    with torch.no_grad():
-        batched = model.eval()(random_images(dtype=torch.float64))
-        (single,) = model([random_images(dtype=torch.float64)[1]])
-    assert (
-        single["boxes"].shape != batched[1]["boxes"].shape or (single["boxes"] - batched[1]["boxes"]).abs().max() > 1e-3
-    )
-
-
 def test_masks_have_the_image_size_and_boxes_are_inside(simulated_model):
     with torch.no_grad():
         results = simulated_model(random_images(dtype=torch.float64))

@@ -85,18 +85,6 @@ def test_gradients_are_independent_of_padding(network):
             assert (gradient - reference).abs().max() <= 1e-9 * reference.abs().max()
 
 
-def test_batch_norm_statistics_count_only_valid_positions():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)).double().train()
-    add_padding_hooks(network)
-    maps = run_padded(network, (96, 96))
-    rows = torch.cat([network[0](image[None])[0].flatten(1) for image in random_images()], 1)
-    torch.testing.assert_close(network[1].running_mean, 0.1 * rows.mean(1))
-    torch.testing.assert_close(network[1].running_var, 0.9 + 0.1 * rows.var(1))
-    normalized = torch.cat([valid_part(x, (96, 96), size).flatten(1) for x, size in zip(maps, SIZES, strict=True)], 1)
-    torch.testing.assert_close(normalized.mean(1), torch.zeros(4, dtype=torch.float64), atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["lambda_resnet20_small", "resnetrs50"])
 def test_training_step_is_independent_of_the_amount_of_padding(name):
     states = []

@@ -35,13 +35,6 @@ def test_replacing_strided_convolutions_keeps_the_output_size():
     assert model.forward_features(torch.randn(2, 3, 64, 64)).shape == before
 
 
-def test_replaces_a_convolution_in_a_nested_sequential_by_name():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)))
-    assert replace_convolutions(model, lambda_layer, ["1.1"]) == ["1.1"]
-    assert isinstance(model[1][1], LambdaLayer2d)
-    assert isinstance(model[0], nn.Conv2d)
-
-
 # library, network, two convolutions of one block, the block, a convolution of another block
 BLOCKS = {
     "timm resnet18": (
@@ -88,23 +81,11 @@ def test_a_block_gets_one_lambda_layer_unless_several_are_allowed(library, netwo
     assert all(isinstance(model.get_submodule(name), LambdaLayer2d) for name in pair)
 
 
-def test_accepts_one_lambda_layer_per_block():
-    model = create_on_meta(timm, "resnet50")
-    names = replace_convolutions(model, lambda_layer_on_meta, lambda name, conv: name.endswith("conv2"))
-    assert len(names) == 16
-
-
 @pytest.mark.parametrize("library", [timm, torchvision], ids=["timm", "torchvision"])
 def test_sequential_networks_have_no_blocks(library):
     model = create_on_meta(library, "vgg11")
     names = replace_convolutions(model, lambda_layer_on_meta, lambda name, conv: name.startswith("features"))
     assert len(names) == 8
-
-
-def test_accepts_several_layers_of_other_types_per_block():
-    model = create_on_meta(torchvision, "resnet18")
-    replace_convolutions(model, lambda conv: nn.Identity(), ["layer1.0.conv1", "layer1.0.conv2"])
-    assert isinstance(model.layer1[0].conv1, nn.Identity)
 
 
 def test_rejects_two_nested_lambda_layers_in_one_block():
@@ -117,29 +98,21 @@ def test_rejects_two_nested_lambda_layers_in_one_block():
         )
 
 
-INVALID_LAYERS = {
-    "output channels": (
-        lambda conv: LambdaLayer2d(conv.in_channels, stride=conv.stride[0], device="meta"),
-        "512 out, stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 256 out, stride 2; pass conv",
-    ),
-    "input channels": (
-        lambda conv: LambdaLayer2d(conv.out_channels, stride=conv.stride[0], device="meta"),
-        "with 256 channels in, 512 out, .* got LambdaLayer2d with 512 channels in",
-    ),
-    "stride": (
-        lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, device="meta"),
-        "stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 channels in, 512 out, stride 1",
-    ),
-    "other convolution": (lambda conv: nn.Conv2d(256, 512, 3, stride=(2, 1)), r"got Conv2d .* stride \(2, 1\)"),
-    "output without maps": (
-        lambda conv: nn.Flatten(),
-        r"layer that outputs \(b, channels, height, width\), got \(2, ",
-    ),
-    "tokens": (lambda conv: LambdaLayer(256, 512), "a layer on maps .*, got LambdaLayer$"),
-}
+def lambda_on_meta(*channels, **options):
+    return lambda conv: LambdaLayer2d(*channels, **options, device="meta")
 
 
-@pytest.mark.parametrize(("make_layer", "message"), INVALID_LAYERS.values(), ids=INVALID_LAYERS.keys())
+@pytest.mark.parametrize(
+    ("make_layer", "message"),
+    [
+        (lambda_on_meta(256, stride=2), "512 out, stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 .*, 256 out"),
+        (lambda_on_meta(512, stride=2), "with 256 channels in, 512 out, .* got LambdaLayer2d with 512 channels in"),
+        (lambda_on_meta(256, 512), "stride 2 for layer4.0.conv1, got LambdaLayer2d with 256 .*, 512 out, stride 1"),
+        (lambda conv: nn.Conv2d(256, 512, 3, stride=(2, 1)), r"got Conv2d .* stride \(2, 1\)"),
+        (lambda conv: nn.Flatten(), r"layer that outputs \(b, channels, height, width\), got \(2, "),
+        (lambda conv: LambdaLayer(256, 512), "a layer on maps .*, got LambdaLayer$"),
+    ],
+)
 def test_rejects_layers_with_other_channels_or_stride(make_layer, message):
     model = create_on_meta(torchvision, "resnet18")
     before = dict(model.named_modules())

@@ -84,12 +84,6 @@ def test_parameter_groups_cover_every_parameter_once(name):
 
 
 @parametrize_families
-def test_unknown_argument_raises_type_error(name):
-    with pytest.raises(TypeError, match="not_an_argument"):
-        create_on_meta(name, not_an_argument=1)
-
-
-@parametrize_families
 @pytest.mark.parametrize("feature_cls", [None, "getter"], ids=["default", "getter"])
 def test_features_match_feature_info(name, feature_cls):
     model = create_on_meta(name, features_only=True, feature_cls=feature_cls).eval()
@@ -100,15 +94,6 @@ def test_features_match_feature_info(name, feature_cls):
     assert [tuple(x.shape[2:]) for x in outputs] == [(64 // r, 96 // r) for r in info.reduction()]
 
 
-@parametrize_families
-def test_out_indices_select_features(name):
-    model = create_on_meta(name, features_only=True, out_indices=(1, 3)).eval()
-    all_features = create_on_meta(name, features_only=True).feature_info
-    assert model.feature_info.channels() == [all_features.channels()[i] for i in (1, 3)]
-    outputs = model(torch.empty(1, 3, 64, 64, device="meta"))
-    assert [x.shape[2] for x in outputs] == [64 // all_features.reduction()[i] for i in (1, 3)]
-
-
 @parametrize_small
 def test_every_parameter_has_a_gradient_in_training(name):
     model = timm.create_model(name, num_classes=7).train()
@@ -116,14 +101,6 @@ def test_every_parameter_has_a_gradient_in_training(name):
     assert output.shape == (2, 7)
     output.mean().backward()
     assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
-
-
-@parametrize_small
-def test_gradient_checkpointing_keeps_outputs(name):
-    model = timm.create_model(name).eval()
-    expected = model(images())
-    model.set_grad_checkpointing()
-    torch.testing.assert_close(model(images()), expected)
 
 
 @parametrize_small

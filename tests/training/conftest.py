@@ -18,8 +18,8 @@ def skip_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         Image.new("L", (1, 1)).save(path)
 
     if not request.node.get_closest_marker("figures"):
-        monkeypatch.setattr("lambdanets.training.run.draw_curves", save_blank)
-        monkeypatch.setattr("lambdanets.training.classification.task.draw_predictions", save_blank)
+        monkeypatch.setattr("lambdanets.training.report.draw_curves", save_blank)
+        monkeypatch.setattr("lambdanets.tasks.classification.task.draw_predictions", save_blank)
 
 
 @pytest.fixture

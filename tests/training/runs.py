@@ -14,10 +14,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.multiprocessing import start_processes
 
-from lambdanets.data.datasets import open_splits
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.tasks.classification.task import ClassificationTask
 from lambdanets.training import run, run_log
-from lambdanets.training.classification.task import ClassificationTask
 from lambdanets.training.module import TrainingModule
 
 SEED = int(os.environ.get("TRAINING_SEED", "0"))  # seed of all recipes in tests; the tests must pass with any seed
@@ -81,7 +80,14 @@ def at_step(monkeypatch, step, action):
 
 def classification_task(recipe, model):
     """The task of a classifier of the digits."""
-    return ClassificationTask(recipe, open_splits("digits"), model)
+    return task_with(ClassificationTask, replace(recipe, data="digits"), model)
+
+
+def task_with(task_type, recipe, model):
+    """The task of a recipe with a model that it has not built."""
+    task = task_type(recipe)
+    task.model = model
+    return task
 
 
 class CrashError(Exception):

@@ -7,8 +7,8 @@ import torch
 
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training.classification.model import build_model, make_model_card
-from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.classification.task import build_model, make_model_card
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import select
 

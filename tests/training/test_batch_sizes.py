@@ -5,8 +5,9 @@ import pytest
 
 from lambdanets.data.image_search import find_images
 from lambdanets.inference import classification
-from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits, evaluate
-from lambdanets.inference.classifier import Classifier, predict_files
+from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.loading import load
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.shards import write_shards
@@ -61,7 +62,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(classifier, two_classes, b
 
 
 def test_predict_files_uses_batch_size_1(classifier, two_classes, batch_sizes):
-    assert len(list(predict_files(classifier, find_images([str(two_classes)]).paths, []))) == 20
+    assert len(list(classifier.predict_files(find_images([str(two_classes)]).paths, []))) == 20
     assert batch_sizes == [1] * 20
 
 

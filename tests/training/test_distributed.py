@@ -23,10 +23,9 @@ from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.classification.task import build_model, make_batches
 from lambdanets.training import launching, run
-from lambdanets.training.classification.loaders import make_batches
-from lambdanets.training.classification.model import build_model
-from lambdanets.training.classification.recipe import ClassificationRecipe
 from lambdanets.training.module import TrainingModule
 from training.runs import assert_same_result, at_step, classification_task, run_on_two_ranks, train_on_ranks
 

@@ -18,8 +18,8 @@ from torch import nn
 from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
+from lambdanets.tasks.classification import task
 from lambdanets.training import micro_batches, run
-from lambdanets.training.classification import task
 from lambdanets.training.curves import draw_curves
 from lambdanets.training.module import TrainingModule
 from noise_images import write_two_classes
@@ -253,7 +253,7 @@ def test_run_on_a_gpu_ends_before_a_checkpoint_with_nan(small, tmp_path, monkeyp
 
 
 def test_micro_batches_are_halved_to_fit_into_memory(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(micro_batches, "largest_micro_batch", lambda probe, requested, free: -(-requested // 2))
+    monkeypatch.setattr(micro_batches, "largest_micro_batch", lambda trial, requested, free: -(-requested // 2))
     folder = interrupted_run(small, tmp_path / "run", monkeypatch, step=0)
     assert json.loads((folder / "recipe.json").read_text())["micro_batch"] == 3
     assert "a micro-batch of 6 images does not fit into memory: using 3" in capsys.readouterr().err

@@ -11,9 +11,9 @@ from lambdanets.inference.loading import load
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.tasks.classification.task import build_model, resolve_model_from_weights
 from lambdanets.training import run
-from lambdanets.training.classification.model import build_model, resolve_model_from_weights
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.runs import assert_same_result, interrupted_run, load_weights
 from training.teachers import write_teacher
 

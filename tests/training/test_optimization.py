@@ -13,9 +13,8 @@ from torch import nn
 from lambdanets import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.tasks.detection.task import build_model
 from lambdanets.training.callbacks import EMA
-from lambdanets.training.detection.model import DetectionProbe
-from lambdanets.training.detection.recipe import DetectionRecipe
 from lambdanets.training.module import TrainingModule, make_schedule, warmup_then_staircase, without_weight_decay
 from training.runs import classification_task
 
@@ -168,7 +167,7 @@ def test_gradients_that_stay_nonfinite_at_any_scale_are_noticed(scale, step, exh
 @pytest.mark.parametrize("name", ["nuclei", "coco"])
 def test_embedding_tables_of_detectors_have_no_weight_decay(name):
     with torch.device("meta"):
-        model = DetectionProbe(find_recipe(name, DetectionRecipe), 2).build()
+        model = build_model(find_recipe(name), 2)
     tables = {key for key, module in model.named_modules() if isinstance(module, RelativeEmbedding)}
     assert tables
     assert {f"{table}.table" for table in tables} <= without_weight_decay(model)

@@ -7,15 +7,15 @@ import pytest
 
 from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
-from lambdanets.recipes.detection.digits import recipe as DETECTOR
+from lambdanets.recipes.digit_masks import recipe as SEGMENTER
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.recipes.segmentation.digits import recipe as SEGMENTER
-from lambdanets.training.classification.recipe import ClassificationRecipe
-from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.recipes.scattered_digits import recipe as DETECTOR
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets.training.run import resolve_recipe
-from lambdanets.training.tasks import read_recipe
 
-IMPORT = "from lambdanets.training.classification.recipe import ClassificationRecipe\nrecipe = "
+IMPORT = "from lambdanets.tasks.classification.recipe import ClassificationRecipe\nrecipe = "
 
 
 @pytest.mark.parametrize("recipe", [DIGITS, DETECTOR, SEGMENTER], ids=lambda recipe: recipe.task)

@@ -1,4 +1,3 @@
-import csv
 import itertools
 import json
 import os
@@ -13,49 +12,17 @@ from PIL import Image
 from convergence import train_until
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.classification import evaluate
+from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
-from lambdanets.locks import LOCK, InUseError
 from lambdanets.training import run
 from lambdanets.training.callbacks import Interrupted
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.module import TrainingModule, warmup_then_cosine
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
+from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
 from training.runs import assert_same_result, at_step, interrupted_run, load_weights, quick_recipe
-
-
-@pytest.mark.figures
-def test_run_writes_its_files_metrics_and_result(quick, tmp_path):
-    result = run.start(quick, tmp_path / "run")
-    files = {path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert files == {
-        "recipe.json",
-        "metrics.csv",
-        "curves.png",
-        "predictions.png",
-        "weights.safetensors",
-        "result.json",
-        "checkpoints/last.ckpt",
-        "checkpoints/before.ckpt",
-        "checkpoints/best.ckpt",
-        *(name for name in files if name.startswith("tensorboard/events")),
-    }
-    assert {"top1", "seconds", "images_per_second", "parameters", "commit", "versions", "hardware"} <= result.keys()
-    assert result == json.loads((tmp_path / "run/result.json").read_text())
-    with (tmp_path / "run/metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["split"] for row in rows] == ["train", "val"] * 3
-    assert [(row["step"], row["epoch"]) for row in rows if row["split"] == "val"] == [
-        ("3", "1"),
-        ("6", "2"),
-        ("9", "3"),
-    ]
-    assert all(float(row["images_per_second"]) > 0 for row in rows if row["split"] == "train")
-    for name in ("curves.png", "predictions.png"):
-        with Image.open(tmp_path / "run" / name) as figure:
-            assert figure.width > 500
 
 
 def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
@@ -131,7 +98,7 @@ def test_error_for_a_run_in_use_names_the_process(quick, quick_run, tmp_path, mo
     def start_again():
         unfinished.touch()  # the first process may be in the middle of writing a checkpoint
         for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
-            with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on .*, running since"):
+            with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on "):
                 start_or_resume()
             assert unfinished.exists()
         unfinished.unlink()
@@ -141,12 +108,6 @@ def test_error_for_a_run_in_use_names_the_process(quick, quick_run, tmp_path, mo
         run.start(quick, tmp_path / "run")
     assert_same_result(quick_run, tmp_path / "run")
     assert not (tmp_path / "run" / LOCK).exists()
-
-
-def test_run_with_an_unknown_model_leaves_no_folder(quick, tmp_path):
-    with pytest.raises(InputError, match="there is no model named"):
-        run.start(replace(quick, model="resnet0"), tmp_path / "runs/new")
-    assert not (tmp_path / "runs").exists()
 
 
 def test_run_interrupted_before_its_first_checkpoint_restarts(quick, tmp_path, monkeypatch):
@@ -168,19 +129,6 @@ def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monke
     (tmp_path / "interrupted/checkpoints/last.ckpt").unlink()
     run.resume(tmp_path / "interrupted")
     assert_same_result(quick_run, tmp_path / "interrupted")
-
-
-def test_run_resumes_with_moved_data_and_initial_weights(quick, quick_run, two_classes, tmp_path, monkeypatch):
-    shutil.copytree(quick_run, tmp_path / "base")
-    quick = replace(quick, weights=str(tmp_path / "base"))
-    run.start(quick, tmp_path / "uninterrupted")
-    folder = interrupted_run(quick, tmp_path / "interrupted", monkeypatch)
-    (tmp_path / "base").rename(tmp_path / "elsewhere")
-    two_classes.rename(tmp_path / "moved")
-    moved = ["--data", os.path.relpath(tmp_path / "moved"), "--workers", "1"]
-    assert main(["train", "--resume", str(folder), *moved]) == 0
-    assert_same_result(tmp_path / "uninterrupted", folder)
-    assert read_recipe(folder / "recipe.json").data == str(tmp_path / "moved")
 
 
 def test_second_signal_stops_within_the_step(quick, tmp_path, monkeypatch):
@@ -224,16 +172,6 @@ def test_rejects_a_run_folder_with_unknown_content(quick, tmp_path):
     with pytest.raises(ValueError, match=r"is not empty, it has thesis\.tex; choose another folder"):
         run.start(quick, tmp_path / "run")
     assert (tmp_path / "run/thesis.tex").read_text() == "years of work"
-
-
-def test_unreadable_images_are_skipped_and_listed(quick, two_classes, tmp_path):
-    content = (two_classes / "dark/03.png").read_bytes()
-    (two_classes / "dark/03.png").write_bytes(content[: len(content) // 2])
-    (two_classes / "light/text.png").write_text("not an image")
-    result = run.start(replace(quick, epochs=1), tmp_path / "run")
-    assert len(result["unreadable"]) == 2
-    assert any("03.png" in message for message in result["unreadable"])
-    assert any("text.png" in message for message in result["unreadable"])
 
 
 def test_nonfinite_loss_stops_the_run_with_advice(quick, tmp_path):
@@ -315,7 +253,7 @@ def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, 
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         recipe = tmp_path / "recipe.py"
         fields = read_recipe(folder / "recipe.json")
-        recipe.write_text(f"from lambdanets.training.classification.recipe import *\nrecipe = {fields!r}")
+        recipe.write_text(f"from lambdanets.tasks.classification.recipe import *\nrecipe = {fields!r}")
         for start in (["train", str(recipe), "--run"], ["train", "--resume"]):
             for option, other in others.items():
                 assert main([*start, str(folder), option, str(other)]) == 2
@@ -417,18 +355,10 @@ def test_rejects_a_split_without_readable_images(quick, two_classes, split, name
 def test_run_stops_if_a_whole_split_becomes_unreadable(quick, two_classes, split, tmp_path, monkeypatch):
     damage_split(two_classes, split)
     # as if the images had been damaged after the run had checked them
-    monkeypatch.setattr("lambdanets.training.classification.task.check_readable", lambda *_: None)
-    message = {"train": "no training batch had two readable images", "val": "no validation image could be read"}
+    monkeypatch.setattr("lambdanets.training.run.check_readable", lambda *_: None)
+    message = {"train": "none of the training images can be read", "val": "no validation image could be read"}
     with pytest.raises(ValueError, match=message[split]):
         run.start(quick, tmp_path / "run")
-
-
-def test_rejected_recipes_leave_no_folder(quick, tmp_path):
-    invalid = {"weights": "nowhere", "rand_augment": "nonsense", "model_options": {"scope": 4}}
-    for (field, value), message in zip(invalid.items(), ("nowhere", "rand_augment", "scope"), strict=True):
-        with pytest.raises(ValueError, match=message):
-            run.start(replace(quick, **{field: value}), tmp_path / "run")
-        assert not (tmp_path / "run").exists()
 
 
 def test_relative_data_path_works_from_another_folder(quick, two_classes, tmp_path, monkeypatch):
@@ -436,12 +366,3 @@ def test_relative_data_path_works_from_another_folder(quick, two_classes, tmp_pa
     result = run.start(replace(quick, data=two_classes.name, epochs=1), tmp_path / "run")
     monkeypatch.chdir("/")
     assert evaluate(load(tmp_path / "run")).top1 == result["top1"]
-
-
-def test_a_run_with_micro_batches_and_ema_resumes_bit_identically(quick, tmp_path, monkeypatch):
-    recipe = replace(quick, micro_batch=3, ema_decay=0.9)
-    run.start(recipe, tmp_path / "uninterrupted")
-    for step in (4, 8):
-        interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
-    run.resume(tmp_path / "interrupted")
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")

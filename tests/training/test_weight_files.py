@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import predict_files
 from lambdanets.inference.loading import load
 from lambdanets.models.weights import FOLDER, packaged_models, save_weights
-from lambdanets.training.detection.model import build_model, make_model_card
+from lambdanets.tasks.detection.task import build_model, make_model_card
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 
@@ -108,7 +107,7 @@ def test_commands_reject_a_detector_with_nan_weights(command, detector, two_clas
         "evaluate": ["evaluate", detector, "--out", tmp_path / "out"],
         "train": ["train", file, "--run", tmp_path / "run"],
     }[command]
-    error = run_rejected_command(capsys, "detect", *arguments)
+    error = run_rejected_command(capsys, *arguments)
     assert error.startswith(f"lambdanets: {detector} must contain only finite weights, got NaN in ")
     assert error.endswith("layer1.0.bn1.running_mean")
     assert sorted(tmp_path.rglob("*")) == files_before
@@ -121,7 +120,7 @@ def test_predict_rejects_weights_whose_outputs_overflow(two_classes, tmp_path):
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
     large = load(copy_changed(source, tmp_path / "large.safetensors", enlarge))
     with pytest.raises(ValueError, match=r"outputs of .* must be finite, got NaN"):
-        next(predict_files(large, sorted(two_classes.glob("*/*.png")), []))
+        next(large.predict_files(sorted(two_classes.glob("*/*.png")), []))
 
 
 @pytest.mark.parametrize("classes", [{"dark": 0, "light": 1}, "dl", 2, [], [1, 2], None], ids=repr)
@@ -134,7 +133,7 @@ def test_rejects_classes_that_are_not_a_list_of_names(classes, tmp_path, capsys)
     assert "has no valid model card: " in run_rejected_command(capsys, "evaluate", bare)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "train --weights", "detect evaluate", "detect train --weights"])
+@pytest.mark.parametrize("command", ["evaluate", "train --weights", "train scattered_digits --weights"])
 def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_path, recwarn, capsys):
     class Evil:
         def __reduce__(self):
@@ -143,7 +142,7 @@ def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_p
     path = tmp_path / "evil.ckpt"
     path.write_bytes(pickle.dumps(Evil(), protocol=4))
     options = ["--data", two_classes, "--run", tmp_path / "run"] if command == "train --weights" else []
-    options += ["--quicktest", "--run", tmp_path / "run"] if command == "detect train --weights" else []
+    options += ["--quicktest", "--run", tmp_path / "run"] if command.startswith("train scattered") else []
     assert f"{path} is not a checkpoint" in run_rejected_command(capsys, *command.split(), path, *options)
     assert not recwarn.list
     assert not (tmp_path / "ran").exists()

@@ -1,4 +1,4 @@
-"""Aggregates of benchmark rows over the cases. Noisy times are excluded; "noisy" counts them."""
+"""Aggregates of benchmark rows over the cases. Noisy times are excluded."""
 
 import math
 import statistics
@@ -18,6 +18,11 @@ def median_seconds(row: Row) -> float | None:
     return summarize(row.seconds).median if row.seconds else None
 
 
+def quiet_seconds(row: Row) -> float | None:
+    """Return the median time; None also if the times are noisy."""
+    return None if row.noisy else median_seconds(row)
+
+
 def peak_bytes(row: Row) -> float | None:
     """Return the peak memory; None if it was not measured."""
     return row.peak_bytes
@@ -35,60 +40,47 @@ def ratios(rows: Iterable[Row], quantity: Quantity, base: str) -> list[tuple[Row
     return pairs
 
 
+def group(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return the items by their key, in the order of their first item."""
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def mean_ratios(rows: Sequence[Row], quantity: Quantity) -> list[dict[str, Any]]:
     """Return the geometric mean over shapes of baseline / ours, per scope and pass."""
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    noisy: dict[tuple[Any, ...], int] = {}
-    ours = {tuple(row.sizes.items()): row for row in rows if row.candidate == OURS}
-    for row, ratio in ratios(rows, quantity, OURS):
-        if row.candidate == OURS:
-            continue
-        key = (row.candidate, row.sizes["scope"], row.sizes["pass"])
-        is_noisy = quantity is median_seconds and (row.noisy or ours[tuple(row.sizes.items())].noisy)
-        noisy[key] = noisy.get(key, 0) + is_noisy
-        groups.setdefault(key, []).extend([] if is_noisy else [ratio])
+    pairs = [pair for pair in ratios(rows, quantity, OURS) if pair[0].candidate != OURS]
+    groups = group(pairs, lambda pair: (pair[0].candidate, pair[0].sizes["scope"], pair[0].sizes["pass"]))
     return [
         {
             "candidate": name,
             "scope": scope,
             "pass": phase,
-            "geometric_mean_over_ours": statistics.geometric_mean(values) if values else None,
-            "shapes": len(values),
-            "noisy": noisy[name, scope, phase],
+            "geometric_mean_over_ours": statistics.geometric_mean(ratio for _, ratio in pairs),
+            "shapes": len(pairs),
         }
-        for (name, scope, phase), values in groups.items()
+        for (name, scope, phase), pairs in groups.items()
     ]
 
 
 def relative_throughput(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the throughput relative to plain ResNet-50."""
-    plain = {row.sizes["pass"]: row for row in rows if row.candidate == PLAIN}
-    entries = []
-    for row, ratio in ratios(rows, median_seconds, PLAIN):
-        noisy = row.noisy or plain[row.sizes["pass"]].noisy
-        entry = {"candidate": row.candidate, "pass": row.sizes["pass"]}
-        entries.append(entry | {"throughput_relative_to_resnet50": None if noisy else 1 / ratio, "noisy": int(noisy)})
-    return entries
+    return [
+        {"candidate": row.candidate, "pass": row.sizes["pass"], "throughput_relative_to_resnet50": 1 / ratio}
+        for row, ratio in ratios(rows, quiet_seconds, PLAIN)
+    ]
 
 
 def fit_exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Fit the exponent of time against n to the larger half of the measured sizes."""
-    groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
-    noisy: dict[tuple[Any, ...], int] = {}
-    for row in rows:
-        if row.seconds:
-            key = (row.candidate, row.sizes["setting"], row.sizes["pass"])
-            points = groups.setdefault(key, [])
-            points += [] if row.noisy else [(row.sizes["n"], summarize(row.seconds).median)]
-            noisy[key] = noisy.get(key, 0) + row.noisy
+    points = [(row, seconds) for row in rows if (seconds := quiet_seconds(row))]
+    groups = group(points, lambda point: (point[0].candidate, point[0].sizes["setting"], point[0].sizes["pass"]))
     entries = []
-    for (name, setting, phase), points in groups.items():
-        if not points:
-            continue
-        larger = points[-max(2, math.ceil(len(points) / 2)) :]
-        exponent = fit_exponent([n for n, _ in larger], [seconds for _, seconds in larger])
-        if exponent is not None:
+    for (name, setting, phase), measured in groups.items():
+        larger = measured[-max(2, math.ceil(len(measured) / 2)) :]
+        sizes = [row.sizes["n"] for row, _ in larger]
+        if (exponent := fit_exponent(sizes, [seconds for _, seconds in larger])) is not None:
             entry = {"candidate": name, "setting": setting, "pass": phase, "exponent_of_time": exponent}
-            sizes = {"from_n": larger[0][0], "to_n": larger[-1][0], "noisy": noisy[name, setting, phase]}
-            entries.append(entry | sizes)
+            entries.append(entry | {"from_n": sizes[0], "to_n": sizes[-1]})
     return entries

@@ -13,8 +13,8 @@ from lambdanets_lab.benchmark.aggregates import (
     Quantity,
     fit_exponents,
     mean_ratios,
-    median_seconds,
     peak_bytes,
+    quiet_seconds,
     relative_throughput,
 )
 from lambdanets_lab.benchmark.measurement import Case, Row
@@ -39,12 +39,12 @@ class Kind:
     @property
     def quantity(self) -> Quantity:
         """The quantity that candidates are compared by."""
-        return median_seconds if self.time else peak_bytes
+        return quiet_seconds if self.time else peak_bytes
 
 
 KINDS = {
     "layer": Kind(
-        layer.make_cases, layer.NAMES, functools.partial(mean_ratios, quantity=median_seconds), plots.draw_layer_times
+        layer.make_cases, layer.NAMES, functools.partial(mean_ratios, quantity=quiet_seconds), plots.draw_layer_times
     ),
     "model": Kind(model.make_cases, model.NAMES, relative_throughput, plots.draw_throughput, images_per_second=True),
     "memory": Kind(

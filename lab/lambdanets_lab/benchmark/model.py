@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,23 +91,27 @@ def _prepare(
     """
     network = prepare_module(model, images, grad_output, lambda: Expected({}, 0.0))
 
-    def errors() -> dict[str, Error]:
-        worst: dict[str, Error] = {}
-        for layer_name, (x, layer_grad_output, layer_expected) in expected().items():
-            layer = prepare_module(
-                model.get_submodule(layer_name), x, layer_grad_output, functools.partial(_identity, layer_expected)
-            )
-            layer.run()
-            for tensor_name, error in layer.errors().items():
-                worst[tensor_name] = max(worst.get(tensor_name, error), error)
-            layer.release()
-        return worst
-
-    return Prepared(network.run, errors, network.release)
+    return Prepared(network.run, lambda: layer_errors(model, expected()), network.release)
 
 
-def _identity(expected: Expected) -> Expected:
-    return expected
+def layer_errors(model: nn.Module, expected: Mapping[str, tuple[Tensor, Tensor | None, Expected]]) -> dict[str, Error]:
+    """Return the largest error of each tensor over some layers of a network.
+
+    expected: by the name of a layer, its input, the gradient of its output, and what it must compute from them.
+    """
+
+    def errors_of(name: str, x: Tensor, grad_output: Tensor | None, tensors: Expected) -> dict[str, Error]:
+        layer = prepare_module(model.get_submodule(name), x, grad_output, lambda: tensors)
+        layer.run()
+        errors = layer.errors()
+        layer.release()
+        return errors
+
+    worst: dict[str, Error] = {}
+    for name, arguments in expected.items():
+        for tensor, error in errors_of(name, *arguments).items():
+            worst[tensor] = max(worst.get(tensor, error), error)
+    return worst
 
 
 def capture_inputs(

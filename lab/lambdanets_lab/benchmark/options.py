@@ -1,11 +1,10 @@
 """Options of `lambdanets benchmark`: one dataclass per kind of benchmark."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import record
@@ -13,7 +12,17 @@ from lambdanets.records import record
 T = TypeVar("T")
 NotEmpty = Annotated[tuple[T, ...], Field(min_length=1)]
 
+
+def _check_odd(scope: int) -> int:
+    if scope % 2 == 0:
+        raise InputError(f"scope must be odd, got {scope}")
+    return scope
+
+
 Pass = Literal["inference", "training"]
+Scope = Annotated[PositiveInt, AfterValidator(_check_odd)]
+Shape = Annotated[str, Field(pattern=r"^[1-9]\d*x[1-9]\d*x[1-9]\d*$")]
+Pattern = Annotated[str, Field(pattern="^[CL]{4}$")]
 
 
 @record
@@ -37,9 +46,6 @@ class CommonOptions:
     out: Path | None = None
     """Folder for results and plots; an interrupted benchmark in it is resumed. By default benchmark-KIND-DATE-TIME."""
 
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @record
 class Timed(CommonOptions):
@@ -55,9 +61,9 @@ class Timed(CommonOptions):
 class LayerOptions(CommonOptions):
     """Options of the benchmarks of single layers."""
 
-    shapes: NotEmpty[str] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
+    shapes: NotEmpty[Shape] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
     """Feature maps as HEIGHTxWIDTHxCHANNELS."""
-    scopes: NotEmpty[PositiveInt] = (23, 7)
+    scopes: NotEmpty[Scope] = (23, 7)
     """Scopes of the lambda layers: m x m positions around each position."""
     query_depth: PositiveInt = 16
     """Depth of queries and keys, k."""
@@ -65,6 +71,11 @@ class LayerOptions(CommonOptions):
     """Number of heads h, of lambda layers and of the attention baselines."""
     algorithm: str = "auto"
     """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
+
+    def __post_init__(self) -> None:
+        for shape in self.shapes:
+            if parse_shape(shape)[2] % self.heads:
+                raise InputError(f"--shapes must have channels divisible by {self.heads} heads, got {shape}")
 
 
 @record
@@ -93,11 +104,11 @@ class Model(Timed):
     Outputs and gradients are verified against float64 first.
     """
 
-    patterns: NotEmpty[str] = ("CCCL", "CCLL", "CLLL", "LLLL")
+    patterns: NotEmpty[Pattern] = ("CCCL", "CCLL", "CLLL", "LLLL")
     """Convolutions (C) or lambda layers (L) in each of stages c2 to c5. ResNet-50 itself, CCCC, is always measured."""
     image_size: PositiveInt = 224
     """Side of the images in pixels."""
-    scope: PositiveInt = 23
+    scope: Scope = 23
     """Scope of the lambda layers: m x m positions around each position."""
     algorithm: str = "auto"
     """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
@@ -127,6 +138,12 @@ class Scaling(Timed):
     memory: PositiveFloat | None = None
     """Memory limit per candidate in GiB; half of the free memory by default."""
 
+    def __post_init__(self) -> None:
+        if not (self.sides or self.lengths):
+            raise InputError("--sides or --lengths must have at least one value, got none")
+        if self.heads > self.query_depth:  # attention uses the first h of the table's k channels as biases
+            raise InputError(f"--heads must be at most --query-depth ({self.query_depth}), got {self.heads}")
+
 
 # Passes that are measured for each table.
 TABLE_PASSES: dict[str, tuple[Pass, ...]] = {
@@ -143,7 +160,7 @@ TABLE_PASSES: dict[str, tuple[Pass, ...]] = {
 class Tables(Timed):
     """Speed and peak memory of the models in the paper's tables, for `lambdanets tables --measured`."""
 
-    tables: NotEmpty[str] = tuple(TABLE_PASSES)
+    tables: NotEmpty[Literal["4", "5", "10", "12", "13", "18"]] = ("4", "5", "10", "12", "13", "18")
     """Numbers of the tables; all of them take hours on a CPU."""
     batch_size: PositiveInt = 4
     """Images per batch."""
@@ -162,37 +179,6 @@ OPTIONS: dict[str, type[CommonOptions]] = {
     "scaling": Scaling,
     "tables": Tables,
 }
-
-
-def _check(options: CommonOptions) -> None:
-    """Raise InputError for even scopes, malformed shapes and unknown tables."""
-    if isinstance(options, LayerOptions):
-        for shape in options.shapes:
-            if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
-                raise InputError(f"--shapes must be HEIGHTxWIDTHxCHANNELS such as 28x28x128, got {shape!r}")
-            if parse_shape(shape)[2] % options.heads:
-                raise InputError(f"--shapes must have channels divisible by {options.heads} heads, got {shape}")
-    if isinstance(options, Model):
-        for pattern in options.patterns:
-            if not re.fullmatch("[CL]{4}", pattern):
-                raise InputError(f"--patterns must be four letters, C or L for each of c2 to c5, got {pattern!r}")
-    if isinstance(options, Tables):
-        if unknown := [table for table in options.tables if table not in TABLE_PASSES]:
-            raise InputError(f"--tables must be among {', '.join(TABLE_PASSES)}, got {unknown[0]}")
-        measurable = {phase for table in options.tables for phase in TABLE_PASSES[table]}
-        if not measurable & set(options.passes):
-            expected, got = " or ".join(sorted(measurable)), " ".join(options.passes)
-            raise InputError(f"--passes must include {expected} for these tables, got {got}")
-    if isinstance(options, Scaling) and not (options.sides or options.lengths):
-        raise InputError("--sides or --lengths must have at least one value, got none")
-    if isinstance(options, Scaling) and options.heads > options.query_depth:
-        # the attention baseline uses the first h of the table's k channels as biases
-        raise InputError(f"--heads must be at most --query-depth ({options.query_depth}), got {options.heads}")
-    scopes = (
-        options.scopes if isinstance(options, LayerOptions) else (options.scope,) if isinstance(options, Model) else ()
-    )
-    if even := [scope for scope in scopes if scope % 2 == 0]:
-        raise InputError(f"scope must be odd, got {even[0]}")
 
 
 def check_candidates(options: CommonOptions, known: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """Lambda layers of other packages with the weights of ours: their outputs must equal ours."""
 
 import importlib
-import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from lambdanets.adoption.families import HOLOCRON, LUCIDRAINS, TIMM
 from lambdanets.adoption.layout import Family, scatter
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets_lab.results import installed_version
 
 
 class Skipped(Exception):  # noqa: N818
@@ -68,14 +68,6 @@ PEERS = {
     "timm": Peer("timm", _timm, TIMM),
     "pylocron": Peer("pylocron", _pylocron, HOLOCRON),
 }
-
-
-def installed_version(package: str) -> str | None:
-    """The installed version of a package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:

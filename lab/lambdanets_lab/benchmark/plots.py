@@ -1,6 +1,6 @@
 """Draw figures of benchmark results; None if nothing was measured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axis import Axis
@@ -12,6 +12,7 @@ from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.aggregates import (
     Quantity,
     fit_exponents,
+    group,
     median_seconds,
     peak_bytes,
     ratios,
@@ -43,7 +44,7 @@ def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str
     plotted = [name for name in names if name != base] or names
     all_pairs = ratios(measured, quantity, base)
     limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
-    panels = _groups(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
+    panels = group(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
     figure, axes = plot_style.subplots(len(panels), height=3.4)
     for axis, ((scope, phase), pairs) in zip(axes, panels.items(), strict=True):
         shapes = list(dict.fromkeys(row.sizes["shape"] for row, _ in pairs))
@@ -75,7 +76,7 @@ def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str
 
 def draw_throughput(rows: Sequence[Row]) -> Figure | None:
     """Draw throughput relative to plain ResNet-50; one panel per pass."""
-    measured = [entry for entry in relative_throughput(rows) if not entry["noisy"]]
+    measured = relative_throughput(rows)
     if not measured:
         return None
     passes = list(dict.fromkeys(entry["pass"] for entry in measured))
@@ -99,7 +100,7 @@ def draw_throughput(rows: Sequence[Row]) -> Figure | None:
 
 def draw_scaling(rows: Sequence[Row]) -> Figure | None:
     """Draw time and peak memory against n, log-log, with fitted exponents; one row of panels per setting and pass."""
-    panels = _groups([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
+    panels = group([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
     if not panels:
         return None
     exponents = {
@@ -110,7 +111,7 @@ def draw_scaling(rows: Sequence[Row]) -> Figure | None:
     figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
     for i, ((setting, phase), panel) in enumerate(panels.items()):
         time_axes, memory_axes = axes[2 * i : 2 * i + 2]
-        for name, points in _groups(panel, lambda row: row.candidate).items():
+        for name, points in group(panel, lambda row: row.candidate).items():
             sizes = [row.sizes["n"] for row in points]
             exponent = exponents.get((name, setting, phase))
             label = name if exponent is None else f"{name}: n^{exponent:.2f}"
@@ -128,13 +129,6 @@ def draw_scaling(rows: Sequence[Row]) -> Figure | None:
             ax.grid(**GRID)
         time_axes.legend(fontsize=9)
     return figure
-
-
-def _groups(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    groups: dict[Any, list[Any]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def _names(rows: Sequence[Row]) -> list[str]:

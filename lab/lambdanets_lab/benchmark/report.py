@@ -1,7 +1,6 @@
 """Write results.json with every sample, and format tables."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.folders import describe_differences
 from lambdanets.provenance import provenance
-from lambdanets.records import parse_json
+from lambdanets.records import read_json, write_json
 from lambdanets.text_tables import text_table
 from lambdanets.timing import MAX_EXTRA_PASSES, NOISY_RATIO, summarize
 from lambdanets_lab.benchmark.aggregates import ratios
 from lambdanets_lab.benchmark.kinds import KINDS, Kind
 from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
 from lambdanets_lab.benchmark.options import CommonOptions
-from lambdanets_lab.benchmark.peers import installed_version
+from lambdanets_lab.results import installed_version
 
 RESULTS = "results.json"
 BASELINE_PACKAGES = ("lambda-networks", "pylocron", "natten")
@@ -44,45 +41,35 @@ class Report:
             "finished": self.finished,
             "figures": KINDS[self.kind].aggregate(self.rows),
             "rows": rows,
-            **self._settings(),
+            **self.settings(),
         }
-        text = json.dumps(_json_safe(content), indent=1, default=str, ensure_ascii=False)
-        atomic_write(folder / RESULTS, encode_utf8(text + "\n"))
+        write_json(folder / RESULTS, _json_safe(content))
 
     def resume(self, folder: Path) -> None:
-        """Load the finished cases from a folder. Raises InputError if its benchmark has other settings."""
-        content = _read_unfinished(folder / RESULTS, self._settings())
+        """Load the finished cases from a folder."""
+        content = read_json(folder / RESULTS, dict[str, Any])
         rows = read_rows(content)
         unfinished = [row.sizes for row in rows if row.skip_reason == NOT_REACHED]
         self.rows += [row for row in rows if row.sizes not in unfinished]
         self.started = content["started"]
 
-    def _settings(self) -> dict[str, Any]:
-        """Settings that must be equal to resume a benchmark."""
-        return {
-            "kind": self.kind,
-            "device": self.device,
-            "options": dataclasses.asdict(dataclasses.replace(self.options, out=None)),  # without local paths
-            **provenance(baseline_versions()),
-        }
+    def settings(self) -> dict[str, Any]:
+        """Settings that must be equal to resume a benchmark, as in JSON."""
+        options = dataclasses.asdict(dataclasses.replace(self.options, out=None))  # without local paths
+        settings = {"kind": self.kind, "device": self.device, "options": options}
+        versions = {name: installed_version(name) for name in BASELINE_PACKAGES}
+        safe: dict[str, Any] = _json_safe(settings | provenance(versions))
+        return safe
 
 
-def _read_unfinished(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the JSON file of interrupted measurements, to resume them.
-
-    expected: values that must be equal in the file, such as options, versions and hardware.
-
-    Raises InputError if the measurements are finished, a value differs, or the file has other content.
-    """
-    advice = "choose another path with --out"
-    problem = f"{path} has no measurements to resume"
-    content: dict[str, Any] = parse_json(path.read_bytes(), dict[str, Any], problem, advice)
-    if not isinstance(content.get("finished"), bool):
-        raise InputError(f"{problem}: finished must be True or False, got {content.get('finished')!r}; {advice}")
-    if content["finished"]:
-        raise InputError(f"{path} exists and is finished; {advice}, or remove it")
-    if differing := describe_differences(content, json.loads(json.dumps(expected, default=str))):
-        raise InputError(f"{path} was started with {differing}; remove it, or {advice}")
+def read_settings(folder: Path) -> dict[str, Any] | None:
+    """Read the settings of the benchmark in a folder; None without one. Raises InputError if it is finished."""
+    path, advice = folder / RESULTS, "choose another folder with --out, or remove it"
+    if not path.is_file():
+        return None
+    content = read_json(path, dict[str, Any], advice)
+    if content.get("finished"):
+        raise InputError(f"{path} exists and is finished; {advice}")
     return content
 
 
@@ -95,47 +82,38 @@ def read_rows(content: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def baseline_versions() -> dict[str, str | None]:
-    """Return the versions of the baselines' packages; None for those not installed."""
-    return {name: installed_version(name) for name in BASELINE_PACKAGES}
-
-
 def case_table(kind: Kind, rows: Sequence[Row], baseline: str | None, batch_size: int) -> str:
     """Format the rows of one case as a text table, with ratios to the baseline, if there is one."""
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
-    header = ["candidate", "median ms", "quartiles", "runs", "peak MiB", "error"]
-    if kind.images_per_second:
-        header[4:4] = ["images/s"]
-    ratio_by_id = {}
-    if baseline is not None:
-        ratio_by_id = {id(row): ratio for row, ratio in ratios(rows, kind.quantity, baseline)}
-        header.insert(-1, f"/ {baseline}")
-    lines = []
-    for row in rows:
-        if row.skip_reason:
-            lines.append([row.candidate, f"skipped: {row.skip_reason}"])
-            continue
-        cells = {"candidate": row.candidate}
-        if row.errors:
-            cells["error"] = f"{max(row.errors.values()):.0e}"
-        if row.seconds:
-            median, lower, upper = summarize(row.seconds)
-            cells["median ms"] = f"{median * 1e3:.2f}"
-            cells["quartiles"] = f"{lower * 1e3:.2f} to {upper * 1e3:.2f}{' (noisy)' * row.noisy}"
-            cells["runs"] = str(len(row.seconds))
-            cells["images/s"] = f"{batch_size / median:.1f}"
-        if row.peak_bytes is not None:
-            cells["peak MiB"] = f"{row.peak_bytes / 2**20:.2f}"
-        if id(row) in ratio_by_id:
-            noisy = kind.time and (row.noisy or any(other.noisy for other in rows if other.candidate == baseline))
-            cells[f"/ {baseline}"] = "noisy" if noisy else f"{ratio_by_id[id(row)]:.2f}"
-        lines.append([cells.get(name, "") for name in header])
-    empty_columns = [i for i in range(1, len(header)) if not any(len(line) > 2 and line[i] for line in lines)]
-    header = [name for i, name in enumerate(header) if i not in empty_columns]
+    ratio = {row.candidate: value for row, value in ratios(rows, kind.quantity, baseline)} if baseline else {}
+    cells = [_cells(row, batch_size if kind.images_per_second else None) for row in rows]
+    for row, cell in zip(rows, cells, strict=True):
+        if row.candidate in ratio:
+            cell[f"/ {baseline}"] = f"{ratio[row.candidate]:.2f}"
+    order = ("candidate", "median ms", "quartiles", "runs", "images/s", "peak MiB", f"/ {baseline}", "error")
+    header = [name for name in order if any(name in cell for cell in cells)]
     lines = [
-        line if len(line) == 2 else [cell for i, cell in enumerate(line) if i not in empty_columns] for line in lines
+        [row.candidate, f"skipped: {row.skip_reason}"] if row.skip_reason else [cell.get(name, "") for name in header]
+        for row, cell in zip(rows, cells, strict=True)
     ]
     return f"\n{title}\n{text_table([header, *lines])}"
+
+
+def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
+    """The cells of a row by column. batch_size: to show images/s."""
+    cells = {"candidate": row.candidate}
+    if row.seconds and not row.skip_reason:
+        median, lower, upper = summarize(row.seconds)
+        cells["median ms"] = f"{median * 1e3:.2f}"
+        cells["quartiles"] = f"{lower * 1e3:.2f} to {upper * 1e3:.2f}{' (noisy)' * row.noisy}"
+        cells["runs"] = str(len(row.seconds))
+        if batch_size is not None:
+            cells["images/s"] = f"{batch_size / median:.1f}"
+    if row.peak_bytes is not None:
+        cells["peak MiB"] = f"{row.peak_bytes / 2**20:.2f}"
+    if row.errors:
+        cells["error"] = f"{max(row.errors.values()):.0e}"
+    return cells
 
 
 def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
@@ -143,7 +121,7 @@ def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
     if not entries:
         return ""
     header = [name.replace("_", " ") for name in entries[0]]
-    lines = [[_cell(value) for value in entry.values()] for entry in entries]
+    lines = [[f"{x:.2f}" if isinstance(x, float) else str(x) for x in entry.values()] for entry in entries]
     return f"\n{text_table([header, *lines])}"
 
 
@@ -160,12 +138,6 @@ def noise_warning(rows: Sequence[Row]) -> str:
     )
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "noisy"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
 def _statistics(row: Row) -> dict[str, float]:
     if not row.seconds:
         return {}
@@ -174,7 +146,7 @@ def _statistics(row: Row) -> dict[str, float]:
 
 
 def _json_safe(value: Any) -> Any:
-    """Replace inf and NaN, which JSON does not have, by strings."""
+    """Replace inf and NaN, which JSON does not have, by strings, and tuples by lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 
-from lambdanets.device import best_device, check_bfloat16, free_memory
+from lambdanets.device import best_device, check_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder
 from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.progress import Progress
 from lambdanets.provenance import hardware
-from lambdanets.signals import deferred, interruptible
 from lambdanets.terminal import echo
+from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.kinds import KINDS, Kind
 from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
-from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, LayerOptions, check_candidates, parse_shape
+from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, check_candidates
 from lambdanets_lab.benchmark.peers import KNOWN_INCORRECT, installed_version
-from lambdanets_lab.benchmark.report import RESULTS, Report, aggregates_table, case_table, noise_warning
+from lambdanets_lab.benchmark.report import RESULTS, Report, aggregates_table, case_table, noise_warning, read_settings
 
 
 def run(kind: str, options: CommonOptions) -> Path:
@@ -33,22 +32,21 @@ def run(kind: str, options: CommonOptions) -> Path:
     assert isinstance(options, OPTIONS[kind])
     device = _check(options, KINDS[kind].candidates)
     if not KINDS[kind].make_cases(options, device, ()):
-        raise InputError(f"--candidates must be rows of the tables, got {', '.join(options.candidates or ())}")
+        raise InputError("--tables must have a row that --candidates and --passes name, got none")
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
-    work_folder = WorkFolder(folder, read_identity=lambda folder: {} if (folder / RESULTS).is_file() else None)
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
+    advice = "remove it, or choose another folder with --out"
+    work_folder = WorkFolder(folder, "a benchmark", report.settings(), read_settings, advice)
     with work_folder.open(), measurement_settings(options.threads):
         if work_folder.is_started():
             report.resume(folder)
             echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
         echo(*_heading(device, options))
         try:
-            with interruptible():
-                _measure_all(KINDS[kind].make_cases(options, device, report.rows), report, device, folder)
+            _measure_all(KINDS[kind].make_cases(options, device, report.rows), report, device, folder)
             report.finished = True
         finally:
-            with deferred():  # otherwise a finished benchmark could lack its plots
-                _write_results(report, folder)
+            _write_results(report, folder)
     if all(row.skip_reason for row in report.rows):
         raise InputError(f"nothing was measured: {report.rows[0].skip_reason}; {folder / RESULTS} has the reasons")
     return folder
@@ -57,9 +55,9 @@ def run(kind: str, options: CommonOptions) -> Path:
 def _write_results(report: Report, folder: Path) -> None:
     """Write results and plots, and print the summary."""
     kind = KINDS[report.kind]
-    report.write(folder)
     if (figure := kind.draw(report.rows)) is not None:
         plot_style.save(figure, folder / f"{report.kind}.png")
+    report.write(folder)  # last, because a finished benchmark is not started again
     echo(*aggregates_table(kind.aggregate(report.rows)).split("\n"))
     if warning := noise_warning(report.rows):
         echo("", warning)
@@ -94,25 +92,9 @@ def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device must be cpu without a GPU that PyTorch can use, got cuda")
     device = best_device() if options.device is None else torch.device(options.device)
-    _check_memory(options, device)
     if device.type == "cpu" and options.dtype == "bfloat16":
         check_bfloat16("--dtype bfloat16", "--dtype float32")
     return device
-
-
-def _check_memory(options: CommonOptions, device: torch.device) -> None:
-    """Raise InputError if not even the input and output of a layer fit into memory."""
-    if not isinstance(options, LayerOptions):
-        return
-    free = free_memory(device)
-    for shape in options.shapes:
-        height, width, channels = parse_shape(shape)
-        needed = 2 * options.batch_size * height * width * channels * getattr(torch, options.dtype).itemsize
-        if needed > free:
-            raise InputError(
-                f"--shapes must fit into memory, got {shape}: input and output of a batch of {options.batch_size} take "
-                f"{needed / 2**30:,.0f} GiB, and {free / 2**30:.1f} GiB are free"
-            )
 
 
 def _measure_options(

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lambdanets.device import free_memory
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.algorithm import Cost, Problem
+from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets.timing import summarize
 from lambdanets_lab.benchmark import attention
@@ -45,7 +46,10 @@ class Inputs:
 
 
 def make_cases(options: Scaling, device: torch.device, rows: Sequence[Row]) -> list[Case]:
-    """Make cases in ascending size per pass. Times in `rows` predict whether the next size exceeds the time limit."""
+    """Make cases in ascending size per pass.
+
+    rows: measured so far. A candidate that was too slow is not measured at larger sizes.
+    """
     grids: list[tuple[tuple[int, ...], bool]] = [((side, side), False) for side in sorted(options.sides)]
     grids += [((length,), True) for length in sorted(options.lengths)]
     return [_case(options, device, rows, grid, causal, phase) for phase in options.passes for grid, causal in grids]
@@ -93,30 +97,28 @@ def _case(
         order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
         return order[:NUM_CHECKED_POSITIONS].sort().values.to(device)
 
-    def check_limits(candidate: str, needed_bytes: float, cost: float, cost_at: Callable[[int], float]) -> None:
+    def check_limits(candidate: str, needed_bytes: float) -> None:
         free = free_memory(device) / 2 if options.memory is None else options.memory * 2**30
         check_memory_limit(needed_bytes, free)
         smaller_sizes = [row for row in rows if row.candidate == candidate and row.seconds]
         smaller_sizes = [row for row in smaller_sizes if row.sizes["setting"] == setting and row.sizes["pass"] == phase]
-        if smaller_sizes:
-            last = smaller_sizes[-1]
-            predicted = summarize(last.seconds).median * cost / cost_at(last.sizes["n"])
-            if predicted > options.seconds:
-                raise Skipped(f"would take about {predicted:.0f} s per run, the limit is {options.seconds:g}")
+        if smaller_sizes and (seconds := summarize(smaller_sizes[-1].seconds).median) > options.seconds / 4:
+            n = smaller_sizes[-1].sizes["n"]
+            raise Skipped(f"takes {seconds:.1f} s for n = {n}, more than a quarter of --seconds {options.seconds:g}")
 
     def prepare_algorithm(candidate: str) -> Prepared:
         cost = plan.costs[candidate]
         if cost is None:
             raise Skipped(plan.notes[candidate])
         needed_bytes = cost.workspace_bytes * (_BACKWARD_MEMORY_FACTOR if training else 1)
-        check_limits(candidate, needed_bytes, _work(cost), lambda n: _work(_cost_at_size(problem, n, candidate)))
+        check_limits(candidate, needed_bytes)
         run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
         expected = functools.partial(_expected_lambda, grid, causal, checked_positions)
         return _prepare(inputs(), lambda i: run(i.queries, i.table, i.values), expected, checked_positions)
 
     def prepare_attention() -> Prepared:
         needed_bytes = attention.estimate_bytes(options.batch_size, options.heads, n, dtype.itemsize, training=training)
-        check_limits(ATTENTION, needed_bytes, n**2, lambda size: size**2)
+        check_limits(ATTENTION, needed_bytes)
         table = _first_heads(inputs().table, options.heads)
         make_bias = attention.RelativeBias(table, grid, causal=causal)
         biases = None if training else make_bias(table.detach())
@@ -217,29 +219,13 @@ def _row_of_table(table: Tensor, grid: tuple[int, ...], n: int, causal: bool, fi
 
     table: R, (c, 2 S_1 - 1, .., 2 S_D - 1). causal: set entries with m > n to `fill`.
     """
-    window, remainder = table, n
-    for axis in range(len(grid) - 1, -1, -1):
-        remainder, coordinate = divmod(remainder, grid[axis])
-        window = window.narrow(axis + 1, grid[axis] - 1 - coordinate, grid[axis])
-    row = window.flatten(1)
-    if causal:
-        row = torch.cat([row[:, : n + 1], torch.full_like(row[:, n + 1 :], fill)], dim=1)
-    return row
+    positions = torch.cartesian_prod(*(torch.arange(side) for side in grid)).view(-1, len(grid))
+    offsets = positions - positions[n] + torch.tensor(grid) - 1
+    indices: list[Any] = [slice(None), *offsets.to(table.device).unbind(1)]
+    row = table[tuple(indices)]
+    return row.index_fill(1, torch.arange(n + 1, row.shape[1], device=row.device), fill) if causal else row
 
 
 def _first_heads(table: Tensor, heads: int) -> Tensor:
     """Return the first h of the table's k channels as attention biases, (h, r_1..r_D)."""
     return table[..., :heads].movedim(-1, 0)
-
-
-def _work(cost: Cost | None) -> float:
-    return 0.0 if cost is None else cost.work
-
-
-def _cost_at_size(problem: Problem, n: int, algorithm: str) -> Cost | None:
-    """The cost of the same problem with n positions."""
-    side = round(n ** (1 / len(problem.grid)))
-    grid = (side,) * len(problem.grid)
-    radius = tuple(s - 1 for s in grid)
-    resized = problem._replace(grid=grid, before=radius, after=(0, *radius[1:]) if problem.causal else radius)
-    return choose(resized).costs[algorithm]

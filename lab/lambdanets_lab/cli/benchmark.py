@@ -1,29 +1,26 @@
 """`lambdanets benchmark`."""
 
-import functools
 import inspect
-from typing import Any
 
-from lambdanets.cli.actions import run_action
 from lambdanets.cli.options import parse
+from lambdanets.errors import InputError, nearest_hint
+from lambdanets.terminal import echo
 
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets benchmark` and return its exit code."""
     from lambdanets_lab.benchmark.options import OPTIONS
 
-    return run_action("benchmark", {kind: _action(kind, options) for kind, options in OPTIONS.items()}, arguments)
-
-
-def _action(kind: str, options_type: type[Any]) -> Any:
-    action = functools.partial(_benchmark, kind, options_type)
-    action.__doc__ = options_type.__doc__
-    return action
-
-
-def _benchmark(kind: str, options_type: type[Any], arguments: list[str]) -> int:
-    description = inspect.cleandoc(options_type.__doc__ or "")
-    options = parse(options_type, arguments, prog=f"lambdanets benchmark {kind}", description=description)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {kind:<10}{(options.__doc__ or '').splitlines()[0]}" for kind, options in OPTIONS.items()]
+        advice = "lambdanets benchmark KIND --help lists the options."
+        echo("usage: lambdanets benchmark KIND ...", "", *lines, "", advice)
+        return 0
+    kind, *words = arguments
+    if kind not in OPTIONS:
+        raise InputError(f"kind must be one of {', '.join(OPTIONS)}, got {kind!r}{nearest_hint(kind, OPTIONS)}")
+    description = inspect.cleandoc(OPTIONS[kind].__doc__ or "")
+    options = parse(OPTIONS[kind], words, prog=f"lambdanets benchmark {kind}", description=description)
     from lambdanets_lab.benchmark.run import run
 
     run(kind, options)

@@ -4,12 +4,14 @@ import dataclasses
 import shlex
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from lambdanets.cli.options import parse, program
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
-from lambdanets.records import record
+from lambdanets.records import Seed, record
 from lambdanets.terminal import echo
 
 
@@ -19,7 +21,7 @@ class Compare:
 
     variants: tuple[str, ...] = ()
     """Names of the variants to train, each quoted, such as "local attention"; all variants above by default."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     """Random seeds; one run per variant and seed."""
     out: Path | None = None
     """New or empty folder for the runs and results. By default comparisons/STUDIES-DATE-TIME."""
@@ -59,7 +61,10 @@ def main(arguments: list[str]) -> int:
         return _resume_or_report(parse(ResumeOrReport, arguments, prog="lambdanets compare", description=description))
     names, *remaining = arguments
     has_recipe = bool(remaining) and not remaining[0].startswith("-")
-    recipe = dataclasses.replace(find_recipe(remaining[0] if has_recipe else "digits"), model=MODEL, model_options={})
+    recipe = find_recipe(remaining[0] if has_recipe else "digits")
+    if recipe.task != "classification":
+        raise InputError(f"RECIPE must be a classification recipe, got a {recipe.task} recipe")
+    recipe = dataclasses.replace(recipe, model=MODEL, model_options={})
     studies = tuple(STUDIES) if names == "all" else tuple(names.split(","))
     variants = "\n".join(f"  {name}" for name in variant_labels(studies))
     options, requested = parse_with_recipe(

@@ -1,6 +1,6 @@
 """`lambdanets demo`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     from lambdanets.models.weights import packaged_models
 
     names = options.models or packaged_models()
-    models = {name: load(name, device=options.device) for name in names}
+    models: dict[str, Any] = {name: load(name, device=options.device) for name in names}
     with serve(models, options.host, options.port) as server:
         echo(f"{server.url} shows {', '.join(models)}; press Ctrl-C to stop")
         if options.host not in LOOPBACK:

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 from lambdanets.cli.options import POSITIONAL, parse
-from lambdanets.folders import WorkFolder
 from lambdanets.records import record
 from lambdanets.terminal import echo
+from lambdanets.work import WorkFolder
 
 
 @record
@@ -41,26 +41,20 @@ def main(arguments: list[str]) -> int:
     folder = WorkFolder(options.out)
     folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.images import read_image
+    from lambdanets.inference.classifier import Classifier
+    from lambdanets.inference.detector import Detector
     from lambdanets.inference.loading import load_one_of
-    from lambdanets.inference.model_card import ClassifierCard, DetectorCard
-    from lambdanets.signals import deferred
-    from lambdanets.text_tables import text_table
     from lambdanets_lab.explain.explanation import explain
     from lambdanets_lab.explain.report import make_report
 
-    source = load_one_of((ClassifierCard, DetectorCard), options.checkpoint, options.device)
+    source = load_one_of((Classifier, Detector), options.checkpoint, options.device)
     image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
     explanation = explain(source, image)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at
     layer = explanation.layers[-1] if options.layer is None else options.layer
-    report = make_report(explanation, layer, at)
-    with folder.open(), deferred():  # an incomplete folder could not be used again
-        report.write(image, options.out)
-    rows = [("layer", "map", "heads", "position share")]
-    for name, share in report.shares.items():
-        height, width = share.shape
-        rows.append((name, f"{height} x {width}", str(report.heads[name]), f"{share.mean():.2f}"))
-    echo(*text_table(rows).splitlines())
-    echo(f"{layer}, pixel {at[0]}, {at[1]}: {report.receptive_field.area():.1%} of the input has 90% of the gradient")
+    lines, write = make_report(explanation, image, layer, at)
+    with folder.open():
+        write(options.out)
+    echo(*lines)
     echo(f"written to {options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
     return 0

@@ -8,14 +8,13 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
-from lambdanets.folders import check_new_file
 from lambdanets.records import record
 from lambdanets.terminal import echo
+from lambdanets.work import check_new_file
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from lambdanets.timing import Summary
     from lambdanets_lab.export.export import Exported
     from lambdanets_lab.export.quantization import Quantization
 
@@ -129,21 +128,15 @@ def _time(exported: "Exported", title: str, seconds: NonNegativeFloat) -> None:
     """Print the times of the runtime and of PyTorch, measured alternately."""
     import torch
 
-    from lambdanets.timing import summarize, time_interleaved
+    from lambdanets_lab.results import time_in_turn
 
     shape = next(iter(exported.errors))
     images = exported.graph.make_images(shape, torch.Generator().manual_seed(0))
-    runs = {"PyTorch": lambda: exported.graph.run_pytorch(images), title: lambda: exported.run(images)}
+    runs = {title: lambda: exported.run(images), "PyTorch": lambda: exported.graph.run_pytorch(images)}
     if "boxes" in exported.graph.outputs:
         echo(f"{len(exported.graph.run_pytorch(images)[0])} objects in the timed image")
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    time_interleaved(runs, samples, repeats=50, seconds=seconds)
-    pytorch, runtime = (summarize(samples[name]) for name in runs)
-    echo(
-        f"{shape[0]} images, {torch.get_num_threads()} threads, median (quartiles): "
-        f"{title} {_milliseconds(runtime)}, PyTorch {_milliseconds(pytorch)}"
-    )
-
-
-def _milliseconds(summary: "Summary") -> str:
-    return f"{1e3 * summary.median:.1f} ({1e3 * summary.lower_quartile:.1f} to {1e3 * summary.upper_quartile:.1f}) ms"
+    times = [
+        "{} {median:.1f} ({lower_quartile:.1f} to {upper_quartile:.1f}) ms".format(name, **summary)
+        for name, summary in time_in_turn(runs, repeats=50, seconds=seconds, unit=1e-3).items()
+    ]
+    echo(f"{shape[0]} images, {torch.get_num_threads()} threads, median (quartiles): {', '.join(times)}")

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.options import POSITIONAL, parse, program
+from lambdanets.cli.predict import report_unreadable
 from lambdanets.records import record
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo

@@ -5,12 +5,12 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
-from lambdanets.records import record
-from lambdanets.signals import interruptible, resumable
+from lambdanets.records import Seed, record
+from lambdanets.signals import resumable, uninterrupted
 from lambdanets.terminal import echo
 
 
@@ -34,15 +34,15 @@ class Shard:
     """Root folder of a timm dataset, such as torch/cifar10."""
     validation_share: float = 0.2
     """Fraction of each class used for validation if the data has no validation split."""
-    images_per_shard: int = 10_000
+    images_per_shard: PositiveInt = 10_000
     """Maximum number of images per shard."""
     processes: PositiveInt | None = None
     """Number of worker processes; one per CPU core by default."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the shuffling and the validation split."""
     check_images: bool = True
     """Decode every image once and skip unreadable ones."""
-    max_unreadable: int = 100
+    max_unreadable: NonNegativeInt = 100
     """Maximum number of unreadable images, which are skipped."""
 
 
@@ -95,7 +95,7 @@ def _write(options: Shard, out: Path, processes: int) -> int:
 def _verify(location: str, processes: int) -> int:
     from lambdanets_lab.shard_checks import verify_shards
 
-    with interruptible():
+    with uninterrupted():
         content, damaged = verify_shards(location, threads=processes)
     echo(*damaged)
     shards, images = len(content.shards), sum(shard.images for shard in content.shards)

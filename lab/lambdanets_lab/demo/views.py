@@ -10,17 +10,13 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.colors import brighten
-from lambdanets.inference.detection_figures import MIN_SCORE, draw_predicted
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.drawing import MIN_SCORE, brighten, draw_predicted, overlay_classes
 from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, make_label_image
 from lambdanets.inference.objects import crop_objects
-from lambdanets.inference.segmentation_figures import overlay_classes
 from lambdanets.inference.segmenter import Segmenter
-from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.layers.base import LambdaBase
 from lambdanets.records import check
@@ -70,14 +66,12 @@ def _classes(model: Classifier, image: Image.Image) -> dict[str, Any]:
 
 
 def _objects(model: Detector, image: Image.Image, name: str, explanation: Explanation | None) -> dict[str, Any]:
-    """Detect objects as `lambdanets detect predict` does, or take those of the explanation."""
+    """Detect objects as `lambdanets predict` does, or take those of the explanation."""
     tile_size = model.card.tile_size
-    if tile_size is not None and is_tiled(image.size, tile_size):
-        detected = detect_tiled(model, image, tile_size)
-    elif explanation is not None:
+    if explanation is not None and not is_tiled(image.size, tile_size):
         detected = crop_objects(explanation.output[0])
     else:
-        detected = crop_objects(model.detect([image_to_tensor(image)])[0])
+        detected = model.infer([image], tile_size=tile_size)[0].objects
     _, counted = make_label_image(detected, MIN_SCORE)
     visible = detected.select(counted.tolist())
     labels, rows = label_and_measure(image, visible, model.classes, MIN_SCORE)

@@ -14,7 +14,6 @@ from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_digits
 from lambdanets.data.image_search import list_images
 from lambdanets.errors import InputError
-from lambdanets.inference.annotated_sets import open_evaluation_set
 from lambdanets.inference.coco_results import Result
 from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detection import DetectionEvaluator
@@ -35,7 +34,7 @@ def open_detector_validation(model: Detector, data: str, size: tuple[int, int], 
             f"got {data!r}; use a run folder, which names its data"
         )
     detector = _RuntimeDetector(model.model, model.card, size, pad=not dynamic)
-    annotated = open_evaluation_set(model, None, None)
+    annotated = model.open_images()
     return _DetectorValidation(detector, _calibration_images(data, model.card.stretch), annotated)
 
 

@@ -1,12 +1,10 @@
 """Export of classifiers, detectors and networks to files that other runtimes execute."""
 
-import contextlib
 import json
 import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +13,11 @@ import torch
 from torch import nn
 
 from lambdanets.errors import InputError, explain_missing_extras, nearest_hint, one_line
-from lambdanets.folders import check_new_file
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.model_card import ClassifierCard, DetectorCard
-from lambdanets.signals import deferred, interruptible
+from lambdanets.signals import check_signals, uninterrupted
+from lambdanets.work import check_new_file
 from lambdanets_lab.export.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
 from lambdanets_lab.export.quantization import MAX_DROP, Quantization
 from lambdanets_lab.export.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
@@ -91,17 +88,16 @@ def export(
     Raises InputError, and leaves no file, for invalid arguments, for a network that cannot be exported, if the outputs
     differ by more than 1e-4 (relative norm) or more than 2% of the objects differ, and if the int8 accuracy is too low.
     """
-    runtime = _runtime(to)
-    path = Path(path)
+    if to not in RUNTIMES:
+        raise InputError(f"to must be one of {', '.join(RUNTIMES)}, got {to!r}{nearest_hint(str(to), RUNTIMES)}")
+    runtime, path = RUNTIMES[to], Path(path)
     if path.suffix != runtime.suffix:
         raise InputError(f"path must end in {runtime.suffix} for {to}, got {path}")
     files = [path] if runtime.suffix != ".xml" else [path.with_suffix(".bin"), path]
     for file in files:
         check_new_file(file)
     runtime.check_installed()  # before the model is traced, which takes long
-    loaded = (
-        load_one_of((ClassifierCard, DetectorCard), model, "cpu") if isinstance(model, str | os.PathLike) else model
-    )
+    loaded = load_one_of((Classifier, Detector), model, "cpu") if isinstance(model, str | os.PathLike) else model
     if to == "aoti" and isinstance(loaded, Detector):
         raise InputError(
             "to must be onnx, openvino or pt2 for a detector, got aoti: "
@@ -111,10 +107,11 @@ def export(
     validation = None if int8 is None else _open_validation(loaded, graph, to, os.fspath(int8), dynamic)
     metadata = json.dumps(make_metadata(loaded, graph, dynamic=dynamic))
     program = _trace(graph, dynamic)
-    with interruptible(), _temporary_folder(path) as folder:
-        unfinished = folder / path.name
-        with _filename_in_errors(path):
-            written = runtime.write(program, unfinished, graph.outputs, metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with uninterrupted(), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        unfinished = Path(folder) / path.name
+        written = runtime.write(program, unfinished, graph.outputs, metadata)
+        check_signals()
         errors = _compare(graph, runtime, unfinished, dynamic)
         worst = max(errors, key=lambda shape: math.inf if math.isnan(errors[shape]) else errors[shape])
         if not errors[worst] <= graph.max_error:
@@ -122,37 +119,11 @@ def export(
                 f"outputs of {runtime.title} must have a {graph.error_name} of at most {graph.max_error:g}, got "
                 f"{errors[worst]:.1e} for images of shape {worst}; no file was written; report this"
             )
-        with _filename_in_errors(path):
-            quantization = None if validation is None else _quantize(runtime, written, validation)
-        with deferred():
-            for file in written:
-                file.replace(path.with_name(file.name))
+        quantization = None if validation is None else _quantize(runtime, written, validation)
+        check_signals()
+        for file in written:
+            file.replace(path.with_name(file.name))
     return Exported(path, tuple(files), errors, runtime.open(path), graph, quantization)
-
-
-@contextlib.contextmanager
-def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Make a temporary folder beside a new file, and missing parent folders, which are removed again after an error."""
-    created = [parent for parent in path.parents if not parent.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            yield Path(folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            for parent in created:
-                parent.rmdir()
-        raise
-
-
-@contextlib.contextmanager
-def _filename_in_errors(path: Path) -> Iterator[None]:
-    """Name the file that the user asked for in errors about a temporary file."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
 
 
 def _open_validation(model: object, graph: Graph, to: str, data: str, dynamic: bool) -> "Validation":
@@ -184,12 +155,6 @@ def _quantize(runtime: Runtime, files: list[Path], validation: "Validation") -> 
             f"images, got {accuracy:.4f} with {len(float_layers)} operations in float32; no file was written"
         )
     return Quantization(validation.metric, len(indices), accuracy, float_accuracy, float_bytes, float_layers)
-
-
-def _runtime(to: str) -> Runtime:
-    if to not in RUNTIMES:
-        raise InputError(f"to must be one of {', '.join(RUNTIMES)}, got {to!r}{nearest_hint(str(to), RUNTIMES)}")
-    return RUNTIMES[to]
 
 
 def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -117,8 +116,8 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[_TupleOutput, tu
     Raises InputError if its outputs cannot be compared.
     """
     images = _make_noise(shape, torch.Generator().manual_seed(0))
+    copied = copy.deepcopy(network).cpu().float().eval()
     try:
-        copied = copy.deepcopy(network).cpu().float().eval()
         outputs, repeated = copied(images), copied(images)
     except Exception as error:  # models raise many types
         raise InputError(
@@ -137,8 +136,6 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[_TupleOutput, tu
     if wrong_types or not outputs:
         got = wrong_types[0] if wrong_types else "none"
         raise InputError(f"outputs of the model must be a tensor or a sequence or mapping of tensors, got {got}")
-    if len({"images", *names}) <= len(names):
-        raise InputError(f"names of the outputs must differ from each other and from images, got {', '.join(names)}")
     if not all(x.isfinite().all() for x in outputs):
         raise InputError(f"outputs of the model must be finite in PyTorch, got NaN or infinity for images of {shape}")
     if not relative_error(repeated, outputs) <= _MAX_ERROR:
@@ -166,13 +163,9 @@ def _sides(model: Any, image_size: int | tuple[int, int] | None) -> tuple[int, i
             if size is None:
                 raise InputError(f"image_size must be given for a {type(model).__name__}, got None")
             image_size = int(size[-2]), int(size[-1])
-    sides = (image_size,) * 2 if not isinstance(image_size, Sequence) else tuple(image_size)
-    if len(sides) != 2 or not all(isinstance(side, numbers.Integral) for side in sides):
-        raise InputError(f"image_size must be a side or (height, width), got {image_size}")
-    height, width = map(int, sides)
-    for side in (height, width):
-        check("image_size", side, PositiveInt)
-    return height, width
+    sides = (image_size, image_size) if isinstance(image_size, int) else image_size
+    check("image_size", sides, tuple[PositiveInt, PositiveInt])
+    return sides
 
 
 def _make_noise(shape: Shape, generator: torch.Generator) -> Tensor:

@@ -13,16 +13,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards import open_shards
 from lambdanets.files import remove_unfinished
-from lambdanets.folders import WorkFolder
 from lambdanets.inference.classification import ClassificationEvaluator, batch_size_that_fits
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.locks import InUseError, locked
 from lambdanets.models.weights import find_weights
 from lambdanets.progress import track
 from lambdanets.records import Workers, check, read_json, write_json
 from lambdanets.training.distributed import get_world, set_device
+from lambdanets.work import InUseError, WorkFolder, locked
 from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, write_table
 
 
@@ -73,7 +71,7 @@ def label_shards(
     check("batch_size", batch_size, Annotated[int, Field(ge=2)] | None)
     check("max_unreadable", max_unreadable, NonNegativeInt)
     source = find_weights(teacher)
-    classifier: Classifier = load_one_of([ClassifierCard], source, device)
+    classifier = load_one_of((Classifier,), source, device)
     images = open_shards(location)[0]["train"].without_labels()
     batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)
     description = {

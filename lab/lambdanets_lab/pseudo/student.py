@@ -19,12 +19,8 @@ from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
-from lambdanets.training.classification import quicktest as classification_quicktest
-from lambdanets.training.classification.loaders import make_batches
-from lambdanets.training.classification.task import ClassificationTask
-from lambdanets.training.distributed import World
+from lambdanets.tasks.classification.task import ClassificationTask, make_batches, write_random_weights
 from lambdanets_lab.pseudo.labeling import label_shards
-from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.pseudo.tables import SELECTION, Selection, read_selection, read_table, select
 from lambdanets_lab.shards import write_shards
 
@@ -183,14 +179,25 @@ class StudentTask(ClassificationTask):
 
     images: StudentImages
 
-    @classmethod
-    def open(cls, recipe: Any, world: World, resumed: bool) -> "StudentTask":
-        task: Any = super().open(recipe, world, resumed)
+    def __init__(self, recipe: Any) -> None:
+        super().__init__(recipe)
         labels, soft = Path(recipe.pseudo_labels), recipe.pseudo_targets == "soft"
-        pseudo = PseudoLabeledImages(recipe.pseudo_images, labels, task.classes, soft=soft)
-        task.images = StudentImages(task.splits.train, pseudo, len(task.classes), recipe.label_smoothing)
-        task.fingerprint += pseudo.fingerprint
-        return task
+        pseudo = PseudoLabeledImages(recipe.pseudo_images, labels, self.classes, soft=soft)
+        self.images = StudentImages(self.training, pseudo, len(self.classes), recipe.label_smoothing)
+        self.fingerprint += pseudo.fingerprint
+
+    @classmethod
+    def quicktest(cls, recipe: Any, folder: Path) -> Any:
+        """Return the recipe with pseudo-labels of a random teacher, too."""
+        small = super().quicktest(recipe, folder)
+        recipe = replace(small, pseudo_ratio=min(max(recipe.pseudo_ratio, 0.5), 2.0))
+        shards, labels, selection = folder / "shards", folder / "labels", folder / "selection"
+        splits = subset(open_splits("digits", validation_share=recipe.validation_share), recipe.training_images, 0)
+        write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
+        teacher = write_random_weights(recipe, splits.classes, folder / "teacher")
+        label_shards(teacher, str(shards), labels)
+        select(labels, selection, confidence=0.0, per_class=len(splits.train) // 4)
+        return replace(recipe, pseudo_labels=str(selection), pseudo_images=str(shards))
 
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> ImageBatches:
         order = StudentOrder(self.images, recipe.batch_size, recipe.pseudo_batch_size, recipe.seed, batch_slice)
@@ -201,16 +208,3 @@ class StudentTask(ClassificationTask):
         logits = self.model(batch.images).float()
         loss = F.cross_entropy(logits, batch.labels, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels.argmax(1)).sum()}
-
-
-def quicktest_recipe(recipe: StudentRecipe, folder: Path) -> StudentRecipe:
-    """Return the recipe with few small images, and pseudo-labels of a random teacher, which are written to a folder."""
-    small: Any = classification_quicktest.quicktest_recipe(recipe, folder)
-    recipe = replace(small, pseudo_ratio=min(max(recipe.pseudo_ratio, 0.5), 2.0))
-    shards, labels, selection = folder / "shards", folder / "labels", folder / "selection"
-    splits = subset(open_splits("digits", validation_share=recipe.validation_share), recipe.training_images, 0)
-    write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
-    teacher = classification_quicktest.write_random_weights(recipe, splits.classes, folder / "teacher")
-    label_shards(teacher, str(shards), labels)
-    select(labels, selection, confidence=0.0, per_class=len(splits.train) // 4)
-    return replace(recipe, pseudo_labels=str(selection), pseudo_images=str(shards))

@@ -29,9 +29,10 @@ import pyarrow.parquet as pq
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, encode_utf8
-from lambdanets.folders import WorkFolder
+from lambdanets.progress import track
 from lambdanets.records import read_json, write_json
-from lambdanets.signals import deferred
+from lambdanets.signals import check_signals
+from lambdanets.work import WorkFolder
 
 if TYPE_CHECKING:
     import duckdb
@@ -251,8 +252,7 @@ def _open_database(spill: Path) -> "Iterator[duckdb.DuckDBPyConnection]":
         message = f"DuckDB cannot sort the rows ({reason}); free memory or disk space"
         raise OSError(errno.ENOSPC, message, str(spill.parent)) from error
     finally:
-        with deferred():
-            shutil.rmtree(spill, ignore_errors=True)
+        shutil.rmtree(spill, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -273,6 +273,9 @@ class _Ranking:
             # in the main thread, DuckDB would delay Ctrl-C
             future = worker.submit(lambda: cursor.execute(query, parameters).fetchnumpy())
             try:
+                while not future.done():
+                    wait([future], 0.05)
+                    check_signals()
                 return future.result()
             except BaseException:
                 while not future.done():  # repeated, because an interrupt before the query starts has no effect
@@ -323,7 +326,8 @@ def _select(ranking: _Ranking, out: Path) -> Selection:
         ranking.scan(_CUTOFFS, ["key", "class", "confidence"])
     write_json(out / _CRITERIA, criteria)
     with ThreadPoolExecutor(THREADS) as pool:  # on an error or interrupt, running tasks finish
-        tables = [*pool.map(lambda name: _select_shard(ranking, f"{name}.parquet", out), labels.shards)]
+        written = pool.map(lambda name: _select_shard(ranking, f"{name}.parquet", out), labels.shards)
+        tables = [*track(written, "selecting", len(labels.shards), "tables")]
     shards = {name: int(copies.sum(dtype=np.int64)) for name, copies in zip(labels.shards, tables, strict=True)}
     if sum(shards.values()) != images:
         raise InputError(

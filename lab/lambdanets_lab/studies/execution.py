@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError, nearest_hint
-from lambdanets.folders import WorkFolder
-from lambdanets.locks import InUseError
-from lambdanets.records import Seed, check, read_json, write_json
+from lambdanets.records import read_json, write_json
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.training import run
-from lambdanets.training.classification.model import ClassificationProbe
-from lambdanets.training.classification.recipe import ClassificationRecipe
-from lambdanets.training.classification.task import ClassificationTask
-from lambdanets.training.memory import largest_micro_batch
 from lambdanets.training.report import RESULT, read_result
 from lambdanets.training.run_log import METRICS
+from lambdanets.work import InUseError, WorkFolder
 from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
 
 PLAN = "plan.json"
@@ -70,7 +66,7 @@ class Run:
         folder = self.folder(comparison)
         if not (folder / RESULT).is_file():
             return None
-        result = read_result(folder, ClassificationTask.RESULT)
+        result = read_result(folder)
         return {"variant": self.variant, "seed": self.seed, "top1_by_epoch": read_top1(folder)} | result
 
 
@@ -99,11 +95,6 @@ def make_plan(
     for name, values in (("studies", studies), ("variants", variants), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise InputError(f"{name} must differ from each other, got {', '.join(map(str, values))}")
-    for name, values in (("studies", studies), ("seeds", seeds)):
-        if not values:
-            raise InputError(f"{name} must have at least one value, got none")
-    for seed in seeds:
-        check("seeds", seed, Seed)
     plan = Plan(tuple(studies), tuple(variants), tuple(seeds), recipe)
     for study in studies:
         if not plan.study_variants(study):
@@ -122,11 +113,9 @@ def begin(plan: Plan, folder: Path) -> None:
     """
     work_folder = WorkFolder(folder, read_identity=_refuse_existing)
     work_folder.is_started()
-    runs = [planned for planned in plan.runs() if planned.seed == plan.seeds[0]]
-    task = run.check(runs[0].recipe)
-    for planned in runs[1:]:
-        probe = ClassificationProbe(planned.recipe, len(task.classes))
-        largest_micro_batch(probe, min(planned.recipe.batch_size, task.training_images))
+    for planned in plan.runs():
+        if planned.seed == plan.seeds[0]:
+            run.check(planned.recipe)
     recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
     with work_folder.open():
         write_json(folder / PLAN, asdict(replace(plan, recipe=recipe)), 2)

@@ -10,7 +10,7 @@ from typing import Any
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
-from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets_lab.paired import confidence_interval, paired_differences
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.execution import Plan
@@ -24,17 +24,6 @@ _NOT_COMPARED = ("seed", "workers", "max_unreadable", "checkpoint_every", "data"
 
 
 @dataclass
-class _Hardware:
-    processor: str
-    gpu: str | None
-
-
-@dataclass
-class _Machine:
-    hardware: _Hardware
-
-
-@dataclass
 class _Run:
     variant: str
     seed: int
@@ -45,16 +34,6 @@ class _Run:
 
 
 @dataclass
-class _Row:
-    label: str
-
-
-@dataclass
-class _Study:
-    variants: list[_Row]
-
-
-@dataclass
 class _Results:
     finished: bool
     model_name: str
@@ -62,9 +41,9 @@ class _Results:
     training_images: int
     validation_images: int
     epochs: int
-    studies: dict[str, _Study]
+    studies: dict[str, dict[str, Any]]
     recipe: dict[str, Any]
-    machines: list[_Machine]
+    machines: list[dict[str, Any]]
     runs: list[_Run]
 
 
@@ -120,7 +99,7 @@ def read_comparison(*paths: Path) -> dict[str, Any]:
             machines += [] if machine in machines else [machine]
             runs[key] = {**run, "machine": machines.index(machine)}
         for name, study in content["studies"].items():
-            labels.setdefault(name, set()).update(row["label"] for row in study["variants"])
+            labels.setdefault(name, set()).update(row["label"] for row in study.get("variants", ()))
     return {
         **first,
         "finished": all(content["finished"] for content in contents.values()),
@@ -139,23 +118,9 @@ def _read(path: Path) -> dict[str, Any]:
             text = file.read()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
-    parse_json(text, _Results, problem)
-    content: dict[str, Any] = json.loads(text)  # with all fields
-    known = {variant.name for study in STUDIES.values() for variant in study.variants.values()}
-    for run in content["runs"]:
-        if run["variant"] not in known:
-            raise InputError(f"{problem}: variants must be among {', '.join(sorted(known))}, got {run['variant']!r}")
-        if not 0 <= run["machine"] < len(content["machines"]):
-            raise InputError(f"{problem}: machine must be an index of machines, got {run['machine']}")
-    for name, study in content["studies"].items():
-        if name not in STUDIES:
-            raise InputError(f"{problem}: studies must be among {', '.join(STUDIES)}, got {name!r}")
-        for row in study["variants"]:
-            if row["label"] not in STUDIES[name].variants:
-                names = ", ".join(STUDIES[name].variants)
-                raise InputError(f"{problem}: variants of {name} must be among {names}, got {row['label']!r}")
-    if not content["runs"]:
+    if not parse_json(text, _Results, problem).runs:
         raise InputError(f"{problem}: runs must not be empty")
+    content: dict[str, Any] = json.loads(text)  # with all fields
     return content
 
 

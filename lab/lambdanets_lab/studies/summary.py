@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
 from lambdanets_lab.plot_style import GRID, OURS, REFERENCE
+from lambdanets_lab.results import read_results
 
 RESULTS, TABLE = "results.json", "comparison.md"
 
@@ -27,11 +27,7 @@ def write_summary(summary: dict[str, Any], folder: Path) -> None:
 def is_written(summary: dict[str, Any], folder: Path) -> bool:
     """Whether results.json has this content; False if the process was killed before `write_summary`."""
     path = folder / RESULTS
-    if not path.is_file():
-        return False
-    with suppress(ValueError):
-        return bool(json.loads(path.read_bytes()) == json.loads(json.dumps(summary)))
-    return False
+    return path.is_file() and read_results(path) == json.loads(json.dumps(summary))
 
 
 def markdown(summary: dict[str, Any]) -> str:

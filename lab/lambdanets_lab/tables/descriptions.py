@@ -63,7 +63,7 @@ PARAGRAPHS = {
     "layers in all of c4 (C4) save parameters instead. The ResNets have the same ResNet-RS architecture, with and "
     "without squeeze-and-excitation. LambdaResNet-152 has 83.4 here and 83.8 in Table 18, for the same network and "
     "image size.",
-    "14": "Lambda layers in the backbone improve small objects most. The recipe is `lambdanets detect train coco`; "
+    "14": "Lambda layers in the backbone improve small objects most. The recipe is `lambdanets train coco`; "
     "it has not been run in full.",
     "15": "LambdaResNets with lambda layers in all of c4 and c5 have fewer parameters than EfficientNet-B6, with "
     "smaller images.",

@@ -9,8 +9,9 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
-from lambdanets.timing import is_noisy, summarize
+from lambdanets.timing import summarize
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
+from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.benchmark.report import read_rows
 from lambdanets_lab.benchmark.tables import baseline_row
 from lambdanets_lab.paper_models import PAPER_MODELS
@@ -23,16 +24,34 @@ LATENCY = "train step latency"
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds per batch and peak memory of a table row in one pass, or why it was skipped."""
+    """A row of `lambdanets benchmark tables`."""
 
-    table: str
-    row: str
-    phase: str
+    row: Row
     batch_size: int
     image_size: int
-    seconds: list[float]
-    peak_bytes: int | None
-    skip_reason: str | None
+
+    @property
+    def table(self) -> str:
+        return str(self.row.sizes["table"])
+
+    @property
+    def phase(self) -> str:
+        return str(self.row.sizes["pass"])
+
+    @property
+    def seconds(self) -> float | None:
+        """The median seconds per image; None if it was skipped."""
+        return summarize(self.row.seconds).median / self.batch_size if self.row.seconds else None
+
+    @property
+    def column(self) -> str | None:
+        """The column of the paper; None if there is none."""
+        training = self.phase == "training"
+        if self.table == "18":
+            return LATENCY
+        if self.table == "5":
+            return "train throughput" if training else "inference throughput"
+        return None if training else "throughput"
 
 
 @dataclass(frozen=True)
@@ -72,13 +91,13 @@ def read(paths: Sequence[Path]) -> Measured:
             if content["kind"] == "tables":
                 measurements = _read_measurements(content)
                 measured.values |= values_by_cell(measurements)
-                for table in dict.fromkeys(measurement.table for measurement in measurements):
-                    measured.additional.setdefault(table, []).extend(
-                        _additional_tables(table, measurements, measured_on)
-                    )
+                for name in dict.fromkeys(each.table for each in measurements):
+                    tables = _additional_tables(name, measurements, measured_on)
+                    measured.additional.setdefault(name, []).extend(tables)
             else:
-                make_table = {"layer": _time_table, "memory": _memory_table}[content["kind"]]
-                measured.additional.setdefault("4", []).append(make_table(content, measured_on))
+                units = {"layer": ("median_seconds", 1e-3, "ms"), "memory": ("peak_bytes", 2**20, "MiB")}
+                table = _layer_table(content, measured_on, *units[content["kind"]])
+                measured.additional.setdefault("4", []).append(table)
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -99,18 +118,9 @@ def _machine(properties: Mapping[str, Any]) -> str:
 
 def _read_measurements(content: Mapping[str, Any]) -> list[Measurement]:
     """Make measurements from the content of results.json of `lambdanets benchmark tables`."""
-    options = content["options"]
+    batch_size, image_size = content["options"]["batch_size"], content["options"]["image_size"]
     return [
-        Measurement(
-            row.sizes["table"],
-            row.candidate,
-            row.sizes["pass"],
-            options["batch_size"],
-            options["image_size"] or PAPER_MODELS[row.sizes["table"]][row.candidate].image_size,
-            row.seconds,
-            row.peak_bytes,
-            row.skip_reason,
-        )
+        Measurement(row, batch_size, image_size or PAPER_MODELS[row.sizes["table"]][row.candidate].image_size)
         for row in read_rows(content)
     ]
 
@@ -121,42 +131,30 @@ def values_by_cell(measurements: Sequence[Measurement]) -> CellValues:
     Throughputs are in images/s; latencies are scaled to the paper's 1,024 images.
     """
     values: dict[tuple[str, str, str], tuple[float, str]] = {}
-    for measurement in measurements:
-        column = _column(measurement)
-        if not measurement.seconds or column is None:
+    for each in measurements:
+        seconds, column, row = each.seconds, each.column, each.row
+        if seconds is None or column is None:
             continue
-        seconds = _seconds(measurement)
-        baseline = _find_baseline(measurement, measurements)
-        note = f"batch {measurement.batch_size}, {measurement.image_size} px"
+        baseline = _baseline_seconds(each, measurements)
+        note = f"batch {each.batch_size}, {each.image_size} px"
         if baseline is not None:
-            paper_ratio = _paper_ratio(measurement.table, measurement.row, baseline.row, column)
+            base = baseline_row(each.table)
+            paper_ratio = _paper_ratio(each.table, row.candidate, base, column)
             paper = f" (paper: {paper_ratio:.2f}x)" if paper_ratio is not None else ""
-            note = f"{_seconds(baseline) / seconds:.2f}x the speed of {baseline.row}{paper}; {note}"
-        if measurement.peak_bytes is not None:
-            note += f", peak {measurement.peak_bytes / 2**30:.2f} GiB"
-        if is_noisy(measurement.seconds):
-            note += ", noisy"
-        values[measurement.table, measurement.row, column] = (
-            seconds * 1024 if column == LATENCY else 1 / seconds,
-            note,
-        )
-        if measurement.table == "5" and baseline is not None:
-            values["5", measurement.row, f"{column} slowdown vs LambdaResNet-152"] = (seconds / _seconds(baseline), "")
+            note = f"{baseline / seconds:.2f}x the speed of {base}{paper}; {note}"
+        if row.peak_bytes is not None:
+            note += f", peak {row.peak_bytes / 2**30:.2f} GiB"
+        note += ", noisy" if row.noisy else ""
+        values[each.table, row.candidate, column] = (seconds * 1024 if column == LATENCY else 1 / seconds, note)
+        if each.table == "5" and baseline is not None:
+            values["5", row.candidate, f"{column} slowdown vs LambdaResNet-152"] = (seconds / baseline, "")
     return values
 
 
-def _seconds(measurement: Measurement) -> float:
-    """Compute the median seconds per image."""
-    return summarize(measurement.seconds).median / measurement.batch_size
-
-
-def _find_baseline(measurement: Measurement, measurements: Sequence[Measurement]) -> Measurement | None:
-    """Find the measurement of the baseline row in the same pass; None if it was not measured."""
-    same_pass = [
-        other for other in measurements if (other.table, other.phase) == (measurement.table, measurement.phase)
-    ]
-    row = baseline_row(measurement.table)
-    return next((other for other in same_pass if other.row == row and other.seconds), None)
+def _baseline_seconds(measurement: Measurement, measurements: Sequence[Measurement]) -> float | None:
+    """Return the seconds of the baseline row in the same pass; None if it was not measured."""
+    base = measurement.row.sizes, baseline_row(measurement.table)
+    return next((other.seconds for other in measurements if (other.row.sizes, other.row.candidate) == base), None)
 
 
 def _paper_ratio(table: str, row: str, baseline: str, column: str) -> float | None:
@@ -169,31 +167,21 @@ def _paper_ratio(table: str, row: str, baseline: str, column: str) -> float | No
     return 1 / ratio if column == LATENCY else ratio
 
 
-def _column(measurement: Measurement) -> str | None:
-    """Return the column of the paper for a measurement; None if there is none."""
-    training = measurement.phase == "training"
-    if measurement.table == "18":
-        return LATENCY
-    if measurement.table == "5":
-        return "train throughput" if training else "inference throughput"
-    return None if training else "throughput"
-
-
 def _additional_tables(table: str, measurements: Sequence[Measurement], measured_on: str) -> list[MeasuredTable]:
     """Make tables of measurements that the paper does not report: training in Table 4, speed in Table 10."""
-    selected = [measurement for measurement in measurements if measurement.table == table]
-    selected = [measurement for measurement in selected if table == "10" or _column(measurement) is None]
+    selected = [each for each in measurements if each.table == table and (table == "10" or each.column is None)]
     if not selected:
         return []
     rows = []
-    for measurement in selected:
-        peak = "" if measurement.peak_bytes is None else f"{measurement.peak_bytes / 2**30:.2f}"
-        if measurement.seconds:
-            baseline = _find_baseline(measurement, measurements)
-            ratio = "" if baseline is None else f"{_seconds(baseline) / _seconds(measurement):.2f}"
-            rows.append((measurement.row, f"{1 / _seconds(measurement):.2f}", ratio, peak))
+    for each in selected:
+        name, peak = each.row.candidate, each.row.peak_bytes
+        memory = "" if peak is None else f"{peak / 2**30:.2f}"
+        if each.seconds is None:
+            rows.append((name, each.row.skip_reason or "not measured", "", memory))
         else:
-            rows.append((measurement.row, measurement.skip_reason or "not measured", "", peak))
+            baseline = _baseline_seconds(each, measurements)
+            ratio = "" if baseline is None else f"{baseline / each.seconds:.2f}"
+            rows.append((name, f"{1 / each.seconds:.2f}", ratio, memory))
     passes = "Forward and backward pass" if selected[0].phase == "training" else "Forward pass"
     title = f"{passes}, batch {selected[0].batch_size}, {selected[0].image_size} pixels. Measured on {measured_on}."
     header = ("", "images/s", f"x {baseline_row(table)}", "peak memory (GiB)")
@@ -201,14 +189,6 @@ def _additional_tables(table: str, measurements: Sequence[Measurement], measured
         "attention here is PyTorch's SDPA, whose fused kernels store no attention maps; the paper's attention did",
     )
     return [MeasuredTable(title, header, tuple(rows), notes if table == "4" else ())]
-
-
-def _time_table(content: Mapping[str, Any], measured_on: str) -> MeasuredTable:
-    return _layer_table(content, measured_on, "median_seconds", 1e-3, "ms")
-
-
-def _memory_table(content: Mapping[str, Any], measured_on: str) -> MeasuredTable:
-    return _layer_table(content, measured_on, "peak_bytes", 2**20, "MiB")
 
 
 def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, unit_size: float, unit: str) -> MeasuredTable:

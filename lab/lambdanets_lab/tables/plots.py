@@ -19,7 +19,6 @@ def draw(folder: Path, measured: CellValues, machine: str = "") -> dict[str, Pat
 
     Accuracies are the paper's. Measured times have separate panels.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     plot_style.save(_frontier(measured, machine), folder / "frontier.png")
     plot_style.save(_scope(measured, machine), folder / "scope.png")
     return {"18": folder / "frontier.png", "10": folder / "scope.png"}

@@ -17,7 +17,6 @@ from lambdanets.errors import (
     KILLED_WORKER,
     InputError,
     RankZeroFailed,
-    WrongTaskError,
     explain_missing_extras,
     is_killed_worker,
     is_out_of_memory,
@@ -28,38 +27,38 @@ from lambdanets.terminal import echo
 
 # Command -> line in the help. The function `main` in the module of the same name runs it.
 COMMANDS = {
-    "train": "Train a classifier: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
-    "evaluate": "Evaluate a classifier on a validation set: lambdanets evaluate CHECKPOINT [--data DATA].",
-    "predict": "Classify image files: lambdanets predict CHECKPOINT IMAGES...",
+    "train": "Train a recipe of any task: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
+    "evaluate": "Evaluate a model on a labeled set: lambdanets evaluate MODEL [--data DATA].",
+    "predict": "Classify, detect or segment in image files: lambdanets predict MODEL IMAGES...",
     "explain": "Show what lambda layers look at in an image: lambdanets explain CHECKPOINT IMAGE --out FOLDER.",
     "demo": "Try models on images in the browser, on this machine: lambdanets demo [MODELS...].",
-    "detect": "Train and use Mask R-CNN detectors: lambdanets detect train | evaluate | predict | report.",
-    "segment": "Train and use segmentation networks: lambdanets segment train | evaluate | predict.",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",
     "export": "Export a classifier or detector to ONNX, OpenVINO or torch.export: lambdanets export RUN --out FILE.",
     "shard": "Write a dataset as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
     "pseudo-label": "Pseudo-label images with a teacher: lambdanets pseudo-label TEACHER SHARDS OUT.",
+    "report": "Compare detection runs as in the paper's Table 14: lambdanets report RUNS...",
     "compare": "Compare model variants over several seeds: lambdanets compare STUDIES [RECIPE].",
     "tables": "Compare the paper's tables with this package: lambdanets tables [3 4 ...] [--check].",
     "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | memory | scaling.",
     "kernels": "Show and check the compiled kernels on this machine: lambdanets kernels [--device cuda].",
 }
 # Commands in `lambdanets_lab.cli`; the others are in this package.
-_LAB_COMMANDS = {"explain", "demo", "export", "shard", "pseudo-label", "compare", "tables", "benchmark"}
+_LAB_COMMANDS = {"explain", "demo", "export", "shard", "pseudo-label", "report", "compare", "tables", "benchmark"}
 # Command -> the extra with all optional dependencies of the command.
-_EXTRAS = {"detect": "detection", "segment": "detection", "benchmark": "bench", "demo": "demo"}
+_EXTRAS = {"benchmark": "bench", "demo": "demo"}
+# Groups of commands of the previous version, such as `detect train digits`, and the new names of their recipes.
+_GROUPS = {
+    "detect": {"digits": "scattered_digits"},
+    "segment": {"digits": "digit_masks", "nuclei": "nuclei_masks"},
+}
+_VERBS = ("train", "evaluate", "predict", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with signals.handle_signals():
-        try:
-            return _run(arguments)
-        except BaseException:
-            if signals.interrupted():  # libraries may convert KeyboardInterrupt to another exception
-                return signals.EXIT_CODE
-            raise
+        return _run(arguments)
 
 
 def _run(arguments: list[str]) -> int:
@@ -71,8 +70,6 @@ def _run(arguments: list[str]) -> int:
     try:
         with explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
             return _dispatch(arguments)
-    except WrongTaskError as error:
-        return _fail(f"{error}{_other_command(arguments, error.task)}")
     except InputError as error:
         return _fail(str(error))
     except RankZeroFailed:
@@ -103,6 +100,7 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         echo(f"lambdanets {__version__}")
         return 0
+    arguments = _without_group(arguments)
     command = arguments[0]
     if command not in COMMANDS:
         known = [*COMMANDS, "--help", "--version"]
@@ -114,6 +112,22 @@ def _dispatch(arguments: list[str]) -> int:
     return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
 
 
+def _without_group(arguments: list[str]) -> list[str]:
+    """Translate a command of the previous version, such as `detect train digits`."""
+    group, *words = arguments
+    if group not in _GROUPS or not words or words[0] not in _VERBS:
+        return arguments
+    if words[0] == "train":
+        if not words[1:] or (words[1].startswith("-") and not any(word.startswith("--resume") for word in words)):
+            words.insert(1, "digits")  # the default; --resume has the recipe of the run
+        for old, new in _GROUPS[group].items():
+            if f"{words[1]}_".startswith(f"{old}_"):  # also a variant of the recipe
+                words[1] = new + words[1].removeprefix(old)
+                break
+    echo(f"lambdanets {group} {words[0]} is now: lambdanets {' '.join(words[:2])}", file=sys.stderr)
+    return words
+
+
 def _usage() -> list[str]:
     lines = [f"  {name:<14}{text}" for name, text in COMMANDS.items()]
     return [
@@ -123,15 +137,6 @@ def _usage() -> list[str]:
         "",
         "lambdanets COMMAND --help lists its options; lambdanets --version prints the version.",
     ]
-
-
-def _other_command(arguments: list[str], task: str) -> str:
-    """Return advice to use the command for models of another task, or "" if there is none."""
-    from lambdanets.registry import TASKS
-
-    action = arguments[1] if arguments[0] in ("detect", "segment") else arguments[0]
-    other = TASKS[task].command.replace("train", action)
-    return f"; use lambdanets {other}" if action in ("evaluate", "predict") else ""
 
 
 def _fail(message: str) -> int:

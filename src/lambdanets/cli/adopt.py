@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.cli.predict import report_unreadable
 from lambdanets.errors import InputError
-from lambdanets.folders import WorkFolder
 from lambdanets.records import record
 from lambdanets.terminal import echo
+from lambdanets.work import WorkFolder
 
 if TYPE_CHECKING:
     from lambdanets.inference.adopted import Adopted
@@ -73,15 +73,13 @@ def main(arguments: list[str]) -> int:
 
 def _compare(networks: "Adopted", paths: list[Path]) -> None:
     """Print how far outputs differ on random and given images. Raises InputError if it is far."""
-    from lambdanets.inference.classifier import predict_files
-
     error = networks.max_error(networks.random_images(2))
     echo(f"outputs of layers and network on random images: largest relative difference {error:.1e}")
     if paths:
         unreadable: list[str] = []
-        before = predict_files(networks.original, paths, unreadable)
-        after = predict_files(networks.adopted, paths, [])
-        pairs = [(a, b) for (_, a), (_, b) in zip(before, after, strict=True)]
+        before = networks.original.predict_files(paths, unreadable)
+        after = networks.adopted.predict_files(paths, [])
+        pairs = [(a, b) for (*_, a), (*_, b) in zip(before, after, strict=True)]
         report_unreadable(unreadable)
         num_equal = sum(a.class_name == b.class_name for a, b in pairs)
         differences = [float((a.probabilities - b.probabilities).abs().max()) for a, b in pairs]

@@ -6,28 +6,30 @@ from typing import Annotated
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.image_results import report_unreadable
 from lambdanets.cli.options import POSITIONAL, parse
-from lambdanets.folders import WorkFolder
+from lambdanets.cli.predict import report_unreadable
 from lambdanets.records import Workers, record
-from lambdanets.signals import deferred
 from lambdanets.terminal import echo
+from lambdanets.work import WorkFolder
 
 
 @record
 class Evaluate:
     """Options of evaluate."""
 
-    checkpoint: Annotated[Path, POSITIONAL]
+    model: Annotated[Path, POSITIONAL]
     """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
     data: str | None = None
-    """Dataset with the same classes: its validation split, or all images if it has none; by default that of the run."""
+    """Labeled images; by default those of the run. For a classifier, a dataset with the same classes: its validation
+    split, or all images if it has none. For others, a COCO-format JSON file of instances with the same categories."""
+    images: str | None = None
+    """For a detector or segmenter, the images of --data: a folder or an uncompressed tar."""
     data_root: str | None = None
-    """Root folder of a timm dataset, such as torch/cifar10."""
+    """For a classifier, root folder of a timm dataset, such as torch/cifar10."""
     out: Path | None = None
-    """New folder for per_class_accuracy.csv, confusion_matrix.csv and .png; no files by default."""
+    """New folder for tables of scores and figures; no files by default."""
     batch_size: PositiveInt | None = None
-    """Images per forward pass; the most that fit into memory, up to 128, by default."""
+    """Images per forward pass; by default 1, and for a classifier the most that fit into memory, up to 128."""
     workers: Workers = 0
     """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None
@@ -40,30 +42,22 @@ def main(arguments: list[str]) -> int:
         Evaluate,
         arguments,
         prog="lambdanets evaluate",
-        description="Evaluate a classifier: top-1 accuracy; with --out, also per-class accuracy and confusion matrix.",
+        description="Evaluate a model of any task on labeled images: top-1 accuracy of a classifier, average precision "
+        "(AP) of a detector, Dice, IoU and boundary F1 of a segmenter.",
     )
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
         folder.is_started()  # before PyTorch is imported, which takes seconds
-    from lambdanets.data.image_search import describe_classes, describe_left_out
-    from lambdanets.inference import classification
-    from lambdanets.inference.loading import load_one_of
-    from lambdanets.inference.model_card import ClassifierCard
+    from lambdanets.inference.loading import load
 
-    classifier = load_one_of([ClassifierCard], options.checkpoint, options.device)
+    model = load(options.model, device=options.device)
+    evaluator = model.evaluator(options.data, images=options.images, data_root=options.data_root)
+    echo(*evaluator.describe())
     with folder.open() if folder is not None else contextlib.nullcontext():
-        evaluation = classification.evaluate(
-            classifier, options.data, options.data_root, batch_size=options.batch_size, workers=options.workers
-        )
+        evaluation = evaluator.evaluate(options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)
-        echo(f"images: {evaluation.source}")
-        echo(describe_classes(evaluation.classes), describe_left_out(evaluation.left_out))
-        echo(f"{len(evaluation.labels)} images, {int((evaluation.labels == evaluation.predicted).sum())} correct")
-        echo(f"top-1 {evaluation.top1:.4f}")
+        echo(evaluation.counts(), *evaluation.lines())
         if options.out is not None:
-            from lambdanets.inference.confusion import write_confusion
-
-            with deferred():  # an incomplete folder could not be used again
-                write_confusion(evaluation, options.out)
-            echo(f"per-class accuracy and confusion matrix: {options.out}")
+            evaluator.write(evaluation, options.out)
+            echo(f"scores and figures: {options.out}")
     return 0

@@ -42,7 +42,7 @@ def parse(options: type[Options], arguments: Sequence[str], *, prog: str, descri
 
 
 def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, description: str) -> list[Any]:
-    """Parse arguments into several records, each of which has its own options.
+    """Parse arguments into several records. Options with a name that several have are set in all of them.
 
     defaults: records with the default values, or types of records. prog: the command, to which a part in brackets may
     be appended for the help.
@@ -82,6 +82,8 @@ def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[st
     parser_groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(groups.values())}
     positionals: list[str] = []
     for field in dataclasses.fields(kind):
+        if field.name in options:
+            continue
         inner, is_optional, metadata = _unwrap(hints[field.name])
         value = field.default if isinstance(default, type) else getattr(default, field.name)
         settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(texts[field.name], value)}

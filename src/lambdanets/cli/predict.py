@@ -1,78 +1,170 @@
 """`lambdanets predict`."""
 
-import json
+import contextlib
+import hashlib
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.cli.image_results import PredictOptions, images_journal, report_unreadable
-from lambdanets.cli.options import parse
+from lambdanets.cli.options import POSITIONAL, parse_all
 from lambdanets.errors import InputError
-from lambdanets.folders import check_new_file
+from lambdanets.inference.options import MaskOptions
 from lambdanets.progress import track
 from lambdanets.records import record
+from lambdanets.registry import TASKS, find
 from lambdanets.terminal import echo
+from lambdanets.work import PARTIAL, WorkFolder, check_new_file, locked, open_journal
 
 if TYPE_CHECKING:
-    from lambdanets.inference.classifier import Classifier
+    from lambdanets.inference.predictor import Predictor
+
+_JOURNAL = f"predictions{PARTIAL}"  # in output folders
+DESCRIPTION = """Predict on image files, with a model of any task.
+
+A classifier prints the most probable classes, and writes one line of JSON per image. A detector writes COCO-format
+results, a table of objects, and per image a figure and a label image, in which the pixels of object i have the value i.
+A segmenter writes a table with the pixels of each class, and per image a figure and a semantic mask, in which pixels of
+class i have the value i, and the background has 0."""
 
 
 @record
-class Predict(PredictOptions):
-    """Options of predict."""
+class PredictOptions:
+    """All tasks."""
 
-    top: PositiveInt = 3
-    """Number of most probable classes to report per image."""
-    out: Path = Path("predictions.jsonl")
-    """New file in JSON Lines format, one line per image. The same command resumes an interrupted one."""
+    model: Annotated[Path, POSITIONAL]
+    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
+    images: Annotated[tuple[str, ...], POSITIONAL] = ()
+    """Image files, folders and globs."""
+    out: Path | None = None
+    """New file in JSON Lines format of a classifier, by default predictions.jsonl; new folder of other models, by
+    default detections or segmentations. The same command resumes an interrupted one."""
+    batch_size: PositiveInt = 1
+    """Images, or tiles of an image, per forward pass."""
+    channel: NonNegativeInt | None = None
+    """Channel or plane of the images, from 0; needed for files with several, except color images."""
+    stretch: Literal["on", "off"] | None = None
+    """Map the intensities of background and objects to those of the model's training images, for images of other
+    instruments and of more than 8 bits; by default as the model."""
+    device: str | None = None
+    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
-    options = parse(
-        Predict,
-        arguments,
-        prog="lambdanets predict",
-        description="Classify image files, print the most probable classes and write them to a file.",
-    )
-    check_new_file(options.out)  # before PyTorch is imported, which takes seconds
-    paths = options.find_images()
-    from lambdanets.inference.loading import load_one_of
-    from lambdanets.inference.model_card import ClassifierCard
-    from lambdanets.locks import locked
+    kinds = {task: find(entry.predict_options) for task, entry in TASKS.items()}
+    if arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
+        kinds = {"": kinds[_task_of(arguments[0])]}
+    # before PyTorch is imported, which takes seconds
+    options, *_ = _parse(arguments, tuple(dict.fromkeys(kinds.values())))
+    if options.out is not None:
+        check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
+    paths = _find_images(options.images)
+    from lambdanets.inference.loading import load
     from lambdanets.models.weights import find_weights
 
-    weights = find_weights(options.checkpoint)
-    classifier = load_one_of([ClassifierCard], weights, options.device)
-    with locked(options.out.with_name(f".{options.out.name}.lock"), options.out):
-        check_new_file(options.out)  # another process may have written it in the meantime
-        count = _predict(classifier, weights.sha256(), options, paths)
-    echo(f"{count} images, written to {options.out}")
+    weights = find_weights(options.model)
+    predictor = load(weights, device=options.device)
+    # refuses the options of other tasks
+    options, task_options = _parse(arguments, (kinds[predictor.card.task],), f" {options.model}")
+    stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
+    reading = {"channel": options.channel, "stretch": stretch}
+    if isinstance(task_options, MaskOptions):
+        reading["tile_size"] = task_options.tile_size_for(getattr(predictor.card, "tile_size", None))
+    images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
+    identity = {"weights": weights.sha256()} | asdict(task_options) | reading | {"images": images_hash}
+    unreadable: list[str] = []
+    predict = partial(predictor.predict_files, unreadable=unreadable, batch_size=options.batch_size, **reading)
+    out = options.out or Path(predictor.output)
+    try:
+        with _open_output(out, is_file=bool(Path(predictor.output).suffix)) as journal_path:
+            _predict(predictor, paths, journal_path, identity, predict, out, task_options)
+    finally:
+        report_unreadable(unreadable)
     return 0
 
 
-def _predict(classifier: "Classifier", weights: str, options: Predict, paths: list[Path]) -> int:
-    """Classify images, print and write predictions, and return their number. A journal has the ones so far."""
-    from lambdanets.files import atomic_write, encode_utf8
-    from lambdanets.inference.classifier import predict_files
+def _parse(arguments: list[str], kinds: tuple[type[Any], ...], model: str = "") -> list[Any]:
+    return parse_all((PredictOptions, *kinds), arguments, prog=f"lambdanets predict{model}", description=DESCRIPTION)
 
+
+def _task_of(model: str) -> str:
+    from lambdanets.inference.loading import read_model
+    from lambdanets.models.weights import find_weights
+
+    return read_model(find_weights(model))[1].task
+
+
+def _find_images(arguments: tuple[str, ...]) -> list[Path]:
+    """Return the paths of all images, and print what was left out. Raises InputError if there are none."""
+    from lambdanets.data.image_search import find_images, report_left_out
+
+    if not arguments:
+        raise InputError("IMAGES must be at least one file, folder or glob, got none")
+    found = find_images(arguments)
+    report_left_out(found)
+    return found.paths
+
+
+@contextlib.contextmanager
+def _open_output(out: Path, *, is_file: bool) -> Iterator[Path]:
+    """Lock the output, which must be new or interrupted work, and return the path of its journal."""
+    if is_file:
+        check_new_file(out)
+        with locked(out.with_name(f".{out.name}.lock"), out):
+            check_new_file(out)  # another process may have written it in the meantime
+            yield out.with_name(out.name + PARTIAL)
+    else:
+        with _folder(out).open():
+            yield out / _JOURNAL
+
+
+def _folder(out: Path) -> WorkFolder:
+    return WorkFolder(out, read_identity=lambda folder: {} if (folder / _JOURNAL).is_file() else None)
+
+
+def _predict(
+    predictor: "Predictor",
+    paths: Sequence[Path],
+    journal_path: Path,
+    identity: dict[str, Any],
+    predict: Callable[[Sequence[Path]], Iterator[tuple[Path, Any, Any]]],
+    out: Path,
+    options: Any,
+) -> None:
+    """Predict on the images that are not in the journal yet, and write the files of all images at the end.
+
+    The files of an image are written before its entry of the journal, so a killed command writes them again.
+    """
     width = min(max(len(str(path)) for path in paths), 60)
-    unreadable: list[str] = []
-    reading = options.reading(classifier.card)
-    identity = {"weights": weights, "options": [options.top]} | reading
-    with images_journal(options.out, identity, paths) as journal:
-        done = {entry["path"] for entry in journal.entries}
+    with open_journal(journal_path, identity) as journal:
+        if journal.num_resumed:
+            echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
+        done = {row["path"] for row in journal.entries}
         remaining = [path for path in paths if str(path) not in done]
-        predictions = predict_files(classifier, remaining, unreadable, options.batch_size, **reading)
-        for path, prediction in track(predictions, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()):
-            best = [(name, round(probability, 6)) for name, probability in prediction.top(options.top)]
-            journal.add({"path": str(path), "top": [{"class": c, "probability": p} for c, p in best]})
-            echo(f"{path!s:<{width}}  " + "  ".join(f"{f'{c} {p:.3f}':<18}" for c, p in best).rstrip())
-        report_unreadable(unreadable)
+        predictions = predict(remaining)
+        try:
+            for path, image, prediction in track(
+                predictions, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()
+            ):
+                row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
+                journal.add({"path": str(path)} | row)
+                echo(f"{path!s:<{width}}  {predictor.describe(row)}")
+        except KeyboardInterrupt:  # after an image
+            state = f"stopped after {len(journal.entries)} of {len(paths)} images, saved in {journal_path}"
+            echo(f"{state}; run the same command to resume", file=sys.stderr)
+            raise
         if not journal.entries:
             raise InputError(f"none of the {len(paths)} images could be read")
-        lines = [json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n" for entry in journal.entries]
-        atomic_write(options.out, encode_utf8("".join(lines)))
-        return len(lines)
+        echo(f"{predictor.finish(journal.entries, out, options)}, written to {out}")
+
+
+def report_unreadable(unreadable: Sequence[str]) -> None:
+    """Print how many images were skipped, and why."""
+    if unreadable:
+        echo(f"skipped {len(unreadable)} unreadable images:", file=sys.stderr)
+        echo(*(f"  {message}" for message in unreadable), file=sys.stderr)

@@ -107,6 +107,7 @@ class Batches(Generic[BatchT]):
         if training and order is None:
             min_images = self._slice.world_size * self._slice.accumulation_steps * min_micro_batch
             order = Order(images, batch_size, seed, self._slice, min_images)
+        self.collate = collate
         self._images = images
         self._batch_size = batch_size
         self._training = training
@@ -114,8 +115,9 @@ class Batches(Generic[BatchT]):
         self._num_yielded = 0  # training batches
         self._sampler = _KeySampler()
         self.steps_per_epoch = 0 if order is None else order.steps_per_epoch
+        self._dataset = _SampleDataset(images, load, seed)
         self._loader = DataLoader(
-            _SampleDataset(images, load, seed),
+            self._dataset,
             batch_sampler=self._sampler,
             num_workers=workers,
             persistent_workers=workers > 0,  # workers have no state, because keys include the epoch
@@ -129,6 +131,11 @@ class Batches(Generic[BatchT]):
     def accumulation_steps(self) -> int:
         """Micro-batches per training step on this rank."""
         return self._slice.accumulation_steps
+
+    def sample(self, index: int) -> Sample:
+        """Load an image as in the first epoch, without changing the state."""
+        (sample,) = self._dataset.__getitems__([_Key(0, index, 1)])
+        return sample
 
     def __len__(self) -> int:
         """The number of batches of an epoch on this rank."""

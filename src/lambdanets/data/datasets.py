@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.data.image_folders import Layout, Split, find_layout, first_few
-from lambdanets.data.image_search import list_images
+from lambdanets.data.image_folders import Layout, Split, find_layout
+from lambdanets.data.image_search import first_few, list_images
 from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
 from lambdanets.data.order import permutation
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
@@ -73,11 +73,13 @@ def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
 
 
 @dataclass(frozen=True)
-class _Split:
+class ImageSet:
+    """Images with class indices, and the fields of `Splits`."""
+
     images: LabeledImages
     classes: tuple[str, ...]
     source: str
-    left_out: Mapping[str, int] = field(default_factory=dict)  # in the data set of this split
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def open_splits(data: str, *, root: str | None = None, validation_share: float = 0.2, seed: int = 0) -> Splits:
@@ -102,49 +104,28 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     """
     check("validation_share", validation_share, ValidationShare)
     check("seed", seed, Seed)
-    if is_sharded(data) and root is None:
-        return _open_shards(data, validation_share, seed)
-    train, validation = _open_files(data, root)
+    train, validation = _open(data, root)
     _check_classes(train)
     if validation is None:
         return _hold_out(train, validation_share, seed)
+    if not len(validation.images):
+        raise InputError(f"{validation.source} must have images, got none")
+    images = remap_labels(validation.images, validation.classes, train.classes, validation.source)
     source = f"{train.source} and {validation.source}"
-    left_out = Counter(train.left_out) + Counter(validation.left_out)
-    return Splits(train.images, _match_classes(validation, train), train.classes, source, left_out=left_out)
+    return Splits(train.images, images, train.classes, source, left_out=_sum_left_out(train, validation))
 
 
-@dataclass(frozen=True)
-class EvaluationImages:
-    """Images with class indices, and the fields of `Splits`."""
-
-    images: LabeledImages
-    classes: tuple[str, ...]
-    source: str
-    left_out: Mapping[str, int]
-
-
-def open_evaluation_images(data: str, root: str | None = None) -> EvaluationImages:
+def open_evaluation_images(data: str, root: str | None = None) -> ImageSet:
     """Open the validation set of a dataset or, if it has none, all its images.
 
-    data, root: as for `open_splits`. Raises InputError for a dataset that is missing, damaged or empty.
+    data, root: as for `open_splits`. Raises InputError for a dataset that is missing, damaged, empty or unlabeled.
     """
-    if is_sharded(data) and root is None:
-        shards, classes = open_shards(data)
-        source = f"the shards of '{data}'"
-        if not classes:
-            raise InputError(f"{source} must have labels, got shards of unlabeled images")
-        train = _Split(shards["train"], classes, source)
-        validation = _Split(shards["validation"], classes, source) if "validation" in shards else None
-    else:
-        train, validation = _open_files(data, root)
+    train, validation = _open(data, root)
     split = train if validation is None else validation
-    if not len(split.images):
-        raise InputError(f"{split.source} must have images, got none")
+    if not split.classes or not len(split.images):
+        raise InputError(f"{split.source} must have {'images' if split.classes else 'labels'}, got none")
     source = split.source if validation is not None else f"all of {split.source}, which has no validation split"
-    left_out = Counter(train.left_out)
-    if validation is not None:
-        left_out += Counter(validation.left_out)
-    return EvaluationImages(split.images, split.classes, source, left_out)
+    return replace(split, source=source, left_out=_sum_left_out(train, validation))
 
 
 def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
@@ -155,10 +136,7 @@ def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
     """
     if not fraction:
         return splits
-    if isinstance(splits.train, ShardedImages):
-        new_splits = _hold_out_shards(splits.train, splits.classes, splits.source, fraction, seed)
-    else:
-        new_splits = _hold_out(_Split(splits.train, splits.classes, splits.source), fraction, seed)
+    new_splits = _hold_out(ImageSet(splits.train, splits.classes, splits.source), fraction, seed)
     return replace(new_splits, test=splits.validation, left_out=splits.left_out, is_drawn=splits.is_drawn)
 
 
@@ -186,108 +164,80 @@ def subset(splits: Splits, count: int | None, seed: int) -> Splits:
     return replace(splits, train=_select(splits.train, sorted(kept)), source=source)
 
 
-def _open_files(data: str, root: str | None) -> tuple[_Split, _Split | None]:
-    """Open a dataset that is not in shards as training and validation set; None if it has no validation set."""
+def _open(data: str, root: str | None) -> tuple[ImageSet, ImageSet | None]:
+    """Open a dataset as training and validation set; None if it has no validation set."""
     if root is not None and not is_timm_name(data):
         raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")
     if root == "":  # libraries would interpret it as the current folder
         raise InputError("data_root must be a folder, got ''")
-    try:
-        return _open(data, root)
-    except OSError as error:
-        raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
-
-
-def _open(data: str, root: str | None) -> tuple[_Split, _Split | None]:
     if data == "digits":
         return _digits(), None
     if is_timm_name(data):
         (train, train_classes), (validation, classes) = open_timm_dataset(data, root)
-        return _Split(train, train_classes, f"{data} (train)"), _Split(validation, classes, "its validation split")
-    path = Path(data)
+        return ImageSet(train, train_classes, f"{data} (train)"), ImageSet(validation, classes, "its validation split")
+    if is_sharded(data):
+        shards, classes = open_shards(data)
+        sets = {split: ImageSet(images, classes, f"the {split} shards of '{data}'") for split, images in shards.items()}
+        return sets["train"], sets.get("validation")
+    try:
+        return _open_files(data, Path(data))
+    except OSError as error:
+        raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
+
+
+def _open_files(data: str, path: Path) -> tuple[ImageSet, ImageSet | None]:
     if not data or not path.exists():
         raise InputError(
             f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
         )
-    if not path.is_dir():
-        if path.suffix.lower() != ".tar":
-            raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-        return _open_tar(path)
-    found = list_images(path)
-    files, others = ([(file.relative_to(path), file) for file in files] for files in (found.paths, found.others))
-    return _arrange(
-        find_layout(str(path), files, [name for name, _ in others], Counter(found.outputs.values())), ImageFiles
-    )
-
-
-def _open_tar(path: Path) -> tuple[_Split, _Split | None]:
+    if path.is_dir():
+        found = list_images(path)
+        files, others = ([(file.relative_to(path), file) for file in files] for files in (found.paths, found.others))
+        layout = find_layout(str(path), files, [name for name, _ in others], Counter(found.outputs.values()))
+        return _arrange(layout, ImageFiles)
+    if path.suffix.lower() != ".tar":
+        raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
     train, validation = _arrange(read_tar_layout(path), partial(TarImages, path))
     if validation is None and (tar := find_validation_tar(path)) is not None:
-        layout = read_tar_layout(tar)
-        if layout.validation is not None:
+        validation, inner = _arrange(read_tar_layout(tar), partial(TarImages, tar))
+        if inner is not None:
             raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
-        validation = _arrange(layout, partial(TarImages, tar))[0]
     return train, validation
 
 
 def _arrange(
     layout: Layout, make_images: Callable[[list[Any], list[int]], LabeledImages]
-) -> tuple[_Split, _Split | None]:
-    def make_split(split: Split, left_out: Mapping[str, int]) -> _Split:
+) -> tuple[ImageSet, ImageSet | None]:
+    def make_set(split: Split, left_out: Mapping[str, int]) -> ImageSet:
         labels = [label for label, images in enumerate(split.images.values()) for _ in images]
         images = make_images([*chain.from_iterable(split.images.values())], labels)
-        return _Split(images, tuple(split.images), split.source, left_out)
+        return ImageSet(images, tuple(split.images), split.source, left_out)
 
-    train = make_split(layout.train, layout.left_out)
-    return train, None if layout.validation is None else make_split(layout.validation, {})
-
-
-def _open_shards(data: str, fraction: float, seed: int) -> Splits:
-    shards, classes = open_shards(data)
-    if len(classes) < 2:
-        got = f"only '{classes[0]}'" if classes else "images without classes"
-        raise InputError(f"the shards of '{data}' must have at least 2 classes, got {got}")
-    train, validation = shards["train"], shards.get("validation")
-    if validation is None:
-        splits = _hold_out_shards(train, classes, data, fraction, seed)
-    else:
-        splits = Splits(train, validation, classes, f"{data} (train) and its validation shards")
-    for split, images in (("training", splits.train), ("validation", splits.validation)):
-        if not len(images):
-            raise InputError(f"the shards of '{data}' must have {split} images, got none")
-    return splits
+    train = make_set(layout.train, layout.left_out)
+    return train, None if layout.validation is None else make_set(layout.validation, {})
 
 
-def _hold_out_shards(
-    images: ShardedImages, classes: tuple[str, ...], source: str, fraction: float, seed: int
-) -> Splits:
-    count = len(images.shard_sizes)
-    if count < 2:
-        raise InputError(f"'{source}' must have at least 2 shards to hold some out, got {count}")
-    num_held_out = min(int(np.ceil(fraction * count)), count - 1)
-    order = permutation(count, seed, 0)
-    train, validation = (
-        images.select_shards(sorted(shards.tolist())) for shards in (order[num_held_out:], order[:num_held_out])
-    )
-    source = f"{source}, {num_held_out} of {count} shards held out with seed {seed}"
-    return Splits(train, validation, classes, source, is_drawn=True)
+def _sum_left_out(*sets: ImageSet | None) -> Counter[str]:
+    return sum((Counter(each.left_out) for each in sets if each is not None), Counter())
 
 
-def _digits() -> _Split:
+def _digits() -> ImageSet:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    return _Split(ImageArray(pixels, digits.target.tolist(), "digits"), tuple("0123456789"), "scikit-learn's digits")
+    images = ImageArray(pixels, digits.target.tolist(), "digits")
+    return ImageSet(images, tuple("0123456789"), "scikit-learn's digits")
 
 
-def _check_classes(train: _Split) -> None:
-    present = sorted(set(train.images.labels))
-    if not present:
+def _check_classes(train: ImageSet) -> None:
+    if not len(train.images):
         raise InputError(f"{train.source} must have images, got none")
+    is_used = isinstance(train.images, ShardedImages)  # to find the classes that are used, all shards would be read
+    present = train.classes if is_used else [train.classes[label] for label in sorted(set(train.images.labels))]
     if len(present) < 2:
-        name = train.classes[present[0]]
-        raise InputError(f"{train.source} must have images of at least 2 classes, got only '{name}'")
+        got = f"only '{present[0]}'" if present else "images without classes"
+        raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
 def _check_stratification(labels: Iterable[int], classes: Sequence[str], source: str) -> None:
@@ -298,7 +248,9 @@ def _check_stratification(labels: Iterable[int], classes: Sequence[str], source:
             raise InputError(f"{source} must have at least 2 images per class to be divided, got 1 of '{name}'")
 
 
-def _hold_out(split: _Split, fraction: float, seed: int) -> Splits:
+def _hold_out(split: ImageSet, fraction: float, seed: int) -> Splits:
+    if isinstance(split.images, ShardedImages):
+        return _hold_out_shards(split.images, split, fraction, seed)
     from sklearn.model_selection import train_test_split
 
     labels = [int(label) for label in split.images.labels]
@@ -308,26 +260,26 @@ def _hold_out(split: _Split, fraction: float, seed: int) -> Splits:
     num_held_out = min(max(int(np.ceil(fraction * len(labels))), num_classes), len(labels) - num_classes)
     train, validation = train_test_split(range(len(labels)), test_size=num_held_out, random_state=seed, stratify=labels)
     source = f"{split.source}, {num_held_out} of {len(labels)} images held out with seed {seed}"
-    return Splits(
-        _select(split.images, sorted(train)),
-        _select(split.images, sorted(validation)),
-        split.classes,
-        source,
-        left_out=split.left_out,
-        is_drawn=True,
+    sets = (_select(split.images, sorted(train)), _select(split.images, sorted(validation)))
+    return Splits(*sets, split.classes, source, left_out=split.left_out, is_drawn=True)
+
+
+def _hold_out_shards(images: ShardedImages, split: ImageSet, fraction: float, seed: int) -> Splits:
+    count = len(images.shard_sizes)
+    if count < 2:
+        raise InputError(f"{split.source} must have at least 2 shards to hold some out, got {count}")
+    num_held_out = min(int(np.ceil(fraction * count)), count - 1)
+    order = permutation(count, seed, 0)
+    train, validation = (
+        images.select_shards(sorted(shards.tolist())) for shards in (order[num_held_out:], order[:num_held_out])
     )
+    source = f"{split.source}, {num_held_out} of {count} shards held out with seed {seed}"
+    return Splits(train, validation, split.classes, source, is_drawn=True)
 
 
 def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
     labels = images.labels
     return SelectedImages(images, indices, [labels[index] for index in indices])
-
-
-def _match_classes(validation: _Split, train: _Split) -> LabeledImages:
-    """Return the validation images with the class indices of training, matched by name."""
-    if not len(validation.images.labels):
-        raise InputError(f"{validation.source} must have images, got none")
-    return remap_labels(validation.images, validation.classes, train.classes, validation.source)
 
 
 def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence[str], source: str) -> LabeledImages:

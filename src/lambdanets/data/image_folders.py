@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from lambdanets.data.image_search import describe_left_out
+from lambdanets.data.image_search import describe_left_out, first_few
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
 
@@ -168,14 +168,14 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
     entered = {name: _enter(root.folders[name], outside[name]) for name in outside}
     labeled = {role: [name for name in roles[role] if _has_classes(name, entered[name])] for role in _ROLES}
     validation = labeled[VALIDATION] or labeled[TEST]
-    for same in (roles[TRAIN], validation):
-        if len(same) > 1:
-            raise InputError(f"'{source}' must have one folder per split, got {', '.join(same)}; move all but one away")
     if not labeled[TRAIN]:
         raise InputError(
             f"'{source}' must have class folders, got images directly in {', '.join(sorted(entered))}, which may be "
             "splits or classes; make a folder for each class in each split, or rename the classes"
         )
+    for same in (labeled[TRAIN], validation):
+        if len(same) > 1:
+            raise InputError(f"'{source}' must have one folder per split, got {', '.join(same)}; move all but one away")
     used = labeled[TRAIN] + validation
     for name, folder in root.folders.items():
         if name in used:
@@ -249,12 +249,6 @@ def _ambiguous(root: _Folder, source: str) -> InputError:
         f"{first_few(sorted(root.folders))}, which may be splits{classes}, or classes; rename the splits to train and "
         "val, or move the images of each class directly into its folder"
     )
-
-
-def first_few(names: Iterable[str]) -> str:
-    """Format up to five names, separated by commas."""
-    names = list(names)
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _make_split(folder: _Folder, source: str) -> Split:

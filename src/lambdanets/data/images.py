@@ -123,5 +123,5 @@ def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO)
     if isinstance(error, OSError) and error.strerror:
         return f"it cannot be opened ({error.strerror})"
     if isinstance(error, ModuleNotFoundError) or "'imagecodecs' package" in str(error):  # raised by tifffile
-        return f"its compression needs imagecodecs; install it with: pip install 'lambdanets[{EXTRAS['imagecodecs']}]'"
+        return f"its pixels need imagecodecs; install it with: pip install 'lambdanets[{EXTRAS['imagecodecs']}]'"
     return one_line(error)

@@ -1,6 +1,5 @@
 """Converts pixels of any mode and number of bits to 8-bit gray or RGB."""
 
-import io
 import math
 import re
 
@@ -50,8 +49,15 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
         raise ValueError("Pillow keeps only 8 bits of its colors; pass the path of the file instead")
     if not isinstance(image, ImageFile.ImageFile) or image.fp is None or not image.tile:
         return None  # without tiles, the pixels are loaded
-    readers = {"PNG": _deep_png, "PPM": _deep_ppm, "JPEG2000": _deep_jpeg2000, "SGI": _deep_sgi}
-    colors = readers[image.format](image) if image.format in readers else None
+    arguments, colors = image.tile[0].args, None
+    if image.format == "PNG" and str(arguments).endswith(_CUT):
+        colors = _decode(image, "png_decode")
+    elif image.format == "JPEG2000" and (bits := _jpeg2000_bits(image)) > 8:
+        colors = _decode(image, "jpeg2k_decode") << (16 - bits)
+    elif image.format == "PPM" and image.mode == "RGB" and isinstance(arguments, tuple) and arguments[1] > 255:
+        colors = _decode_ppm(image, arguments[1])
+    elif image.format == "SGI" and _content(image)[3] == 2:  # bytes per sample
+        raise ValueError(_DEEP)
     return colors if colors is None or colors.shape[2] == 3 else composite_on_white(colors)
 
 
@@ -61,66 +67,34 @@ def _content(image: ImageFile.ImageFile) -> bytes:
     return image.fp.read()
 
 
-def _deep_png(image: ImageFile.ImageFile) -> np.ndarray | None:
-    """Return all bits of a PNG of "RGB", "RGBA" or "LA", (H, W, samples) in uint16; None for 8 bits.
+def _decode(image: ImageFile.ImageFile, decoder: str) -> np.ndarray:
+    """Decode all bits of a file of several channels, uint16 (H, W, channels). Pillow keeps only the high bytes."""
+    import imagecodecs
 
-    Pillow keeps only the high byte of each sample, so the file is decoded twice, or for "LA" once to its four bytes.
-    """
-    raw_mode = str(image.tile[0].args)
-    if not raw_mode.endswith(_CUT):
-        return None
-    content, samples = _content(image), raw_mode.removesuffix(_CUT)
-
-    def decode(raw_mode: str) -> np.ndarray:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as copy:
-            copy.tile = [copy.tile[0]._replace(args=raw_mode)]
-            return np.asarray(copy).astype(np.uint16)
-
-    if samples == "LA":
-        values = decode("RGBA")
-        high, low = values[..., ::2], values[..., 1::2]
-    else:  # with the other byte order, the low byte is kept
-        high, low = decode(f"{samples};16B"), decode(f"{samples};16L")
-    return high << 8 | low
+    values: np.ndarray = getattr(imagecodecs, decoder)(_content(image))
+    if values.dtype != np.uint16 or values.shape[2:] not in ((2,), (3,), (4,)) or image.mode == "CMYK":
+        raise ValueError(_DEEP)
+    return values
 
 
-def _deep_ppm(image: ImageFile.ImageFile) -> np.ndarray | None:
-    """Return the colors of a PPM with values above 255, scaled to 16 bits as gray ones by Pillow."""
-    codec, _, offset, arguments = image.tile[0]
-    maximum = arguments[1] if isinstance(arguments, tuple) else 255
-    if image.mode != "RGB" or maximum <= 255:
-        return None
-    body = _content(image)[offset:]
+def _decode_ppm(image: ImageFile.ImageFile, maximum: int) -> np.ndarray:
+    """Return the colors of a PPM with values up to `maximum`, scaled to 16 bits as gray ones by Pillow."""
+    body = _content(image)[image.tile[0].offset :]
     shape = (image.height, image.width, 3)
-    count = math.prod(shape)
-    if codec == "ppm_plain":
+    if image.tile[0].codec_name == "ppm_plain":
         values = np.array(re.sub(rb"#[^\n]*", b"", body).split(), np.uint32)
     else:
-        values = np.frombuffer(body, ">u2", count)
-    values = np.minimum(values[:count].reshape(shape).astype(np.uint32), maximum)
+        values = np.frombuffer(body, ">u2", math.prod(shape))
+    values = np.minimum(values[: math.prod(shape)].reshape(shape).astype(np.uint32), maximum)
     return ((values * 65535 + maximum // 2) // maximum).astype(np.uint16)
 
 
-def _deep_jpeg2000(image: ImageFile.ImageFile) -> np.ndarray | None:
-    """Return the colors of a JPEG 2000 file of more than 8 bits, scaled to 16 as gray ones by Pillow."""
-    content = _content(image)
-    header = content[content.index(_CODE_STREAM) :]
+def _jpeg2000_bits(image: ImageFile.ImageFile) -> int:
+    """Return the largest number of bits of the channels of a JPEG 2000 file."""
+    header = _content(image)
+    header = header[header.index(_CODE_STREAM) :]
     channels = int.from_bytes(header[40:42])
-    bits = 1 + max(depth & 127 for depth in header[42 : 42 + 3 * channels : 3])
-    if bits <= 8:
-        return None
-    from imagecodecs import jpeg2k_decode
-
-    values: np.ndarray = jpeg2k_decode(content)
-    if values.dtype != np.uint16 or values.shape[2:] != (len(image.mode),) or image.mode == "CMYK":
-        raise ValueError(_DEEP)
-    return values << (16 - bits)
-
-
-def _deep_sgi(image: ImageFile.ImageFile) -> None:
-    """Raise ValueError for an SGI file with 2 bytes per sample."""
-    if _content(image)[3] == 2:
-        raise ValueError(_DEEP)
+    return 1 + max(depth & 127 for depth in header[42 : 42 + 3 * channels : 3])
 
 
 def _to_gray_or_rgb(image: Image.Image) -> Image.Image:

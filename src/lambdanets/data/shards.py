@@ -4,16 +4,14 @@ import contextlib
 import hashlib
 import importlib
 import io
-import json
 import os
-import re
 import tarfile
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -38,16 +36,10 @@ _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into 
 class Shard:
     """A tar file: name, number of images, size in bytes, and SHA-256 in hexadecimal digits."""
 
-    name: str
+    name: Annotated[str, Field(pattern="^[^/]*[^/.][^/]*$")]  # without a folder
     images: _Count
     bytes: _Count
-    sha256: str
-
-    def __post_init__(self) -> None:
-        if self.name in ("", "..") or PurePosixPath(self.name).name != self.name:
-            raise InputError(f"name of a shard must be a file name without a folder, got {self.name!r}")
-        if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
-            raise InputError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
+    sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")]
 
 
 @dataclass(frozen=True)
@@ -60,58 +52,36 @@ class ShardList:
     """
 
     classes: tuple[str, ...]
-    splits: dict[str, tuple[Shard, ...]]
+    splits: dict[Annotated[str, Field(pattern="^(train|validation)$")], tuple[Shard, ...]]
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = sorted(self.splits.keys() - {"train", "validation"})
-        if unknown or not self.splits.get("train"):
-            got = f"'{unknown[0]}'" if unknown else "no 'train'"
-            raise InputError(f"splits must be 'train' and optionally 'validation', got {got}")
+        if not self.splits.get("train"):
+            raise InputError("splits must have shards of 'train', got none")
 
     @property
     def shards(self) -> list[Shard]:
         """The shards of all splits."""
         return [shard for shards in self.splits.values() for shard in shards]
 
-    def to_json(self) -> bytes:
-        """The content of shards.json, one line per shard."""
-        splits = []
-        for name, shards in self.splits.items():
-            lines = ",\n".join(f"   {json.dumps(asdict(shard))}" for shard in shards)
-            splits.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
-        metadata = f',\n "metadata": {json.dumps(self.metadata)}' if self.metadata else ""
-        body = ",\n".join(splits)
-        return f'{{\n "classes": {json.dumps(self.classes)},\n "splits": {{\n{body}\n }}{metadata}\n}}\n'.encode()
 
+class Store:
+    """The files of shards in a folder."""
 
-class Store(Protocol):
-    """Access to the files of a dataset."""
+    def __init__(self, location: str) -> None:
+        self._location = location
 
     def path(self, name: str) -> str:
         """The path or URL of a file."""
+        return str(Path(self._location, name))
 
     def read_list(self) -> bytes:
         """Read shards.json. Raises OSError."""
-
-    def open(self, shard: Shard) -> BinaryIO:
-        """Open a shard as a local file. Raises OSError."""
-
-
-class LocalStore:
-    """The files in a folder."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def path(self, name: str) -> str:
-        return str(Path(self._folder, name))
-
-    def read_list(self) -> bytes:
         with open_regular(self.path(SHARD_LIST)) as file:
             return file.read()
 
     def open(self, shard: Shard) -> BinaryIO:
+        """Open a shard as a local file. Raises OSError."""
         file = open_regular(self.path(shard.name))
         if (size := os.fstat(file.fileno()).st_size) != shard.bytes:
             file.close()
@@ -121,7 +91,7 @@ class LocalStore:
 
 def open_store(location: str) -> Store:
     """Return the store of a folder or URL."""
-    return importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else LocalStore(location)
+    return importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
 
 
 def read_list(store: Store) -> ShardList:

@@ -12,12 +12,11 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, first_few, parse_name
-from lambdanets.data.image_search import describe_output, image_suffixes, is_image_name
+from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, parse_name
+from lambdanets.data.image_search import describe_output, first_few, image_suffixes, is_image_name
 from lambdanets.data.images import read_file, read_image
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import open_regular
-from lambdanets.folders import is_hidden, is_output
+from lambdanets.files import is_hidden, is_output, open_regular
 
 # path; name, offset and length in bytes
 FileInTar = tuple[PurePosixPath, tuple[str, int, int]]

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,36 +18,23 @@ _PREFIXES = ("torch", "hfds")  # timm's other sets have no random access
 
 @dataclass(frozen=True)
 class IndexedImages(NamedByIndex):
-    """Images of a torchvision dataset, whose items are (image, label)."""
+    """Images of a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
 
-    dataset: Any
+    items: Any
     labels: Sequence[int]
     source: str
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         try:
-            return convert_image(self.dataset[index][0]), self.labels[index]
+            image = self.items[index][0]
+            if isinstance(image, Image.Image):
+                return convert_image(image), self.labels[index]
         except UnreadableImage:
             raise
         except Exception as error:  # datasets raise exceptions of any type for damaged files
             raise UnreadableImage(self.name(index), one_line(error)) from error
-
-
-@dataclass(frozen=True)
-class ReaderImages(NamedByIndex):
-    """Images of a timm reader, whose items are (binary file, label)."""
-
-    reader: Any
-    labels: Sequence[int]
-    source: str
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        try:
-            stream, _ = self.reader[index]
-        except Exception as error:  # readers raise exceptions of any type for damaged files
-            raise UnreadableImage(self.name(index), one_line(error)) from error
-        with stream:
-            return read_image(stream, self.name(index)), self.labels[index]
+        with image:
+            return read_image(image, self.name(index)), self.labels[index]
 
 
 def is_timm_name(data: str) -> bool:
@@ -80,22 +67,28 @@ def open_timm_dataset(data: str, root: str | None) -> list[tuple[LabeledImages, 
 
 
 def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages, tuple[str, ...]]:
-    dataset = create_timm_dataset(data, root, split)
+    dataset = _create_dataset(data, root, split)
     source = f"{data}/{split}"
-    reader = getattr(dataset, "reader", None)
-    if reader is None:
+    items = getattr(dataset, "reader", None)
+    if items is None:
+        items = dataset
         if hasattr(dataset, "loader"):
             # torchvision's default loader clips 16-bit images and ignores the EXIF orientation
             dataset.loader = read_image
         if not hasattr(dataset, "targets"):
             raise InputError(f"'{source}' must have a list of labels as `targets`; its torchvision class has none")
-        labels = integer_labels(dataset.targets, source)
-        return IndexedImages(dataset, labels, source), _torchvision_classes(dataset, labels)
-    labels = integer_labels(reader.iter_targets(), source)
-    return ReaderImages(reader, labels, source), class_names(reader.class_to_idx, labels)
+        labels = _integer_labels(dataset.targets, source)
+        # a class name of ImageNet is a list of synonyms
+        classes = enumerate(getattr(dataset, "classes", ()))
+        names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
+    else:
+        labels = _integer_labels(items.iter_targets(), source)
+        names = {index: str(name) for name, index in items.class_to_idx.items()}
+    indices = range(max([-1, *names, *labels]) + 1)
+    return IndexedImages(items, labels, source), tuple(names.get(index, str(index)) for index in indices)
 
 
-def create_timm_dataset(name: str, root: str | None, split: str, **options: Any) -> Any:
+def _create_dataset(name: str, root: str | None, split: str) -> Any:
     """Call timm's create_dataset. Raises InputError with the reason if timm raises any exception."""
     import timm.data
 
@@ -103,14 +96,13 @@ def create_timm_dataset(name: str, root: str | None, split: str, **options: Any)
     try:
         with contextlib.redirect_stdout(printed):  # timm prints the names of missing packages
             # with an empty mode, timm does not convert images
-            return timm.data.create_dataset(name, root=root, split=split, input_img_mode="", **options)
+            return timm.data.create_dataset(name, root=root, split=split, input_img_mode="")
     except Exception as error:  # readers raise exceptions of any type
-        data = f"'{name}' (split '{split}')" if name else f"'{root}'"
         reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
-        raise InputError(f"timm cannot open the dataset {data}: {reason}") from error
+        raise InputError(f"timm cannot open the dataset '{name}' (split '{split}'): {reason}") from error
 
 
-def integer_labels(labels: Iterable[Any], source: str) -> list[int]:
+def _integer_labels(labels: Iterable[Any], source: str) -> list[int]:
     """Convert labels to integers. Raises InputError for labels that are negative or not integers."""
     try:
         indices = [int(label) for label in labels]
@@ -119,16 +111,3 @@ def integer_labels(labels: Iterable[Any], source: str) -> list[int]:
     if indices and min(indices) < 0:
         raise InputError(f"labels of '{source}' must be at least 0, got {min(indices)}")
     return indices
-
-
-def class_names(class_to_idx: Mapping[Any, int], labels: Sequence[int]) -> tuple[str, ...]:
-    """Return the class names, in order of the indices. The index is the name of a class without a name."""
-    names = {index: str(name) for name, index in class_to_idx.items()}
-    return tuple(names.get(index, str(index)) for index in range(max([-1, *names, *labels]) + 1))
-
-
-def _torchvision_classes(dataset: Any, labels: Sequence[int]) -> tuple[str, ...]:
-    names = getattr(dataset, "classes", ())
-    # a class name of ImageNet is a list of synonyms
-    joined = [name if isinstance(name, str) else ", ".join(name) for name in names]
-    return tuple(joined) + tuple(str(index) for index in range(len(names), max([-1, *labels]) + 1))

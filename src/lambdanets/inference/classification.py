@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.data.datasets import (
-    EvaluationImages,
+    ImageSet,
     LabeledImages,
     Splits,
     open_evaluation_images,
@@ -78,6 +79,12 @@ class ClassificationEvaluation(Evaluation):
     def summary(self) -> str:
         return f"val loss {self.loss:.3f}  top-1 {self.top1:.4f}"
 
+    def lines(self) -> list[str]:
+        return [f"top-1 {self.top1:.4f}"]
+
+    def counts(self) -> str:
+        return f"{len(self.labels)} images, {int((self.labels == self.predicted).sum())} correct"
+
     def __repr__(self) -> str:
         return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 
@@ -120,35 +127,38 @@ class ClassificationEvaluator(Evaluator):
             confidence.astype(np.float32),
             float(losses.mean()),
             unreadable,
+            self.source,
+            self.left_out,
         )
 
+    def write(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png."""
+        from lambdanets.inference.figures import write_confusion  # it imports Matplotlib
 
-def evaluate(
-    classifier: Classifier,
-    data: str | None = None,
-    data_root: str | None = None,
-    *,
-    batch_size: int | None = None,
-    workers: int = 0,
-) -> ClassificationEvaluation:
-    """Evaluate a classifier on the validation split of a dataset with the same classes.
+        write_confusion(evaluation, folder)
+
+    def default_batch_size(self) -> int:
+        return batch_size_that_fits(self.predictor)
+
+
+def open_evaluator(
+    classifier: Classifier, data: str | None = None, data_root: str | None = None
+) -> ClassificationEvaluator:
+    """Open the validation split of a dataset with the same classes.
 
     data: by default the dataset on which the classifier was trained. All images of another dataset are used if it has
         no validation split.
-    batch_size: by default the maximum that fits into memory, up to MAX_BATCH_SIZE.
     """
     source = classifier.card.source
     if data is None or _is_same_dataset(data, source.data):
         if not source.data:
             raise InputError("data must be given for a model whose card names no dataset, got none")
         splits = open_splits_of(source, source.data, data_root or source.data_root)
-        found = EvaluationImages(splits.validation, splits.classes, splits.source, splits.left_out)
+        found = ImageSet(splits.validation, splits.classes, splits.source, splits.left_out)
     else:
         found = open_evaluation_images(data, data_root)
     images = remap_labels(found.images, found.classes, classifier.classes, found.source)
-    batch_size = batch_size or batch_size_that_fits(classifier)
-    evaluation = ClassificationEvaluator(classifier, images).evaluate(batch_size, workers)
-    return replace(evaluation, source=found.source, left_out=found.left_out)
+    return ClassificationEvaluator(classifier, images, found.source, found.left_out)
 
 
 def open_splits_of(source: DataSource, data: str, root: str | None) -> Splits:

@@ -1,9 +1,9 @@
 """Trained classifiers and their predictions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL.Image import Image
@@ -11,12 +11,14 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from lambdanets.errors import InputError
-from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ClassifierCard
+from lambdanets.inference.options import ClassifierOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
-from lambdanets.models.weights import build_with_weights
 from lambdanets.records import check
+
+if TYPE_CHECKING:
+    from lambdanets.inference.classification import ClassificationEvaluator
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,60 +51,23 @@ class Prediction:
         return f"Prediction({', '.join(f'{name} {probability:.3f}' for name, probability in self.top(3))})"
 
 
-@dataclass(frozen=True)
 class Classifier(Predictor):
-    """A trained classifier, which `lambdanets.load` returns: a model in evaluation mode and its model card."""
+    """A trained classifier, which `lambdanets.load` returns. Its predictions are `Prediction`."""
 
-    model: nn.Module
+    card_type = ClassifierCard
+    default_batch_size = 32
+
     card: ClassifierCard
 
-    def __repr__(self) -> str:
-        return f"Classifier({self.card.model}, {len(self.classes)} classes)"
-
-    @classmethod
-    def from_weights(
-        cls, card: ClassifierCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
-    ) -> "Classifier":
-        """Build a classifier from its card and weights. Raises InputError, which names source, if they do not match."""
+    @staticmethod
+    def build(card: ClassifierCard) -> nn.Module:
         options: dict[str, Any] = dict(card.model_options)
         options |= {"num_classes": len(card.classes), "in_chans": card.preprocessing.channels}
-        model = build_with_weights(lambda: create_model(card.model, **options), dict(tensors), source)
-        model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
-        return cls(model.to(device).eval(), card)
+        return create_model(card.model, **options)
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, in the order of the probabilities."""
-        return self.card.classes
-
-    def predict(
-        self,
-        images: ImageInputs,
-        *,
-        batch_size: int = 32,
-        channel: int | None = None,
-        device: str | torch.device | None = None,
-    ) -> list[Prediction]:
-        """Classify images of any size. Returns one prediction per image, in the same order.
-
-        images: an image or several: paths, Pillow images of any mode, uint8 arrays (H, W, 3) or (H, W), or tensors
-            (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
-            several images. They are preprocessed as in `card.preprocessing`: do not resize or normalize them.
-        batch_size: images per forward pass.
-        channel: index of the channel, plane or color to use; files with several need one, except color images.
-        device: such as "cpu" or "cuda:1"; moves the model to it, also for later calls.
-
-        Raises InputError for an invalid argument or an unreadable image.
-        """
-        if device is not None:
-            self.to(device)
-        predictions: list[Prediction] = []
-        for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch):
-            predictions += self.predict_batch(batch)
-        return predictions
-
-    def predict_batch(self, images: list[Image]) -> list[Prediction]:
-        """Classify images of mode "L" or "RGB" in one forward pass."""
+    def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Prediction]:
+        if tile_size is not None:
+            raise InputError(f"tile_size must be None for a classifier, got {tile_size!r}")
         preprocessing = self.card.preprocessing
         transform = preprocessing.transform()
         batch = torch.stack([transform(image.convert(preprocessing.mode)) for image in images])
@@ -123,21 +88,21 @@ class Classifier(Predictor):
             raise InputError(f"the outputs of {self.card.model} must be finite, got NaN: its weights are damaged")
         return logits
 
+    def evaluator(
+        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
+    ) -> "ClassificationEvaluator":
+        from lambdanets.inference.classification import open_evaluator  # it imports the formats of datasets
 
-def predict_files(
-    classifier: Classifier,
-    paths: Sequence[Path],
-    unreadable: list[str],
-    batch_size: int = 1,
-    *,
-    channel: int | None = None,
-    stretch: bool | None = None,
-) -> Iterator[tuple[Path, Prediction]]:
-    """Yield path and prediction of each readable image file; messages about the others are added to `unreadable`.
+        if images is not None:
+            raise InputError(f"images must be None for a classifier, got {images!r}; remove it")
+        return open_evaluator(self, data, data_root)
 
-    channel, stretch: as in `read_image`; stretch is by default that of the model card.
-    """
-    stretch = classifier.card.stretch if stretch is None else stretch
-    for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
-        predictions = classifier.predict_batch([image for _, image in batch])
-        yield from zip([path for path, _ in batch], predictions, strict=True)
+    def write(
+        self, prediction: Prediction, image: Image, path: Path, number: int, out: Path, options: ClassifierOptions
+    ) -> dict[str, Any]:
+        best = prediction.top(options.top)
+        return {"top": [{"class": name, "probability": round(probability, 6)} for name, probability in best]}
+
+    def describe(self, row: Mapping[str, Any]) -> str:
+        names = (f"{each['class']} {each['probability']:.3f}" for each in row["top"])
+        return "  ".join(f"{name:<18}" for name in names).rstrip()

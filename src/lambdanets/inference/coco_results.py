@@ -3,27 +3,16 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Strict
 from torchvision.ops import box_convert
 
-from lambdanets.data.coco.segmentations import CroppedMask
+from lambdanets.data.coco.segmentations import CroppedMask, compress
 from lambdanets.files import atomic_write
 from lambdanets.inference.objects import Objects
-from lambdanets.records import check, record, reraise_as_input_error
 
 Result = dict[str, Any]
-
-
-@record
-class _Entry:
-    image_id: int
-    category_id: int
-    bbox: Annotated[tuple[float, float, float, float], Strict(False)]  # x, y, width and height
-    score: float
-    segmentation: dict[str, Any]  # RLE
 
 
 def coco_results(objects: Objects, image_id: int, category_ids: Sequence[int]) -> list[Result]:
@@ -57,31 +46,7 @@ def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
     bounds = np.stack([pixels[starts], pixels[starts] + ends - starts], axis=1).flatten()
     counts = np.diff(bounds, prepend=0, append=size[0] * size[1])
     counts = counts[:-1] if counts[-1] == 0 else counts  # as pycocotools does
-    return {"size": list(size), "counts": _compress(counts)}
-
-
-def _compress(counts: np.ndarray) -> str:
-    """Encode run lengths as COCO's string, which `data.coco.segmentations` describes.
-
-    faster-coco-eval can do this too, but prediction should not need an evaluator.
-    """
-    numbers = counts.copy()
-    numbers[3:] -= counts[1:-2]
-    characters = []
-    for number in numbers.tolist():
-        is_last = False
-        while not is_last:
-            bits, number = number & 31, number >> 5
-            is_last = number == (-1 if bits & 16 else 0)
-            characters.append(chr(ord("0") + bits + (0 if is_last else 32)))
-    return "".join(characters)
-
-
-def check_result(result: Any, name: str) -> None:
-    """Raise InputError if `result` is not a COCO result with a box and a mask. name: its name in the message."""
-    check(name, result, dict[str, Any])
-    with reraise_as_input_error(name):
-        _Entry(**result)
+    return {"size": list(size), "counts": compress(counts, *size)["counts"].decode()}
 
 
 def write_results(results: Sequence[Result], path: Path) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
-from faster_coco_eval import mask as rle
-from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE
+from faster_coco_eval import mask as masks
 
 from lambdanets.errors import InputError
-from lambdanets.inference.coco_results import Result, check_result
+from lambdanets.inference.coco_results import Result
 
 IOU_TYPES = ("bbox", "segm")
 IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them; `_summary` also reports two alone
@@ -84,7 +83,7 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
     max_detections: maximum number of detections per image and category. Those with the highest scores are used.
 
     The size of a detection is the area of its box for box AP, and the area of its mask for mask AP. Raises InputError
-    for invalid results, unknown images or categories, and masks that do not have the size of their image.
+    for max_detections below 1.
     """
     if max_detections < 1:
         raise InputError(f"max_detections must be at least 1, got {max_detections}")
@@ -99,7 +98,12 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
         annotation | {"id": number, "image_id": images[annotation["image_id"]]["id"]}
         for number, annotation in enumerate(truth["annotations"], 1)
     ]
-    detected = _prepare_results(results, images, {category["id"] for category in categories})
+    detected = [
+        result
+        | {"id": number, "image_id": images[result["image_id"]]["id"], "iscrowd": 0}
+        | {"bbox_area": result["bbox"][2] * result["bbox"][3], "segm_area": int(masks.area(result["segmentation"]))}
+        for number, result in enumerate(results, 1)
+    ]
     names = Counter(category["name"] for category in categories)
     return Scores(
         tuple(
@@ -108,40 +112,6 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
         ),
         {iou_type: _precision(dataset, objects, detected, iou_type, max_detections) for iou_type in IOU_TYPES},
     )
-
-
-def _prepare_results(
-    results: Sequence[Result], images: Mapping[int, dict[str, int]], categories: set[int]
-) -> list[Result]:
-    """Validate results, and add ids from 1, new image ids, and the areas of boxes and masks."""
-    prepared = []
-    for index, result in enumerate(results):
-        name = f"result {index}"
-        check_result(result, name)
-        if result["image_id"] not in images:
-            raise InputError(f"{name} must have the id of an annotated image, got image {result['image_id']}")
-        if result["category_id"] not in categories:
-            raise InputError(f"{name} must have an annotated category, got category {result['category_id']}")
-        image = images[result["image_id"]]
-        mask = _validate_mask(result["segmentation"], [image["height"], image["width"]], name)
-        width, height = result["bbox"][2:]
-        areas = {"bbox_area": width * height, "segm_area": int(rle.area(mask))}
-        prepared.append(result | areas | {"id": index + 1, "image_id": image["id"], "segmentation": mask, "iscrowd": 0})
-    return prepared
-
-
-def _validate_mask(segmentation: dict[str, Any], size: list[int], name: str) -> dict[str, Any]:
-    """Return the RLE of a mask. Raises InputError if it does not cover the image, which could hang the evaluation."""
-    if segmentation.get("size") != size:
-        raise InputError(f"{name} must have a mask of height and width {size}, got {segmentation.get('size')!r}")
-    try:
-        mask: dict[str, Any] = rle.segmToRle(segmentation, size[1], size[0])
-        pixels = sum(toUncompressedRLE([mask])[0]["counts"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} has a damaged mask") from error
-    if pixels != size[0] * size[1]:
-        raise InputError(f"{name} has a damaged mask: its runs cover {pixels} of {size[0] * size[1]} pixels")
-    return mask
 
 
 def _precision(

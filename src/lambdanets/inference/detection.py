@@ -1,24 +1,19 @@
-"""Detection in annotated datasets and image files."""
+"""Evaluation of detectors on annotated datasets."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.coco_results import Result, coco_results
+from lambdanets.inference.coco_results import Result, coco_results, write_results
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
-from lambdanets.inference.inputs import readable_batches
-from lambdanets.inference.objects import Objects, crop_objects
-from lambdanets.inference.tiled_detection import detect_tiled
-from lambdanets.inference.tiles import is_tiled
+from lambdanets.inference.objects import crop_objects
+from lambdanets.records import write_json
 
 if TYPE_CHECKING:
     from lambdanets.inference.coco_scores import Scores
@@ -46,6 +41,16 @@ class DetectionEvaluation(Evaluation):
     def summary(self) -> str:
         box, mask = (format_score(self.metrics()[f"{kind}_AP"]) for kind in ("bbox", "segm"))
         return f"box AP {box}  mask AP {mask}"
+
+    def lines(self) -> list[str]:
+        labels, summary = {"bbox": "boxes", "segm": "masks"}, self.scores.summary()
+        return [
+            "  ".join([label, *(f"{name} {format_score(value)}" for name, value in summary[kind].items())])
+            for kind, label in labels.items()
+        ]
+
+    def counts(self) -> str:
+        return f"{len(self.readable)} images, {len(self.results)} detections"
 
     def __repr__(self) -> str:
         precision = {iou_type: summary["AP"] for iou_type, summary in self.scores.summary().items()}
@@ -84,28 +89,10 @@ class DetectionEvaluator(Evaluator):
         scores = evaluate(truth, results, max_detections=self.predictor.card.max_detections)
         return DetectionEvaluation(results, scores, readable, unreadable)
 
+    def write(self, evaluation: DetectionEvaluation, folder: Path) -> None:
+        """Write scores.json, results.json, predictions.png and precision_recall.png."""
+        from lambdanets.inference.figures import draw_detections
 
-def detect_files(
-    detector: Detector,
-    paths: Sequence[Path],
-    unreadable: list[str],
-    batch_size: int = 1,
-    *,
-    channel: int | None = None,
-    stretch: bool | None = None,
-    tile_size: int | None = None,
-) -> Iterator[tuple[Path, Image.Image, Objects]]:
-    """Yield path, image and objects of each readable file; messages about the others are added to `unreadable`.
-
-    channel, stretch: as in `read_image`; stretch is by default that of the model card.
-    tile_size: side of the tiles of large images (see `detect_tiled`); None for no tiles.
-    """
-    stretch = detector.card.stretch if stretch is None else stretch
-    for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
-        untiled = [image_to_tensor(image) for _, image in batch if not is_tiled(image.size, tile_size)]
-        detections = iter(detector.detect(untiled) if untiled else ())
-        for path, image in batch:
-            if tile_size is not None and is_tiled(image.size, tile_size):
-                yield path, image, detect_tiled(detector, image, tile_size, batch_size)
-            else:
-                yield path, image, crop_objects(next(detections))
+        write_json(folder / "scores.json", {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}, 2)
+        write_results(evaluation.results, folder / "results.json")
+        draw_detections(self.predictor, self.images, evaluation, folder)

@@ -1,20 +1,37 @@
 """Trained detectors and their detections."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.loader import image_to_tensor
-from lambdanets.inference.inputs import ImageInputs, image_batches
+from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.inference.coco_predictor import CocoPredictor
+from lambdanets.inference.coco_results import coco_results, write_results
+from lambdanets.inference.label_images import (
+    COLUMNS,
+    label_and_measure,
+    label_image_name,
+    make_label_image,
+    save_label_image,
+)
 from lambdanets.inference.model_card import DetectorCard
-from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.objects import Objects, crop_objects
+from lambdanets.inference.options import DetectorOptions
+from lambdanets.inference.predictor import numbered_name
+from lambdanets.inference.tiled_detection import detect_tiled
+from lambdanets.inference.tiles import is_tiled
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
-from lambdanets.models.weights import build_with_weights
+from lambdanets.records import TileSize, check, write_json
+from lambdanets.text_tables import csv_table
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
 
@@ -23,21 +40,37 @@ MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
 class Detections:
     """The n detections in one image, in descending order of score, on the CPU.
 
-    boxes: (n, 4) float32, x1, y1, x2, y2 in pixels of the image.
-    labels: (n,) int64, from 1: the class name is classes[label - 1].
-    scores: (n,) float32.
-    masks: (n, H, W) bool, in the size of the image.
-    classes: names of all classes.
+    objects: boxes, labels, scores and cropped masks. classes: names of all classes.
     """
 
-    boxes: Tensor
-    labels: Tensor
-    scores: Tensor
-    masks: Tensor
+    objects: Objects
     classes: tuple[str, ...]
 
+    @property
+    def boxes(self) -> Tensor:
+        """(n, 4) float32, x1, y1, x2, y2 in pixels of the image."""
+        return self.objects.boxes
+
+    @property
+    def labels(self) -> Tensor:
+        """(n,) int64, from 1: the class name is classes[label - 1]."""
+        return self.objects.labels
+
+    @property
+    def scores(self) -> Tensor:
+        """(n,) float32."""
+        return self.objects.scores
+
+    @cached_property
+    def masks(self) -> Tensor:
+        """(n, H, W) bool, in the size of the image."""
+        masks = torch.zeros(len(self), *self.objects.size, dtype=torch.bool)
+        for whole, (top, left, mask) in zip(masks, self.objects.masks, strict=True):
+            whole[top : top + mask.shape[0], left : left + mask.shape[1]] = torch.from_numpy(mask)
+        return masks
+
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.objects)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -46,8 +79,7 @@ class Detections:
 
     def above(self, score: float) -> "Detections":
         """Return the detections with at least this score."""
-        kept = self.scores >= score
-        return Detections(self.boxes[kept], self.labels[kept], self.scores[kept], self.masks[kept], self.classes)
+        return Detections(self.objects.above(score), self.classes)
 
     def __repr__(self) -> str:
         objects = zip(self.class_names, self.scores.tolist(), strict=True)
@@ -55,57 +87,32 @@ class Detections:
         return f"Detections({', '.join([f'{len(self)} objects', *shown])}{', ...' if len(self) > 3 else ''})"
 
 
-@dataclass(frozen=True)
-class Detector(Predictor):
-    """A trained detector, which `lambdanets.load` returns: a model in evaluation mode and its model card."""
+class Detector(CocoPredictor):
+    """A trained detector, which `lambdanets.load` returns. Its predictions are `Detections`."""
+
+    card_type = DetectorCard
+    evaluator_type = "lambdanets.inference.detection:DetectionEvaluator"
+    output = "detections"
 
     model: MaskRCNN
     card: DetectorCard
 
-    def __repr__(self) -> str:
-        return f"Detector({self.card.model}, {len(self.classes)} classes)"
+    @staticmethod
+    def build(card: DetectorCard) -> MaskRCNN:
+        return build_detector(card)
 
-    @classmethod
-    def from_weights(
-        cls, card: DetectorCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
-    ) -> "Detector":
-        """Build a detector from its card and weights. Raises InputError, which names source, if they do not match."""
-        model = build_with_weights(lambda: build_detector(card), dict(tensors), source)
-        model.to(memory_format=torch.channels_last)
-        return cls(model.to(device).eval(), card)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Category names, in order of the labels."""
-        return self.card.classes
-
-    @property
-    def categories(self) -> tuple[Category, ...]:
-        """Categories (id and name), in order of the labels."""
-        return tuple(map(Category, self.card.category_ids, self.card.classes))
-
-    def predict(
-        self,
-        images: ImageInputs,
-        *,
-        batch_size: int = 1,
-        channel: int | None = None,
-        device: str | torch.device | None = None,
-    ) -> list[Detections]:
-        """Detect objects in images of any size. Returns the detections of each image, in the same order.
-
-        images, channel, device: as in `Classifier.predict`. The model resizes and normalizes the images.
-        batch_size: images per forward pass. All masks of a batch are in memory.
-        """
-        if device is not None:
-            self.to(device)
-        detections: list[Detections] = []
-        for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch):
-            detections += [
-                Detections(**tensors | {"masks": tensors["masks"][:, 0]}, classes=self.classes)
-                for tensors in self.detect([image_to_tensor(image) for image in batch])
-            ]
-        return detections
+    def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Detections]:
+        """Detect objects in images, of which those with a side of more than two tiles are divided (`detect_tiled`)."""
+        check("tile_size", tile_size, TileSize | None)
+        untiled = [image_to_tensor(image) for image in images if not is_tiled(image.size, tile_size)]
+        detected = iter(self.detect(untiled) if untiled else ())
+        objects = (
+            detect_tiled(self, image, tile_size, batch_size)
+            if tile_size is not None and is_tiled(image.size, tile_size)
+            else crop_objects(next(detected))
+            for image in images
+        )
+        return [Detections(each, self.classes) for each in objects]
 
     @torch.inference_mode()
     def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
@@ -114,6 +121,52 @@ class Detector(Predictor):
             {name: (tensor.float() if tensor.is_floating_point() else tensor).cpu() for name, tensor in tensors.items()}
             for tensors in self.outputs(images)
         ]
+
+    def write(
+        self, prediction: Detections, image: Image, path: Path, number: int, out: Path, options: DetectorOptions
+    ) -> dict[str, Any]:
+        """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
+        detected, classes, name = prediction.objects, self.classes, numbered_name(number, path)
+        visible = detected.select(make_label_image(detected, options.score)[1].tolist())
+        objects: list[dict[str, Any]] = []
+        if options.figures:
+            from lambdanets.inference.drawing import draw_predicted  # it imports Matplotlib
+
+            with atomic_open(out / f"{name}.png") as file:
+                draw_predicted(image, visible, classes, options.score).save(file, "PNG")
+        if options.labels:
+            labels, objects = label_and_measure(image, visible, classes, options.score)
+            save_label_image(labels, out / "labels" / label_image_name(name, labels))
+        results = coco_results(detected, number, self.card.category_ids)
+        return {
+            "height": image.height,
+            "width": image.width,
+            "results": results,
+            "objects": objects,
+            "count": len(visible),
+        }
+
+    def describe(self, row: Mapping[str, Any]) -> str:
+        return f"{row['count']} objects"
+
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: DetectorOptions) -> str:
+        """Write images.json, results.json and objects.csv."""
+        images = [
+            {"id": number, "file_name": row["path"], "height": row["height"], "width": row["width"]}
+            for number, row in enumerate(rows, 1)
+        ]
+        results = [result for row in rows for result in row["results"]]
+        write_json(out / "images.json", {"images": images, "categories": [*map(dataclasses.asdict, self.categories)]})
+        write_results(results, out / "results.json")
+        if options.labels:
+            measured = [{"image": row["path"]} | each for row in rows for each in row["objects"]]
+            table = [COLUMNS, *([each[column] for column in COLUMNS] for each in measured)]
+            atomic_write(out / "objects.csv", encode_utf8(csv_table(table)))
+        count = sum(row["count"] for row in rows)
+        return (
+            f"{count} objects with a score of at least {options.score:g}, not completely covered by others, in "
+            f"{len(images)} images; {len(results)} detections of any score in results.json"
+        )
 
 
 def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training_options: Any) -> MaskRCNN:

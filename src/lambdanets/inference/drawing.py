@@ -1,176 +1,157 @@
-"""Draws boxes and masks on images, contact sheets, and precision-recall curves."""
+"""Draws objects and classes over images, with Pillow."""
 
+import colorsys
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.files import atomic_open
-from lambdanets.inference.colors import Color, brighten, distinct_color
+from lambdanets.data.coco.annotations import AnnotatedImage, CroppedMask, decode_cropped_mask
+from lambdanets.data.coco.semantic_masks import BACKGROUND, IGNORED
+from lambdanets.inference.objects import Objects
+from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import printable
 
-if TYPE_CHECKING:
-    from lambdanets.inference.coco_scores import Scores
-
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
-MAX_NAMES = 1000  # more names would not fit; the time to place a name is linear in the number of objects
+MIN_SCORE = 0.5  # detections with lower scores are not drawn
+MAX_NAMES = 1000  # more names would not fit; the time to place a name is linear in the names before it
 _OPACITY = 0.4  # of masks
-_GAP, _HEADING = 12, 22  # pixels between the images of a contact sheet, and font size of its headings
-_MAX_SIDE = 800  # larger images are reduced in a contact sheet
+_GRAY = (128, 128, 128)
 
+Color = tuple[int, int, int]
 Box = tuple[float, float, float, float]
+
+
+def distinct_color(index: int) -> Color:
+    """Return a color that has a different hue than those of nearby indices."""
+    red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1, (0.85, 0.55)[index // 8 % 2], 1)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def class_color(label: int) -> Color:
+    """Return the color of a class in `overlay_classes`. The background has none; ignored pixels are gray."""
+    return _GRAY if label == IGNORED else distinct_color(label - 1)
+
+
+def brighten(image: Image.Image) -> Image.Image:
+    """Return an image of mode "L" or "RGB" for a figure: a dim one is scaled so that 99.9% of its values are in 0..255.
+
+    An image is dim if 99.9% of its values are below 128. Microscopes often use a small part of the range.
+    """
+    high = np.percentile(np.asarray(image), 99.9)
+    return image if high >= 128 else image.point(lambda value: min(255, round(value * 255 / max(high, 1))))
+
+
+def overlay_classes(image: Image.Image, labels: np.ndarray) -> Image.Image:
+    """Tint the pixels of each class but the background, and draw their outlines. labels: uint8 (H, W)."""
+    pixels = np.asarray(brighten(image.convert("RGB"))).copy()
+    boundary = find_boundaries(labels)
+    for label in np.unique(labels).tolist():
+        if label != BACKGROUND:
+            _paint(pixels, labels == label, boundary, class_color(label), _OPACITY)
+    return Image.fromarray(pixels)
+
+
+def _paint(pixels: np.ndarray, inside: np.ndarray, boundary: np.ndarray, color: Color, opacity: float) -> None:
+    """Tint the pixels of a mask in place, and paint those at the boundary."""
+    pixels[inside] = ((1 - opacity) * pixels[inside] + opacity * np.asarray(color)).astype(np.uint8)
+    pixels[inside & boundary] = color
+
+
+def draw_predicted(
+    image: Image.Image, objects: Objects, classes: Sequence[str], min_score: float = MIN_SCORE
+) -> Image.Image:
+    """Draw the objects in an image that have at least min_score."""
+    kept = objects.above(min_score)
+    return overlay(image, kept.boxes, kept.labels, kept.scores, kept.masks, classes)
+
+
+def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Sequence[str]) -> Image.Image:
+    """Draw the annotated objects of an image, without crowd regions."""
+    objects = [obj for obj in annotated.objects if not obj.crowd]
+    masks = [decode_cropped_mask(obj, annotated.height, annotated.width) for obj in objects]
+    return overlay(image, [obj.box for obj in objects], [obj.category + 1 for obj in objects], None, masks, classes)
 
 
 def overlay(
     image: Image.Image,
-    boxes: Tensor,
-    labels: Tensor,
+    boxes: Tensor | Sequence[Box],
+    labels: Tensor | Sequence[int],
     scores: Tensor | None,
-    masks: Callable[[int], CroppedMask] | None,
-    names: Sequence[str] | None,
+    masks: Sequence[CroppedMask],
+    classes: Sequence[str],
 ) -> Image.Image:
-    """Draw objects on an image, each in its own color. Small images are enlarged.
+    """Draw objects on an image, each in its own color; only outlines if there is one class. Small images are enlarged.
 
-    boxes: (n, 4) as x1, y1, x2, y2 in pixels.
-    labels: (n,) from 1.
-    scores: (n,), or None for ground truth.
-    masks: a function that returns the mask at an index, or None.
-    names: class names in order of the labels; None to draw only the outlines of the masks.
+    boxes: (n, 4) as x1, y1, x2, y2 in pixels. labels: (n,) from 1. scores: (n,), or None for ground truth.
 
-    Names overlap neither other names nor small objects. If there is not enough space for all names, those of objects
-    with higher scores, then with larger areas, have priority. At most MAX_NAMES are written.
+    If there is not enough space for all names, those of objects with higher scores, then with larger areas, have
+    priority. At most MAX_NAMES are written.
     """
+    has_names = len(classes) > 1
     factor = max(1, math.ceil(MIN_SIDE / max(image.size)))
     size = (image.width * factor, image.height * factor)
     pixels = np.asarray(brighten(image.convert("RGB")).resize(size, Image.Resampling.BICUBIC)).copy()
-    corners = np.sort(boxes.detach().cpu().double().numpy().reshape(-1, 2, 2), axis=1).reshape(-1, 4) * factor
-    clipped = np.clip(corners, 0, [size[0] - 1, size[1] - 1] * 2)
+    corners = np.sort(np.asarray(boxes, np.float64).reshape(-1, 2, 2), axis=1).reshape(-1, 4) * factor
     areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     line_width = max(1, round(max(size) / 400))
     by_area = np.argsort(-areas, kind="stable")
-    if masks is not None:
-        for index in by_area:
-            top, left, mask = masks(int(index))
-            window = pixels[top * factor :, left * factor :]
-            opacity, width = (_OPACITY, line_width) if names else (0.0, min(line_width, max(1, min(mask.shape) // 10)))
-            _paint_mask(window, mask.repeat(factor, 0).repeat(factor, 1), distinct_color(int(index)), width, opacity)
+    for index in by_area:
+        top, left, mask = masks[index]
+        if mask.size:
+            inside = mask.repeat(factor, 0).repeat(factor, 1)
+            window = pixels[top * factor :, left * factor :][: inside.shape[0], : inside.shape[1]]
+            width = line_width if has_names else min(line_width, max(1, min(mask.shape) // 10))
+            _paint(window, inside, ~_erode(inside, width), distinct_color(int(index)), _OPACITY if has_names else 0.0)
     drawn = Image.fromarray(pixels)
-    if names is None:
+    if not has_names:
         return drawn
     draw = ImageDraw.Draw(drawn)
+    corners = np.clip(corners, 0, [size[0] - 1, size[1] - 1] * 2)
     for index in by_area:
-        draw.rectangle(tuple(clipped[index]), outline=distinct_color(int(index)), width=line_width)
-    confidences = np.zeros(len(areas)) if scores is None else scores.detach().cpu().double().numpy()
-    name_boxes: list[Box] = []
+        draw.rectangle(tuple(corners[index]), outline=distinct_color(int(index)), width=line_width)
+    confidences = np.zeros(len(areas)) if scores is None else np.asarray(scores, np.float64)
+    taken: list[Box] = []
     for index in np.lexsort((-areas, -confidences))[:MAX_NAMES]:
-        text = printable(names[int(labels[index]) - 1])
-        text += "" if scores is None else f" {confidences[index]:.2f}"
-        _write_name(draw, text, tuple(clipped[index]), distinct_color(int(index)), clipped, name_boxes)
+        text = printable(classes[int(labels[index]) - 1]) + ("" if scores is None else f" {confidences[index]:.2f}")
+        _write_name(draw, text, tuple(corners[index]), distinct_color(int(index)), taken)
     return drawn
 
 
-def _paint_mask(pixels: np.ndarray, mask: np.ndarray, color: Color, line_width: int, opacity: float) -> None:
-    """Tint the pixels of a mask in place, and draw its outline inside of it."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if not len(rows):
-        return
-    bounding_box = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    inside, window = mask[bounding_box], pixels[bounding_box]
-    eroded = inside
-    for _ in range(line_width):
-        padded = np.pad(eroded, 1)
-        eroded = eroded & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    window[inside] = ((1 - opacity) * window[inside] + opacity * np.asarray(color)).astype(np.uint8)
-    window[inside & ~eroded] = color
+def _erode(mask: np.ndarray, steps: int) -> np.ndarray:
+    """Remove the pixels of a mask that are at most `steps` steps from the outside."""
+    from scipy.ndimage import binary_erosion  # slow to import
+
+    return binary_erosion(mask, iterations=steps)
+
+
+def _write_name(draw: ImageDraw.ImageDraw, text: str, box: Box, color: Color, taken: list[Box]) -> None:
+    """Write a name at the first of four positions at its box where it overlaps none of the names so far, `taken`."""
+    width, height = draw.im.size
+    font = _font(max(13, max(width, height) // 60))
+    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
+    text_w, text_h = right - left + 4, bottom - top + 4
+    for x, y in (
+        (box[0], box[1] - text_h),
+        (box[0], box[1]),
+        (box[0], box[3]),
+        (box[2] - text_w, box[3] - text_h),
+    ):
+        x, y = max(0, min(x, width - text_w)), max(0, min(y, height - text_h))
+        if all(x >= x2 or x + text_w <= x1 or y >= y2 or y + text_h <= y1 for x1, y1, x2, y2 in taken):
+            taken.append((x, y, x + text_w, y + text_h))
+            draw.rectangle(taken[-1], fill=color)
+            is_bright = 0.3 * color[0] + 0.6 * color[1] + 0.1 * color[2] > 110
+            draw.text((x + 2 - left, y + 2 - top), text, font=font, fill="black" if is_bright else "white")
+            return
 
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """Load DejaVu Sans, which is part of Matplotlib. Characters that it does not have are drawn as empty boxes."""
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
-
-
-def _write_name(
-    draw: ImageDraw.ImageDraw, text: str, box: Box, color: Color, boxes: np.ndarray, name_boxes: list[Box]
-) -> None:
-    """Write a name at the first of four positions at its box where it does not overlap names or small objects, if any.
-
-    boxes: (n, 4), boxes of all objects.
-    name_boxes: boxes of the names written so far; the box of this name is added.
-    """
-    width, height = draw.im.size
-    font = _font(max(13, max(width, height) // 60))
-    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
-    text_w, text_h = right - left + 4, bottom - top + 4
-    small = boxes[(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) < 4 * text_w * text_h]
-    occupied = np.concatenate([small, np.array(name_boxes).reshape(-1, 4)])
-    x1, y1, x2, y2 = box
-    for x, y in ((x1, y1 - text_h), (x1, y1), (x1, y2), (x2 - text_w, y2 - text_h)):
-        x, y = max(0, min(x, width - text_w)), max(0, min(y, height - text_h))
-        beside = (x >= occupied[:, 2]) | (x + text_w <= occupied[:, 0])
-        above_or_below = (y >= occupied[:, 3]) | (y + text_h <= occupied[:, 1])
-        if (beside | above_or_below).all():
-            name_boxes.append((x, y, x + text_w, y + text_h))
-            draw.rectangle(name_boxes[-1], fill=color)
-            is_bright = 0.3 * color[0] + 0.6 * color[1] + 0.1 * color[2] > 110
-            draw.text((x + 2 - left, y + 2 - top), text, font=font, fill="black" if is_bright else "white")
-            return
-
-
-def contact_sheet(rows: Sequence[tuple[Image.Image, Image.Image]]) -> Image.Image:
-    """Make an image with one row per (ground truth, prediction). Large images are reduced."""
-    reduced = [[_reduce(image) for image in row] for row in rows]
-    widths = [max([image.width for image in column] + [160]) for column in zip(*reduced, strict=True)] or [160, 160]
-    heights = [max(image.height for image in row) for row in reduced]
-    lefts = (_GAP, widths[0] + 2 * _GAP)
-    top = _HEADING + 2 * _GAP
-    sheet = Image.new("RGB", (sum(widths) + 3 * _GAP, top + sum(heights) + _GAP * len(heights)), "white")
-    draw = ImageDraw.Draw(sheet)
-    for left, heading in zip(lefts, ("ground truth", "prediction"), strict=True):
-        draw.text((left, _GAP), heading, font=_font(_HEADING), fill="black", anchor="lt")
-    for row, height in zip(reduced, heights, strict=True):
-        for left, image in zip(lefts, row, strict=True):
-            sheet.paste(image, (left, top))
-        top += height + _GAP
-    return sheet
-
-
-def _reduce(image: Image.Image) -> Image.Image:
-    image = image.convert("RGB")
-    image.thumbnail((_MAX_SIDE, _MAX_SIDE))
-    return image
-
-
-def draw_precision_recall(scores: "Scores", path: Path) -> None:
-    """Plot the precision-recall curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, to a PNG."""
-    from matplotlib.figure import Figure  # slow to import; `overlay` needs neither it nor faster-coco-eval
-
-    from lambdanets.inference.coco_scores import RECALLS
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    summary = scores.summary()
-    curves = (
-        ("AP50", 0.5, "IoU 0.5", "#1d4ed8"),
-        ("AP75", 0.75, "IoU 0.75", "#c2410c"),
-        ("AP", None, "mean", "#111827"),
-    )
-    for axis, (iou_type, title) in zip(figure.subplots(1, 2), (("bbox", "boxes"), ("segm", "masks")), strict=True):
-        axis.set(xlabel="recall", ylabel="precision", title=title, xlim=(0, 1), ylim=(0, 1.02))
-        axis.grid(alpha=0.3)
-        for name, iou, label, color in curves:
-            curve, average = scores.curve(iou_type, iou), summary[iou_type][name]
-            if curve is not None and average is not None:
-                axis.plot(RECALLS, curve, color=color, label=f"{label}: {name} {100 * average:.1f}%", clip_on=False)
-        if axis.lines:
-            axis.legend(loc="upper right")
-        else:
-            axis.text(0.5, 0.5, "no objects", ha="center", va="center", color="#64748b")
-    with atomic_open(path) as file:
-        figure.savefig(file, format="png", dpi=110)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi
 from safetensors.torch import save
-from timm.models._hub import save_config_for_hf
+from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from lambdanets.adoption import foreign_state_dict, is_adopted
@@ -54,7 +54,7 @@ def save_pretrained(
     source: Any = model
     if isinstance(model, str | os.PathLike):
         found = find_weights(model)
-        run, source = found.folder, load_one_of([ClassifierCard], found, "cpu")
+        run, source = found.folder, load_one_of((Classifier,), found, "cpu")
     network = source.model if isinstance(source, Classifier) else source
     network = getattr(network, "_orig_mod", network)  # of torch.compile
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
@@ -71,7 +71,7 @@ def save_pretrained(
     with tempfile.TemporaryDirectory() as temporary:
         config, weights = (Path(temporary, name) for name in (CONFIG, HUB_WEIGHTS[0]))
         try:
-            _write_config(network, source, config)
+            save_for_hf(network, temporary, **_options(card))  # its weights are replaced
         except (AttributeError, TypeError, ValueError) as error:  # of timm
             raise InputError(f"model must be a classifier with arguments of JSON types: {one_line(error)}") from error
         weights.write_bytes(save(tensors, metadata=metadata))
@@ -82,7 +82,7 @@ def save_pretrained(
     figures = _figures(run)
     for figure in figures:
         shutil.copyfile(figure, folder / figure.name)
-    write_readme(folder, network, card, run, [figure.name for figure in figures], license)
+    write_readme(folder, network, run, [figure.name for figure in figures], license)
     return folder
 
 
@@ -94,7 +94,7 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
         "replace_convolutions (save its state_dict() instead), got"
     )
     try:
-        loaded = load_one_of([ClassifierCard], folder, "cpu")
+        loaded = load_one_of((Classifier,), folder, "cpu")
     except InputError as error:
         reason = str(error).replace(str(folder), "the saved folder")
         raise InputError(f"{problem} one that does not load: {reason}") from error
@@ -154,26 +154,23 @@ def _figures(run: Path | None) -> list[Path]:
     return [run / name for name in FIGURES if (run / name).is_file()] if run is not None else []
 
 
-def _write_config(network: nn.Module, source: Any, path: Path) -> None:
-    """Write config.json: architecture, arguments, classes and preprocessing."""
-    if not isinstance(source, Classifier):
-        save_config_for_hf(network, str(path))
-        return
-    card, preprocessing = source.card, source.card.preprocessing
+def _options(card: ClassifierCard | None) -> dict[str, Any]:
+    """Return the arguments of `save_for_hf` for a model card: arguments of the network, classes and preprocessing."""
+    if card is None:
+        return {}
+    preprocessing = card.preprocessing
     side, channels = preprocessing.image_size, preprocessing.channels
-    save_config_for_hf(
-        network,
-        str(path),
-        model_config={"label_names": list(card.classes)},
-        model_args={**card.model_options, **({} if channels == 3 else {"in_chans": channels})},
-        data_config={
+    return {
+        "model_config": {"label_names": list(card.classes)},
+        "model_args": {**card.model_options, **({} if channels == 3 else {"in_chans": channels})},
+        "data_config": {
             "input_size": (channels, side, side),
             "mean": _per_channel(preprocessing.mean, channels),
             "std": _per_channel(preprocessing.std, channels),
             "crop_pct": preprocessing.crop_pct,
             "interpolation": preprocessing.interpolation,
         },
-    )
+    }
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

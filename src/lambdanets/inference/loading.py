@@ -1,38 +1,25 @@
 """Loading of trained models of any task."""
 
-import importlib
 import json
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lambdanets.device import resolve_device
+from lambdanets.errors import InputError
 from lambdanets.inference.hub_folder import read_source
-from lambdanets.inference.model_card import Card, ClassifierCard, DetectorCard, ModelCard, SegmenterCard, read_card
+from lambdanets.inference.model_card import ModelCard, read_card, wrong_task
+from lambdanets.inference.predictor import Predictor
 from lambdanets.models.weights import WeightSource, find_weights
 from lambdanets.records import reraise_as_input_error
-
-if TYPE_CHECKING:
-    from lambdanets.inference.classifier import Classifier
-    from lambdanets.inference.detector import Detector
-    from lambdanets.inference.segmenter import Segmenter
+from lambdanets.registry import predictor_of
 
 RECIPE = "recipe.json"  # in run folders
 
-# "module:class" of the trained model for each card, imported on first use.
-_MODELS: dict[type[ModelCard], str] = {
-    ClassifierCard: "lambdanets.inference.classifier:Classifier",
-    DetectorCard: "lambdanets.inference.detector:Detector",
-    SegmenterCard: "lambdanets.inference.segmenter:Segmenter",
-}
 
-
-def load(
-    path: str | os.PathLike[str], *, device: str | torch.device | None = None
-) -> "Classifier | Detector | Segmenter":
+def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.device | None = None) -> Predictor:
     """Load a trained classifier, detector or segmenter from a run folder, weights.safetensors or a checkpoint (.ckpt).
 
     path: a file, a run folder, or the name of a trained model in the package, such as "nuclei". In a run folder,
@@ -42,26 +29,28 @@ def load(
     Raises InputError for a file without a model card, for weights that do not match the card, and for a device that
     does not exist.
     """
-    return load_one_of(_MODELS, path, device)
+    return load_one_of((Predictor,), path, device)
 
 
 def load_one_of(
-    card_types: Iterable[type[ModelCard]],
+    kinds: tuple[type[Predictor], ...],
     path: str | os.PathLike[str] | WeightSource,
     device: str | torch.device | None = None,
 ) -> Any:
-    """Load a model as `load` does. Raises InputError if its card has none of these types."""
+    """Load a model as `load` does. Raises InputError if it is none of these kinds of `Predictor`."""
     resolved, source = resolve_device(device), find_weights(path)
-    tensors, card = read_model(source, *card_types)
-    module, _, name = _MODELS[type(card)].partition(":")
-    return getattr(importlib.import_module(module), name).from_weights(card, tensors, source.name, resolved)
+    tensors, card = read_model(source)
+    model_type = predictor_of(card.task)
+    if not issubclass(model_type, kinds):
+        raise InputError(wrong_task(source.file, [kind.card_type.task for kind in kinds], card.task))
+    return model_type.from_weights(card, tensors, source.name, resolved)
 
 
-def read_model(source: WeightSource, *card_types: type[Card]) -> tuple[dict[str, Tensor], Card]:
-    """Read the weights of a source and their card. Raises InputError if it has none of these types."""
+def read_model(source: WeightSource) -> tuple[dict[str, Tensor], ModelCard]:
+    """Read the weights of a source and their card. Raises InputError if it has none."""
     tensors, metadata = read_source(source)
     file = source.file
-    card = read_card(file, metadata, *card_types)
+    card = read_card(file, metadata)
     run = file.parent.parent if file.parent.name == "checkpoints" else file.parent
     if (run / RECIPE).is_file():  # weight files do not name the data of the user
         with reraise_as_input_error(f"{run / RECIPE} is damaged"):

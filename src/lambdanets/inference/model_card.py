@@ -7,7 +7,7 @@ the recipe of the training run.
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
@@ -16,11 +16,12 @@ from pydantic import Field
 
 from lambdanets.data.coco.semantic_masks import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
-from lambdanets.errors import InputError, WrongTaskError
+from lambdanets.errors import InputError
 from lambdanets.inference.architecture import AnnotatedData, Architecture, DetectorArchitecture
 from lambdanets.models.factory import check_architecture
 from lambdanets.models.weights import packaged_models
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
+from lambdanets.registry import TASKS, predictor_of
 
 # Fields of recipes with paths, URLs or names of data of the user, which stay on the machine.
 PATHS = frozenset(
@@ -138,8 +139,8 @@ class CocoCard(ModelCard, AnnotatedData):
 class DetectorCard(CocoCard, DetectorArchitecture):
     """The model card of a Mask R-CNN: arguments of `mask_rcnn`.
 
-    tile_size: side in pixels of the tiles into which `detect predict` divides images of more than twice this side; None
-        for no tiles.
+    tile_size: side in pixels of the tiles into which `lambdanets predict` divides images of more than twice this side;
+        None for no tiles.
     """
 
     task: ClassVar[str] = "detection"
@@ -175,15 +176,20 @@ class Description:
     recipe: dict[str, Any]
 
 
-def read_card(path: Path, metadata: Mapping[str, Any], *card_types: type[Card]) -> Card:
-    """Parse the card in the metadata of a weight file. Raises InputError if it has none of these types."""
+def read_card(path: Path, metadata: Mapping[str, Any]) -> ModelCard:
+    """Parse the card in the metadata of a weight file. Raises InputError if it has none, or one of an unknown task."""
     task = read_description(path, metadata).task
-    for card_type in card_types:
-        if card_type.task == task:
-            return parse_card(metadata["lambdanets"], card_type, str(path))
-    *others, last = (card_type.task for card_type in card_types)
+    if task not in TASKS:
+        known = [name for name in TASKS if predictor_of(name).card_type.task == name]
+        raise InputError(wrong_task(path, known, task))
+    return parse_card(metadata["lambdanets"], predictor_of(task).card_type, str(path))
+
+
+def wrong_task(path: Path, tasks: Sequence[str], task: str) -> str:
+    """Return the message about a model of another task than `tasks`."""
+    *others, last = tasks
     expected = f"{', '.join(others)} or {last}" if others else last
-    raise WrongTaskError(f"{path} must be a {expected} model, got a {task} model", task)
+    return f"{path} must be a {expected} model, got a {task} model"
 
 
 def parse_card(content: str, card_type: type[Card], source: str) -> Card:

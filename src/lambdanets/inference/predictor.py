@@ -1,19 +1,59 @@
-"""What trained models of all tasks have in common."""
+"""What a task defines about its trained models, so that `load`, `evaluate` and the commands work for them."""
 
-from collections.abc import Iterator, Sequence
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from lambdanets.device import resolve_device
+from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
+from lambdanets.inference.model_card import ModelCard
+from lambdanets.models.weights import build_with_weights
+
+if TYPE_CHECKING:
+    from lambdanets.inference.evaluator import Evaluator
+
+_MAX_STEM = 50  # characters of an image's name in the names of its output files
 
 
-class Predictor:
-    """A trained model, on any device, in any dtype. Base of `Classifier`, `Detector`, `Segmenter`."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Predictor(ABC):
+    """A trained model with its model card, on any device, in any dtype: a `Classifier`, `Detector` or `Segmenter`."""
 
-    model: nn.Module
+    card_type: ClassVar[type[ModelCard]]
+    default_batch_size: ClassVar[int] = 1  # of `predict`
+    output: ClassVar[str] = "predictions.jsonl"  # default of the command: a file if it has a suffix, or else a folder
+
+    model: Any
+    card: Any
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.card.model}, {len(self.classes)} classes)"
+
+    @classmethod
+    def from_weights(cls, card: Any, tensors: Mapping[str, Tensor], source: str, device: torch.device) -> Self:
+        """Build a model from its card and weights. Raises InputError, which names source, if they do not match."""
+        model = build_with_weights(lambda: cls.build(card), dict(tensors), source)
+        model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
+        return cls(model.to(device).eval(), card)
+
+    @staticmethod
+    @abstractmethod
+    def build(card: Any) -> nn.Module:
+        """Build the network of a card with random weights."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of the model's outputs."""
+        return self.card.classes
 
     def to(self, device: str | torch.device) -> Self:
         """Move the model to a device, in place. Raises InputError if the device does not exist."""
@@ -27,6 +67,98 @@ class Predictor:
             if isinstance(images, Tensor):
                 return self.model(images.to(parameter))
             return self.model([image.to(parameter) for image in images])
+
+    def predict(
+        self,
+        images: ImageInputs,
+        *,
+        batch_size: int | None = None,
+        tile_size: int | None = None,
+        channel: int | None = None,
+        device: str | torch.device | None = None,
+    ) -> list[Any]:
+        """Predict on images of any size. Returns one prediction per image, in the same order.
+
+        images: an image or several: paths, Pillow images of any mode, uint8 arrays (H, W, 3) or (H, W), or tensors
+            (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
+            several images. They are preprocessed as in the model card: do not resize or normalize them.
+        batch_size: images, or tiles of an image, per forward pass; 32 for a classifier and 1 for others by default.
+        tile_size: side in pixels of overlapping tiles for images with a side of more than two tiles, at least 16; None
+            for no tiles. Not for classifiers.
+        channel: index of the channel, plane or color to use; files with several need one, except color images.
+        device: such as "cpu" or "cuda:1"; moves the model to it, also for later calls.
+
+        Raises InputError for an invalid argument or an unreadable image.
+        """
+        if device is not None:
+            self.to(device)
+        batch_size = self.default_batch_size if batch_size is None else batch_size
+        return [
+            prediction
+            for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch)
+            for prediction in self.infer(batch, tile_size=tile_size, batch_size=batch_size)
+        ]
+
+    def predict_files(
+        self,
+        paths: Sequence[Path],
+        unreadable: list[str],
+        batch_size: int = 1,
+        *,
+        tile_size: int | None = None,
+        channel: int | None = None,
+        stretch: bool | None = None,
+    ) -> Iterator[tuple[Path, Image, Any]]:
+        """Yield path, image and prediction of each readable file; messages about the others go to `unreadable`.
+
+        channel, stretch: as in `read_image`; stretch is by default that of the model card.
+        """
+        stretch = self.card.stretch if stretch is None else stretch
+        for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
+            predictions = self.infer([image for _, image in batch], tile_size=tile_size, batch_size=batch_size)
+            for (path, image), prediction in zip(batch, predictions, strict=True):
+                yield path, image, prediction
+
+    @abstractmethod
+    def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
+        """Preprocess images of mode "L" or "RGB", run the model, and return one prediction per image.
+
+        batch_size: tiles per forward pass; the images are one batch.
+        """
+
+    @abstractmethod
+    def evaluator(
+        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
+    ) -> "Evaluator":
+        """Return the evaluator on labeled data, by default the validation data of the training run.
+
+        data, images, data_root: as for `lambdanets.evaluate`. Raises InputError for those that the task does not have.
+        """
+
+    @abstractmethod
+    def write(self, prediction: Any, image: Image, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
+        """Write the files of one image's prediction, and return its row for `describe` and `finish`, as for JSON.
+
+        path, number: of the image, from 1. out: the output path. options: the task's options in `options.py`.
+        """
+
+    @abstractmethod
+    def describe(self, row: Mapping[str, Any]) -> str:
+        """Return what the command prints about an image."""
+
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Any) -> str:
+        """Write the files of all images, and return a summary. The rows also have the "path" of their image.
+
+        By default `out` is a file with one line of JSON per image.
+        """
+        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+        atomic_write(out, encode_utf8("".join(lines)))
+        return f"{len(rows)} images"
+
+
+def numbered_name(number: int, path: Path) -> str:
+    """Return the name of an image in the names of its output files; file names are limited to 255 bytes."""
+    return f"{number:05}-{path.stem[:_MAX_STEM]}"
 
 
 @contextmanager

@@ -1,22 +1,21 @@
-"""Segmentation of annotated datasets and image files."""
+"""Evaluation of segmenters on annotated datasets."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
 from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
-from lambdanets.inference.inputs import readable_batches
-from lambdanets.inference.segmentation_scores import SegmentationScores, count_image, summarize
-from lambdanets.inference.segmenter import Segmentation, Segmenter
+from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
+from lambdanets.inference.segmenter import Segmenter
+from lambdanets.records import write_json
+from lambdanets.text_tables import text_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +35,16 @@ class SegmentationEvaluation(Evaluation):
     def summary(self) -> str:
         means = self.scores.means()
         return f"Dice {format_score(means['dice'])}  IoU {format_score(means['iou'])}"
+
+    def lines(self) -> list[str]:
+        scores = self.scores.to_dict()
+        rows = [["class", *SCORES]]
+        for row in (*scores["classes"], scores | {"name": "mean without background"}):
+            rows.append([row["name"], *(format_score(row[score]) for score in SCORES)])
+        return text_table(rows).splitlines()
+
+    def counts(self) -> str:
+        return f"{len(self.readable)} images"
 
     def __repr__(self) -> str:
         means = [f"{name} {format_score(value)}" for name, value in self.scores.means().items()]
@@ -68,25 +77,9 @@ class SegmentationEvaluator(Evaluator):
         scores = summarize(measures, self.predictor.classes)
         return SegmentationEvaluation(scores, readable, unreadable)
 
+    def write(self, evaluation: SegmentationEvaluation, folder: Path) -> None:
+        """Write scores.json and predictions.png."""
+        from lambdanets.inference.figures import draw_segmentations
 
-def segment_files(
-    segmenter: Segmenter,
-    paths: Sequence[Path],
-    unreadable: list[str],
-    batch_size: int = 1,
-    *,
-    tile_size: int | None = None,
-    channel: int | None = None,
-    stretch: bool | None = None,
-) -> Iterator[tuple[Path, Image.Image, Segmentation]]:
-    """Yield path, image and segmentation of each readable file; messages about the others go to `unreadable`.
-
-    batch_size, tile_size: as in `Segmenter.predict`. channel, stretch: as in `read_image`; stretch is by default that
-        of the model card.
-    """
-    stretch = segmenter.card.stretch if stretch is None else stretch
-    for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
-        tensors = [image_to_tensor(image) for _, image in batch]
-        segmentations = segmenter.segment(tensors, tile_size=tile_size, batch_size=batch_size)
-        for (path, image), segmentation in zip(batch, segmentations, strict=True):
-            yield path, image, segmentation
+        write_json(folder / "scores.json", {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}, 2)
+        draw_segmentations(self.predictor, self.images, evaluation.readable, folder)

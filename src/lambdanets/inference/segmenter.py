@@ -2,22 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.loader import image_to_tensor
-from lambdanets.inference.inputs import ImageInputs, image_batches
+from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.options import MaskOptions
+from lambdanets.inference.predictor import numbered_name
 from lambdanets.inference.tiles import blend_tiles, is_tiled
 from lambdanets.models import create_model
-from lambdanets.models.weights import build_with_weights
 from lambdanets.records import TileSize, check
+from lambdanets.text_tables import csv_table
 
 BACKGROUND_NAME = "background"
+COLUMNS = ("image", "label", "class", "pixels", "fraction")  # of classes.csv
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,59 +49,32 @@ class Segmentation:
         return f"Segmentation({', '.join([f'{height} x {width} pixels', *fractions])})"
 
 
-@dataclass(frozen=True)
-class Segmenter(Predictor):
-    """A trained segmenter, which `lambdanets.load` returns: a model in evaluation mode and its model card."""
+class Segmenter(CocoPredictor):
+    """A trained segmenter, which `lambdanets.load` returns. Its predictions are `Segmentation`."""
 
-    model: nn.Module
+    card_type = SegmenterCard
+    evaluator_type = "lambdanets.inference.segmentation:SegmentationEvaluator"
+    output = "segmentations"
+
     card: SegmenterCard
 
-    def __repr__(self) -> str:
-        return f"Segmenter({self.card.model}, {len(self.classes)} classes)"
-
-    @classmethod
-    def from_weights(
-        cls, card: SegmenterCard, tensors: Mapping[str, Tensor], source: str, device: torch.device
-    ) -> "Segmenter":
-        """Build a segmenter from its card and weights. Raises InputError, which names source, if they do not match."""
-        model = build_with_weights(lambda: build_segmenter(card), dict(tensors), source)
-        return cls(model.to(device).eval(), card)
+    @staticmethod
+    def build(card: SegmenterCard) -> nn.Module:
+        return build_segmenter(card)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in order of the labels: "background", then those of the categories."""
         return BACKGROUND_NAME, *self.card.classes
 
-    @property
-    def categories(self) -> tuple[Category, ...]:
-        """Categories (id and name), in order of the labels."""
-        return tuple(map(Category, self.card.category_ids, self.card.classes))
-
-    def predict(
-        self,
-        images: ImageInputs,
-        *,
-        batch_size: int = 1,
-        tile_size: int | None = None,
-        channel: int | None = None,
-        device: str | torch.device | None = None,
+    def infer(
+        self, images: Sequence[Image.Image], *, tile_size: int | None = None, batch_size: int = 1
     ) -> list[Segmentation]:
-        """Segment images of any size, at their own resolution. Returns one segmentation per image, in the same order.
+        """Segment images at their own resolution. Only images of equal size share a forward pass.
 
-        images, channel, device: as in `Classifier.predict`.
-        batch_size: images, or tiles of an image, per forward pass; only images of equal size share a batch.
-        tile_size: side in pixels of overlapping tiles for images with a side of more than two tiles, at least 16; their
-            probabilities are averaged in overlaps (see `blend_tiles`). None for no tiles.
+        The probabilities of tiles are averaged in overlaps (see `blend_tiles`).
         """
-        if device is not None:
-            self.to(device)
-        return [
-            segmentation
-            for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch)
-            for segmentation in self.segment(
-                [image_to_tensor(image) for image in batch], tile_size=tile_size, batch_size=batch_size
-            )
-        ]
+        return self.segment([image_to_tensor(image) for image in images], tile_size=tile_size, batch_size=batch_size)
 
     @torch.inference_mode()
     def segment(
@@ -131,6 +108,37 @@ class Segmenter(Predictor):
 
     def _segmentation(self, probabilities: Tensor) -> Segmentation:
         return Segmentation(probabilities.contiguous(), probabilities.argmax(0).byte(), self.classes)
+
+    def write(
+        self, prediction: Segmentation, image: Image.Image, path: Path, number: int, out: Path, options: MaskOptions
+    ) -> dict[str, Any]:
+        """Write the figure and the semantic mask of an image; the row has the number of pixels of each class."""
+        from lambdanets.inference.drawing import overlay_classes
+
+        labels = prediction.labels.numpy()
+        outputs = {out / "classes": Image.fromarray(labels)}
+        if options.figures:
+            outputs[out] = overlay_classes(image, labels)
+        for folder, output in outputs.items():
+            folder.mkdir(exist_ok=True)
+            with atomic_open(folder / f"{numbered_name(number, path)}.png") as file:
+                output.save(file, "PNG")
+        return {"pixels": [count for _, count in prediction.pixels]}
+
+    def describe(self, row: Mapping[str, Any]) -> str:
+        total = sum(row["pixels"])
+        pixels = zip(self.classes, row["pixels"], strict=True)
+        return ", ".join(f"{name} {count / total:.1%}" for name, count in pixels if count)
+
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: MaskOptions) -> str:
+        """Write classes.csv."""
+        table = [
+            (row["path"], label, name, pixels, f"{pixels / sum(row['pixels']):.6f}")
+            for row in rows
+            for label, (name, pixels) in enumerate(zip(self.classes, row["pixels"], strict=True))
+        ]
+        atomic_write(out / "classes.csv", encode_utf8(csv_table([COLUMNS, *table])))
+        return f"{len(rows)} images"
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -9,6 +9,7 @@ size of the overlap are complete in at least one tile.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,14 +17,16 @@ from PIL import Image
 
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.inference.detector import Detector
 from lambdanets.inference.objects import Objects, crop_objects
 from lambdanets.inference.tiles import tile_batches
+
+if TYPE_CHECKING:
+    from lambdanets.inference.detector import Detector
 
 _MAX_OVERLAP = 0.5  # fraction of an object's pixels
 
 
-def detect_tiled(detector: Detector, image: Image.Image, tile_size: int, batch_size: int = 1) -> Objects:
+def detect_tiled(detector: "Detector", image: Image.Image, tile_size: int, batch_size: int = 1) -> Objects:
     """Detect objects with tiled inference. Tiles overlap by a quarter of their side.
 
     tile_size: side of the tiles in pixels. batch_size: tiles per forward pass.

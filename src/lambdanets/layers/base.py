@@ -16,7 +16,7 @@ from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization, mask_context, shared_lambda
 from lambdanets.ops.position.interact import compute_position_term
-from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, output_dtype, without_autocast
+from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, widen_float16, without_autocast
 
 
 class LambdaInputs(NamedTuple):
@@ -172,19 +172,20 @@ class LambdaBase(Layer, ABC):
             self._reshape_context(values, self.value_depth),
         )
 
-    def _reshape_queries(self, rows: Tensor) -> Tensor:
-        """Reshape projected rows (b, n, h k) to queries (b, h, n, k), and apply the softmax to them if configured."""
-        queries = rows.unflatten(2, (self.heads, self.query_depth)).transpose(1, 2)
+    def _reshape_queries(self, projected: Tensor) -> Tensor:
+        """Reshape (b, h k, n) to queries (b, h, n, k), and apply the softmax to them if configured."""
+        queries = projected.unflatten(1, (self.heads, self.query_depth)).transpose(2, 3)
         if self.normalize_queries == "softmax":
             queries = queries.softmax(dim=-1, dtype=accumulation_dtype(queries.dtype)).to(queries.dtype)
         return queries
 
-    def _reshape_context(self, rows: Tensor, depth: int) -> Tensor:
-        """Reshape projected rows (b, m, [h] depth u) to keys or values (b, [h,] m, depth[, u])."""
+    def _reshape_context(self, projected: Tensor, depth: int) -> Tensor:
+        """Reshape (b, [h] depth u, m) to keys or values (b, [h,] m, depth[, u])."""
+        heads = (self.heads,) if self.multi_head else ()
         intra = () if self.intra_depth == 1 else (self.intra_depth,)
-        if self.multi_head:
-            return rows.unflatten(2, (self.heads, depth, *intra)).movedim(2, 1)
-        return rows.unflatten(2, (depth, *intra)) if intra else rows
+        if heads or intra:
+            projected = projected.unflatten(1, (*heads, depth, *intra))
+        return projected.movedim(projected.ndim - 1, 1 + len(heads))
 
     @abstractmethod
     def prepare(self, *inputs: Any, **kwargs: Any) -> LambdaInputs:
@@ -204,7 +205,7 @@ class LambdaBase(Layer, ABC):
         if is_half or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
             autocast = autocast_dtype(device)
             with without_autocast(device):
-                output = self._sum_terms(inputs.to(output_dtype(autocast or queries.dtype)), channels_first)
+                output = self._sum_terms(inputs.to(widen_float16(autocast or queries.dtype)), channels_first)
             return output if autocast else output.to(queries.dtype)
         return self._sum_terms(inputs, channels_first)
 

@@ -5,9 +5,8 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.base import LambdaBase, Projection
+from lambdanets.layers.base import LambdaBase
 from lambdanets.layers.lambda_layer import GridLambdaLayer
-from lambdanets.layers.projection import is_plain_projection
 from lambdanets.layers.token_layer import LambdaLayer
 from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.decoding import ContentState, causal_window, content_step, query_embeddings
@@ -61,7 +60,7 @@ def start_decoding(
     if layer.content_by_slice:
         raise ValueError("layer must not have content='slices' for decoding")
     _check_eval(layer)
-    dimensions = _dimensions(layer)
+    dimensions = layer.dimensions
     if dimensions == 1 and grid is not None:
         raise ValueError(f"grid must be None for a layer on sequences, got {grid}")
     if dimensions > 1:
@@ -77,7 +76,7 @@ def start_decoding(
         content = ContentState.empty(shape, layer.value_depth, like)
     num_cached = 0
     for embedding in layer.relative_embeddings:  # without the next position
-        num_cached = max(num_cached, causal_window(embedding.scope, grid, _dilation(layer)) - 1)
+        num_cached = max(num_cached, causal_window(embedding.scope, grid, layer.dilation) - 1)
     values = like.new_zeros(batch_size, num_lambdas, num_cached, layer.value_depth, layer.intra_depth)
     return DecodingState(0, grid, content, values)
 
@@ -110,12 +109,11 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     if is_eager and state.grid is not None and state.position >= torch.Size(state.grid).numel():
         raise ValueError(f"state must have positions left to decode, got a complete grid of {state.grid}")
     num_lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
-    queries = _project(layer, x, layer.query_projection, layer.query_norm)
-    queries = layer._reshape_queries(queries.unsqueeze(1)).reshape(batch, num_lambdas, -1, k)  # (b, l, h / l, k)
-    values = _project(layer, x, layer.value_projection, layer.value_norm).reshape(batch, num_lambdas, v, u)
-    keys = None
-    if layer.key_projection is not None:
-        keys = _project(layer, x, layer.key_projection, nn.Identity()).reshape(batch * num_lambdas, k, u)
+    inputs = x.unsqueeze(1) if layer.is_token_layer else x[(..., *(None,) * layer.dimensions)]
+    queries, keys, values = layer._project(inputs, None, None)
+    queries = queries.reshape(batch, num_lambdas, -1, k)  # (b, l, h / l, k)
+    values = values.reshape(batch, num_lambdas, v, u)
+    keys = None if keys is None else keys.reshape(batch * num_lambdas, k, u)
     result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)[1]
     with without_autocast(x.device):
         output, state = _decode_projected(layer, queries, keys, values, state)
@@ -160,30 +158,10 @@ def _check_eval(layer: LambdaBase) -> None:
         )
 
 
-def _dimensions(layer: GridLambdaLayer | LambdaLayer) -> int:
-    return layer.dimensions if isinstance(layer, GridLambdaLayer) else 1
-
-
-def _dilation(layer: GridLambdaLayer | LambdaLayer) -> int:
-    return layer.dilation if isinstance(layer, GridLambdaLayer) else 1
-
-
-def _project(layer: GridLambdaLayer | LambdaLayer, x: Tensor, projection: Projection, norm: nn.Module) -> Tensor:
-    """Project x (b, d) and normalize it; returns (b, channels)."""
-    axes = (..., *(None,) * _dimensions(layer))
-    if is_plain_projection(projection):
-        projected = nn.functional.linear(x, projection.weight.flatten(1))[axes]
-    elif layer.is_token_layer:
-        projected = projection(x)[axes]
-    else:
-        projected = projection(x[axes])
-    return norm(projected).flatten(1)
-
-
 def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, length: int) -> Tensor:
     """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
     total: Tensor | None = None
-    grid, dilation = state.grid or (0,), _dilation(layer)
+    grid, dilation = state.grid or (0,), layer.dilation
     context = torch.arange(1 - length, 1, device=state.values.device) + state.position
     for embedding in layer.relative_embeddings:
         tables = embedding() if layer.multi_head else embedding().unsqueeze(0)

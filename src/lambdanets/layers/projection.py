@@ -26,7 +26,7 @@ def project(
     is_tokens: bool,
     valid: Tensor | None = None,
 ) -> list[Tensor]:
-    """Return norm(projection(x)) for each (projection, norm) pair, as rows (b, n, channels).
+    """Return norm(projection(x)) for each (projection, norm) pair, (b, channels, n).
 
     Batch norms in eval mode are folded into the weights of their projections if the maps are large, in graphs and if
     dtypes are mixed. The projections are one matrix product if a norm is folded or there is one example; else the first
@@ -42,51 +42,61 @@ def project(
             all positions.
     """
     grid = () if is_tokens else tuple(x.shape[2:])
-    are_plain = [is_plain_projection(projection) for projection, _ in projections]
+    are_plain = [_is_plain_projection(projection) for projection, _ in projections]
     if _has_any_global_hook() or not all(are_plain):
         outputs = [projection(x) for projection, _ in projections]
-        rows = [output if is_tokens else output.flatten(2).transpose(-2, -1) for output in outputs]
-        is_folded = [False] * len(projections)
+        projected = [output.transpose(1, 2) if is_tokens else output.flatten(2) for output in outputs]
+        are_fixed = is_folded = [False] * len(projections)
     else:
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
         autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         folds = autocast or torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
-        is_folded = [_can_fold(norm, folds, x.dtype) for _, norm in projections]
+        norms: list[Any] = [norm for _, norm in projections]
+        are_fixed = [norm is not None and _is_fixed(norm) for norm in norms]
+        is_folded = [
+            fixed and (folds or norm.weight.dtype != x.dtype) for fixed, norm in zip(are_fixed, norms, strict=True)
+        ]
         modules: list[Any] = [projection for projection, _ in projections]
         if any(is_folded):
             folded = [_fold(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)]
-            rows = _product(maps, *zip(*folded, strict=True))
+            projected = _product(maps, *zip(*folded, strict=True))
         elif len(modules) == 1 or x.shape[0] == 1:  # len(x) makes a dynamic batch constant
-            rows = _product(maps, [projection.weight.flatten(1) for projection in modules])
+            projected = _product(maps, [projection.weight.flatten(1) for projection in modules])
         else:  # the queries are apart, because their norm would copy a part of a product
             weights = [projection.weight.flatten(1) for projection in modules]
-            rows = _product(maps, weights[:1]) + _product(maps, weights[1:])
+            projected = _product(maps, weights[:1]) + _product(maps, weights[1:])
     return [
-        projected if norm is None or fold else normalize(norm, projected, grid, valid)
-        for projected, (_, norm), fold in zip(rows, projections, is_folded, strict=True)
+        maps if norm is None or fold else _normalize(norm, maps, grid, valid, fixed)
+        for maps, (_, norm), fixed, fold in zip(projected, projections, are_fixed, is_folded, strict=True)
     ]
 
 
-def normalize(norm: nn.Module, rows: Tensor, grid: tuple[int, ...], valid: Tensor | None) -> Tensor:
-    """Apply a norm to rows (b, n, c); in training only to the valid positions (b, n), returning 0 elsewhere.
+def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | None, is_fixed: bool) -> Tensor:
+    """Apply a norm to maps (b, c, n); in training only to the valid positions (b, n), returning 0 elsewhere.
 
     grid: spatial sides of the maps that the norm expects; empty for tokens.
     """
     if isinstance(norm, nn.Identity):
-        return rows
+        return maps
     if valid is not None and grid and _mixes_positions(norm):
         raise ValueError(
             f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions, got a mask"
         )
     masked = valid is not None and norm.training
-    are_maps = rows.stride(1) == 1 != rows.stride(2)
+    are_maps = maps.stride(2) == 1 != maps.stride(1)
     if grid and not masked and (are_maps or not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm))):
-        # norms other than batch norm may depend on the positions, so they need maps
-        maps = rows.transpose(-2, -1).contiguous().unflatten(2, grid)
-        return contiguous_gradient(norm(maps)).flatten(2).transpose(-2, -1)
+        maps = maps.contiguous()
+        if is_fixed:  # a call of the module takes twice as long
+            statistics = norm.running_mean, norm.running_var, norm.weight, norm.bias
+            normalized = F.batch_norm(maps, *statistics, eps=norm.eps)
+        else:  # norms other than batch norm may depend on the positions, so they need a grid
+            normalized = norm(maps.unflatten(2, grid))
+        return contiguous_gradient(normalized, maps.shape)
+    rows = maps.transpose(1, 2)
     flat = rows[valid] if masked else rows.flatten(0, 1).contiguous()
-    flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]).flatten(1))
-    return flat.new_zeros(*rows.shape[:2], flat.shape[1]).index_put((valid,), flat) if masked else flat.view_as(rows)
+    flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]), flat.shape)
+    rows = flat.new_zeros(rows.shape).index_put((valid,), flat) if masked else flat.view_as(rows)
+    return rows.transpose(1, 2)
 
 
 def _mixes_positions(norm: nn.Module) -> bool:
@@ -96,7 +106,7 @@ def _mixes_positions(norm: nn.Module) -> bool:
     return isinstance(norm, nn.GroupNorm)
 
 
-def is_plain_projection(module: nn.Module) -> bool:
+def _is_plain_projection(module: nn.Module) -> bool:
     """Return whether a module is exactly one matrix product per position, computed by its weight alone."""
     if not is_plain(module, _PROJECTIONS):
         return False
@@ -119,10 +129,9 @@ def is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bo
     return not hooks and "forward" not in module.__dict__
 
 
-def _can_fold(norm: Any, folds: bool, dtype: torch.dtype) -> bool:
-    if norm is None or norm.training or not is_plain(norm, _BATCH_NORMS):
-        return False
-    return norm.running_mean is not None and bool(norm.affine) and (folds or norm.weight.dtype != dtype)
+def _is_fixed(norm: Any) -> bool:
+    """Whether a norm is a batch norm that multiplies each channel by a number and adds another."""
+    return not norm.training and is_plain(norm, _BATCH_NORMS) and norm.running_mean is not None and bool(norm.affine)
 
 
 def _fold(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
@@ -137,32 +146,32 @@ def _fold(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
 
 
 def _product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> list[Tensor]:
-    """Return rows (b, n, c) of x (b, d, n) for each weight (c, d).
+    """Return the products (b, c, n) of x (b, d, n) with each weight (c, d).
 
-    They are in memory as maps (b, c, n) if x is, and if the device is a CPU.
+    They are in memory as rows (b, n, c) if x is, and if the device is not a CPU.
     """
-    sizes = [len(weight) for weight in weights]
+    sizes = [weight.shape[0] for weight in weights]
     weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
     bias = torch.cat(list(biases)) if biases else None
     are_rows = x.stride(1) == 1 != x.stride(2)
     if are_rows or (torch.compiler.is_compiling() and is_exporting()):  # int8 runtimes need 2-d weights
-        product = F.linear(x.transpose(-2, -1), weight, bias)
+        product = F.linear(x.transpose(-2, -1), weight, bias).transpose(-2, -1)
     else:
         matrices = weight.expand(x.shape[0], -1, -1)
         if x.device.type == "cpu":  # products, batch norms and the compiled kernel are faster on maps
-            maps = torch.bmm(matrices, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, x)
-            product = maps.transpose(-2, -1)
+            product = torch.bmm(matrices, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, x)
         else:
             rows, matrices = x.transpose(-2, -1), matrices.transpose(-2, -1)
             product = torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias, rows, matrices)
-    return [product] if len(sizes) == 1 else list(product.split(sizes, dim=2))
+            product = product.transpose(-2, -1)
+    return [product] if len(sizes) == 1 else list(product.split_with_sizes(sizes, 1))
 
 
-def contiguous_gradient(x: Tensor) -> Tensor:
-    """Return x, whose gradient is then contiguous.
+def contiguous_gradient(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return x in a shape; its gradient is then contiguous.
 
     PyTorch's batch norm on CPU silently returns a wrong gradient at batch size 1 if its incoming gradient has strides
     like (C, 1, W C, C). Reshapes between an image and a sequence of positions produce such strides.
     """
     # A trace is the same with and without gradients.
-    return x.flatten().reshape(x.shape) if torch.is_grad_enabled() or torch.jit.is_tracing() else x
+    return (x.flatten() if torch.is_grad_enabled() or torch.jit.is_tracing() else x).reshape(shape)

@@ -38,7 +38,7 @@ class LambdaLayer(LambdaBase):
     Raises ValueError naming the invalid argument.
     """
 
-    is_token_layer = True
+    is_token_layer, dimensions = True, 1
 
     def __init__(
         self,

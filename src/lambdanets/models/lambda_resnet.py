@@ -39,6 +39,9 @@ LAMBDA_RESNET_BLOCKS = {
 }
 
 
+PADDING_CAN_BE_HIDDEN = True  # with all options: Mask R-CNN does not check it
+
+
 class LambdaResNet(ResNetBase):
     """timm's ResNet with lambda layers in some blocks.
 

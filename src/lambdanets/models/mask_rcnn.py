@@ -6,13 +6,14 @@ batch; and boxes are float32 also under autocast, because bfloat16 represents on
 """
 
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models import is_model_in_modules
+from timm.models import is_model, model_entrypoint
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
@@ -33,6 +34,7 @@ from lambdanets.models.padding import (
     keep_for_backward,
     padded_batch,
 )
+from lambdanets.ops.precision import accumulation_dtype
 
 Target = dict[str, Tensor]
 _PADDING_LOGIT = -100.0  # objectness logit of anchors in padding, a probability of 4e-44
@@ -159,7 +161,7 @@ class _Float32AnchorGenerator(AnchorGenerator):
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
         # only shape, device and dtype of the maps are used, so one element is enough
-        expanded = [torch.empty((), dtype=_at_least_float32(x.dtype), device=x.device).expand(x.shape) for x in maps]
+        expanded = [torch.empty((), dtype=accumulation_dtype(x.dtype), device=x.device).expand(x.shape) for x in maps]
         return super().forward(images, expanded)
 
 
@@ -186,14 +188,10 @@ class _MaskedRPNHead(RPNHead):
         return logits if padding is None else [padding.fill(x, _PADDING_LOGIT) for x in logits], offsets
 
 
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     """Cast outputs to float32 or float64, before boxes and masks are computed from them; a forward hook."""
     if isinstance(outputs, Tensor):
-        return outputs.to(_at_least_float32(outputs.dtype))
+        return outputs.to(accumulation_dtype(outputs.dtype))
     return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
 
 
@@ -202,8 +200,14 @@ class _Float32RoIAlign(MultiScaleRoIAlign):
 
     def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
         dtype = next(iter(x.values())).dtype
-        maps = {name: map.to(_at_least_float32(dtype)) for name, map in x.items()}
+        maps = {name: map.to(accumulation_dtype(dtype)) for name, map in x.items()}
         return super().forward(maps, boxes, image_shapes).to(dtype)
+
+
+def _is_known(backbone: str) -> bool:
+    """Whether the module of a model says that all positions are mixed in layers that `add_padding_hooks` knows."""
+    module = sys.modules[model_entrypoint(backbone).__module__] if is_model(backbone) else None
+    return getattr(module, "PADDING_CAN_BE_HIDDEN", False)
 
 
 def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
@@ -262,8 +266,7 @@ def mask_rcnn(
     network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
-    # the check takes seconds; these models have only layers that `add_padding_hooks` knows, with all their options
-    if not is_meta and not is_model_in_modules(backbone, {"lambda_resnet", "mobilenetv2_lambda"}):
+    if not is_meta and not _is_known(backbone):  # the check takes seconds
         check_padded_batches(pyramid_backbone, pyramid_backbone.strides[-1], backbone, hide_padding)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:

@@ -93,7 +93,7 @@ def check_normalization(normalize_keys: str | None) -> None:
 def shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None) -> Tensor:
     """`content_lambda` of checked keys and values with the same dtype. Autocast must be off."""
     if keys.ndim == 3 and normalize_keys == "softmax":  # along contiguous positions
-        return keys.transpose(1, 2).softmax(dim=-1) @ values  # the softmax of 16 bits sums in float32
+        return torch.bmm(keys.transpose(1, 2).softmax(dim=-1), values)  # the softmax of 16 bits sums in float32
     if keys.ndim == 3:
         keys, values = keys.unsqueeze(-1), values.unsqueeze(-1)
     normalized = normalize_over_context(keys, None, normalize_keys)

@@ -46,23 +46,23 @@ def compute_and_result_dtype(**tensors: Tensor | None) -> tuple[torch.dtype, tor
             raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     autocast = autocast_dtype(first.device)
     if autocast is not None and all(tensor.dtype != torch.float64 for tensor in present.values()):
-        return output_dtype(autocast), output_dtype(autocast)
+        return widen_float16(autocast), widen_float16(autocast)
     for name, tensor in present.items():
         if tensor.dtype != first.dtype:
             raise ValueError(
                 f"{name} must have the dtype of {first_name}, {first.dtype}, outside autocast; got {tensor.dtype}"
             )
-    return output_dtype(first.dtype), first.dtype
+    return widen_float16(first.dtype), first.dtype
 
 
-def output_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return float32 for float16, whose range sums exceed, else the dtype."""
+def widen_float16(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 instead of float16, whose range sums exceed; other dtypes as they are."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
 def product_dtype(dtype: torch.dtype, is_gpu: bool) -> torch.dtype:
     """Return the dtype of the factors of large products: without hardware for bfloat16, it is slower than float32."""
-    return output_dtype(dtype) if is_gpu else accumulation_dtype(dtype)
+    return widen_float16(dtype) if is_gpu else accumulation_dtype(dtype)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -20,10 +20,9 @@ _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
     """Crop a table (r_1..r_D, k, u) to the offsets that exist on the grid, which gives odd sides of at most 2 S - 1."""
-    for axis, side in enumerate(grid):
-        scope = static_shape(table)[axis]
-        radius = min(scope // 2, side - 1)
-        table = table.narrow(axis, scope // 2 - radius, 2 * radius + 1)
+    for axis, (scope, side) in enumerate(zip(static_shape(table), grid, strict=False)):
+        if scope >= 2 * side:
+            table = table.narrow(axis, scope // 2 - side + 1, 2 * side - 1)
     return table
 
 

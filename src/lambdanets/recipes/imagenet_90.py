@@ -1,17 +1,17 @@
 """ImageNet, 90 epochs, ResNet-50 with lambda layers (Sec. F.3; Tables 3 and 12): 78.4% top-1 in the paper.
 
 Batch size 4096: 128 images per device on 32 devices; fewer devices accumulate gradients. The paper does not give the
-training time; estimate it with --plan. The variants are the patterns of Table 12: one letter for each of the stages c2,
-c3, c4 and c5, where C means that its blocks use convolutions and L that they use lambda layers. imagenet_90_cccc is
-ResNet-50 (76.9%), imagenet_90_llll is the same as imagenet_90 (78.4%), and imagenet_90_u4 has intra-depth 4 and scope 7
-(78.9%).
+training time; estimate it with --dry-run. The variants are the patterns of Table 12: one letter for each of the
+stages c2, c3, c4 and c5, where C means that its blocks use convolutions and L that they use lambda layers.
+imagenet_90_cccc is ResNet-50 (76.9%), imagenet_90_llll is the same as imagenet_90 (78.4%), and imagenet_90_u4 has
+intra-depth 4 and scope 7 (78.9%).
 Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
 Run: lambdanets train imagenet_90 --data SHARDS --devices 8 --run DIR
 """
 
 from dataclasses import replace
 
-from lambdanets.training.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
 
 BATCH_SIZE = 4096
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAv
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.signals import handled_signals
+from lambdanets.signals import check_signals, handled_signals
 from lambdanets.training.checkpoints import BEST
 from lambdanets.training.distributed import all_reduce_min, all_reduce_sum
 
@@ -169,6 +169,7 @@ class StopOnSignal(Callback):
     @contextmanager
     def handling(self) -> Iterator[None]:
         """Handle signals within the block. Lightning's own handlers can stop in the middle of an optimizer step."""
+        check_signals()
         old_handlers = {signum: signal.getsignal(signum) for signum in handled_signals()}
         try:
             self._install()

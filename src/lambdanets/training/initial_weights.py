@@ -1,6 +1,7 @@
 """Loads the initial weights of a recipe into its model."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,13 @@ def load_initial_weights(model: Any, path: str, classes: int | Sequence[str]) ->
     head = model.get_classifier()
     heads = [f"{name}." for name, module in model.named_modules() if module is head]
     read_initial_weights(path, classes).load_into(model, heads)
+
+
+def identify_weights(weights: str) -> dict[str, str]:
+    """Return the SHA-256 of initial weights, and their name without the path to it."""
+    path, source = Path(weights), find_weights(weights)
+    name = str(Path(path.name, source.file.relative_to(path))) if source.file.is_relative_to(path) else weights
+    return {"name": name, "sha256": source.sha256()}
 
 
 def _resize_tables(model: nn.Module, tensors: dict[str, Tensor]) -> None:

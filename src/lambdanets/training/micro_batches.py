@@ -3,18 +3,20 @@
 import copy
 import sys
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
 
+from lambdanets.data.batches import Sample
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device, free_memory, has_fast_bfloat16
-from lambdanets.errors import InputError, is_out_of_memory
+from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import World, all_reduce_min
-from lambdanets.training.memory import MemoryProbe, largest_micro_batch, states_per_parameter
-from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
+from lambdanets.training.task import Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -27,33 +29,103 @@ def resolve_precision(recipe: AnyRecipe) -> AnyRecipe:
     return replace(recipe, precision="bf16-mixed" if has_fast_bfloat16() else "32-true")
 
 
-def with_micro_batch(
-    recipe: AnyRecipe, probe: MemoryProbe, model: nn.Module, num_images: int, world: World
-) -> tuple[AnyRecipe, BatchSlice]:
+class Trial:
+    """Training steps on copies of the task's largest example, with a copy of its model.
+
+    They change neither the task nor the random state.
+    """
+
+    def __init__(self, task: Task, recipe: TrainingRecipe, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+        self._batches = task.training_batches(recipe, BatchSlice())
+        self._example = task.largest_example(self._batches)
+        self._task = copy.copy(task)
+        self._task.model = copy.deepcopy(task.model).to(device).train()
+        self._parameters = list(self._task.model.parameters())
+        weight_bytes = sum(parameter.nbytes for parameter in self._parameters)
+        num_states = OPTIMIZERS[recipe.optimizer].num_states + (recipe.ema_decay is not None)
+        self.fixed_bytes = (2 + num_states) * weight_bytes  # weights, gradients, optimizer states and EMA
+        self.reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
+
+    def _batch(self, size: int) -> Any:
+        samples = [Sample(self._example, 0, "", size)] * size
+        return move_data_to_device(self._batches.collate(samples), self.device)
+
+    def can_train_on(self, batch_size: int) -> bool:
+        """Whether batch norm has several values per channel in a batch."""
+        return self._task.num_images(self._batch(batch_size)) > 0
+
+    def step(self, batch_size: int, backward: bool = True) -> None:
+        """Compute the loss of a batch and its gradients, and free them.
+
+        Raises InputError if the model cannot be trained on the images.
+        """
+        batch = self._batch(batch_size)
+        autocast = AUTOCAST.get(self.recipe.precision)
+        try:
+            with (
+                torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),
+                torch.autocast(self.device.type, autocast, enabled=autocast is not None),
+            ):
+                loss = self._task.losses(batch, self.recipe)["loss"]
+            if backward:
+                loss.backward()
+        except (InputError, _TooLargeError):
+            raise
+        except Exception as error:  # models raise errors of any type for an unsupported size
+            if is_out_of_memory(error) or "unable to find an engine" in str(error):  # cuDNN's, with little memory
+                raise _TooLargeError from error
+            raise InputError(f"{self.recipe.model} cannot be trained on these images: {one_line(error)}") from error
+        finally:
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def saved_bytes(self, batch_size: int, limit: int) -> int:
+        """Return the bytes that autograd saves for the gradients of a batch. Stops the computation above `limit`."""
+        weights = {parameter.untyped_storage()._cdata for parameter in self._parameters}
+        saved: dict[int, Any] = {}
+        total = 0
+
+        def save(tensor: Tensor) -> Tensor:
+            nonlocal total
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights and storage._cdata not in saved:
+                saved[storage._cdata] = storage
+                total += storage.nbytes()
+                if total > limit:
+                    raise _TooLargeError
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            self.step(batch_size, backward=False)
+        return total
+
+
+class _TooLargeError(Exception):
+    """A batch does not fit into memory."""
+
+
+def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRecipe, BatchSlice]:
     """Return the recipe with a micro_batch that fits into memory on all ranks, and the batch slice of this rank.
 
-    A micro_batch that does not fit is halved until it fits, with a message. On a CPU the memory is estimated; on a GPU
-    a step is run. Gradients are accumulated, so only the statistics of batch norm depend on the micro-batch.
+    A micro_batch that does not fit is halved until it fits, with a message. On a CPU the tensors that autograd saves
+    for the smallest micro-batch are counted; on a GPU steps are run. Gradients are accumulated, so only the statistics
+    of batch norm depend on the micro-batch.
 
-    num_images: number of training images.
-
-    Raises InputError if the smallest micro-batch does not fit, or if the batch is too small for the world size.
+    Raises InputError if the smallest micro-batch does not fit, if the model cannot be trained on the images, or if the
+    batch is too small for the world size.
     """
-    max_images, min_images = images_per_rank(recipe, num_images, world.world_size)
+    max_images, min_images = images_per_rank(recipe, len(task.training), world.world_size)
     requested = min(max_images, recipe.micro_batch or max_images)
     device = best_device()
     # ranks on one CPU share its memory
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
-    if device.type == "cuda":
-        max_micro_batch = _largest_micro_batch_on_gpu(probe, model, requested, device)
-    else:
-        max_micro_batch = largest_micro_batch(probe, requested, free)
-    max_micro_batch = all_reduce_min(max_micro_batch)
-    if max_micro_batch < requested and world.is_rank_zero:
-        echo(f"a micro-batch of {requested} images does not fit into memory: using {max_micro_batch}", file=sys.stderr)
-    steps = accumulation_steps(max_images, min_images, max_micro_batch, recipe.MIN_MICRO_BATCH)
+    largest = all_reduce_min(largest_micro_batch(Trial(task, recipe, device), requested, free))
+    if largest < requested and world.is_rank_zero:
+        echo(f"a micro-batch of {requested} images does not fit into memory: using {largest}", file=sys.stderr)
+    steps = accumulation_steps(max_images, min_images, largest, recipe.MIN_MICRO_BATCH)
     # Store the maximum that fits, not the actual size: a resumed run then gets the same accumulation steps.
-    micro_batch = max(max_micro_batch, recipe.MIN_MICRO_BATCH)
+    micro_batch = max(largest, recipe.MIN_MICRO_BATCH)
     return replace(recipe, micro_batch=micro_batch), BatchSlice(world.rank, world.world_size, steps)
 
 
@@ -81,42 +153,39 @@ def accumulation_steps(max_images: int, min_images: int, max_micro_batch: int, m
     return max(1, min(-(-max_images // max_micro_batch), min_images // min_micro_batch))
 
 
-def _largest_micro_batch_on_gpu(probe: MemoryProbe, model: nn.Module, micro_batch: int, device: torch.device) -> int:
-    """Halve the micro-batch until it fits into GPU memory together with optimizer states and EMA, and return it."""
-    parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    # optimizer states, EMA, and the buckets of the gradient all-reduce
-    reserved_bytes = parameter_bytes * (states_per_parameter(probe.recipe) + 1)
+def largest_micro_batch(trial: Trial, requested: int, free: int) -> int:
+    """Return the requested micro-batch, halved until it fits: on a CPU into `free` bytes, on a GPU into its memory."""
+    recipe, smallest = trial.recipe, trial.recipe.MIN_MICRO_BATCH
+    micro_batch = requested
     try:
-        model = copy.deepcopy(model).to(device).train()
-        reserved = torch.empty(reserved_bytes, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError as error:
+        if trial.device.type == "cuda":
+            return _largest_on_gpu(trial, requested)
+        free_for_images = free - trial.fixed_bytes
+        # two images if batch norm needs them
+        sizes = (size for size in (smallest, 2) if trial.can_train_on(size))
+        size = next(sizes, smallest)
+        per_image = trial.saved_bytes(size, free_for_images) / size
+    except _TooLargeError:
         raise InputError(
-            f"optimizer states and EMA of {probe.recipe.model} need {reserved_bytes / 2**30:.1f} GiB and do not "
-            "fit into the GPU's memory; choose a smaller model"
-        ) from error
-    while not _fits_on_gpu(probe, model, micro_batch, device):
-        if micro_batch <= probe.recipe.MIN_MICRO_BATCH:
-            raise InputError(
-                f"training {probe.recipe.model} on images of {probe.size} with a micro-batch of {micro_batch} does not "
-                "fit into the GPU's memory; choose a smaller model or image_size"
-            )
+            f"training {recipe.model} with a micro-batch of {smallest} needs more than the {free / 2**30:.1f} GiB of "
+            "memory that are free; choose a smaller model or smaller images"
+        ) from None
+    while micro_batch > smallest and per_image * micro_batch > free_for_images:
         micro_batch = -(-micro_batch // 2)
-    del reserved
     return micro_batch
 
 
-def _fits_on_gpu(probe: MemoryProbe, model: nn.Module, micro_batch: int, device: torch.device) -> bool:
-    """Whether a forward and backward pass fits into GPU memory. The memory is freed afterwards."""
-    autocast = AUTOCAST.get(probe.recipe.precision)
-    try:
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            loss = probe.loss(model, micro_batch, device)
-        loss.backward()
-    except RuntimeError as error:
-        if is_out_of_memory(error) or "unable to find an engine" in str(error):  # cuDNN's error with little memory
-            return False
-        raise
-    finally:
-        model.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-    return True
+def _largest_on_gpu(trial: Trial, micro_batch: int) -> int:
+    reserved = torch.empty(trial.reserved_bytes, dtype=torch.uint8, device=trial.device)
+    while True:
+        try:
+            trial.step(micro_batch)
+        except _TooLargeError:
+            if micro_batch <= trial.recipe.MIN_MICRO_BATCH:
+                raise
+            micro_batch = -(-micro_batch // 2)
+        else:
+            del reserved
+            return micro_batch
+        finally:
+            torch.cuda.empty_cache()

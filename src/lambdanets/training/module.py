@@ -47,7 +47,7 @@ class TrainingModule(LightningModule):
         self.batch_slice = batch_slice or BatchSlice()
         self.validation_metrics: dict[str, float] = {}
         self.validation_summary = ""
-        self._evaluator = task.evaluator(recipe)
+        self._evaluator = task.evaluator(recipe, task.validation)
         self._measures: list[Any] = []  # of the validation images of this rank
         self._micro_batch: tuple[Any, int] | None = None  # micro-batch of the next backward pass, and its batch_idx
         self._ends_step = True  # whether it is the last of its step
@@ -107,8 +107,7 @@ class TrainingModule(LightningModule):
         }
 
     def _raise_nonfinite_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
-        images = self.task.inputs(batch)
-        reason = self._diagnose(batch, batch_idx, lambda compute: diagnose_loss(self.model, images, compute))
+        reason = self._diagnose(batch, batch_idx, lambda compute: diagnose_loss(self.model, batch, compute))
         raise InputError(
             f"the loss became {loss} at step {self.global_step}; {reason}; lower learning_rate "
             f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"

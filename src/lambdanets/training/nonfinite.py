@@ -12,7 +12,7 @@ from torch.nn.modules.module import (
 )
 
 
-def diagnose_loss(model: nn.Module, images: object, compute_loss: Callable[[], Tensor]) -> str:
+def diagnose_loss(model: nn.Module, batch: object, compute_loss: Callable[[], Tensor]) -> str:
     """Return the cause of a non-finite loss as a clause: a weight, an input image, or a module.
 
     compute_loss: recomputes the loss with the same batch, random state and autocast.
@@ -20,7 +20,7 @@ def diagnose_loss(model: nn.Module, images: object, compute_loss: Callable[[], T
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f"the parameter {name} contains NaN or inf"
-    if not all(tensor.isfinite().all() for tensor in _tensors(images)):
+    if not all(tensor.isfinite().all() for tensor in _tensors(batch)):
         return "an image of the batch contains NaN or inf"
     with _Modules(model) as modules:
         loss = compute_loss()

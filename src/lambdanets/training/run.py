@@ -7,36 +7,38 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback, Timer
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.order import BatchSlice
+from lambdanets.data.readable import check_readable
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8, remove_unfinished
-from lambdanets.folders import WorkFolder, describe_differences
-from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
+from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
-from lambdanets.training.batch_norm import convert_sync_batch_norm
+from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
-from lambdanets.training.curves import TensorBoard, draw_curves
+from lambdanets.training.curves import TensorBoard
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
+from lambdanets.training.initial_weights import identify_weights
 from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.report import RESULT, read_result, write_result
+from lambdanets.training.recipe import RECIPE, TrainingRecipe, read_recipe, task_class
+from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
-from lambdanets.training.tasks import RECIPE, read_recipe, task_class
 from lambdanets.training.trainer import make_trainer
+from lambdanets.work import WorkFolder, describe_differences
 
 
 @dataclass(frozen=True)
-class _PreparedRun:
+class PreparedRun:
     """A run that is ready to train: the data is open, the model is built, the micro-batch fits."""
 
     task: Task
@@ -68,13 +70,13 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         with _locked(run_folder):
             if broadcast_from_rank_zero(run_folder.is_started):
                 return _resume(folder, world, recipe)
-            return _train(_prepare(recipe, world), folder, world)
+            return _train(prepare(recipe, world), folder, world)
 
 
 def check(recipe: TrainingRecipe) -> Task:
     """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
     with process_group() as world:
-        return _prepare(resolve_recipe(recipe), world).task
+        return prepare(resolve_recipe(recipe), world).task
 
 
 def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def _read_result(folder: Path, world: World) -> dict[str, Any]:
     """Return the result of a finished run on rank zero, {} on other ranks."""
     if not world.is_rank_zero:
         return {}
-    result = read_result(folder, task_class(read_recipe(folder / RECIPE)).RESULT)
+    result = read_result(folder)
     echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
     return result
 
@@ -203,32 +205,43 @@ def _resume(folder: Path, world: World, override: TrainingRecipe | None = None) 
     if override is not None:
         fields = asdict(override)
         recipe = replace(recipe, **{name: fields[name] for name in recipe.CHANGEABLE if fields[name] not in (None, "")})
-    return _train(_prepare(recipe, world, _has_checkpoint(folder)), folder, world)
+    return _train(prepare(recipe, world, _has_checkpoint(folder)), folder, world)
 
 
-def _prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> _PreparedRun:
+def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> PreparedRun:
     """Open the data, build the model and choose the micro-batch. A resumed run gets its weights from its checkpoint."""
     recipe = resolve_precision(recipe)
-    task = rank_zero_first(lambda: _open(recipe, world, resumed))
-    recipe, batch_slice = with_micro_batch(recipe, task.probe(), task.model, task.training_images, world)
+    check_precision(recipe.precision)
+    task = rank_zero_first(lambda: open_task(recipe, world, resumed))
+    if len(task.validation) < world.world_size:
+        raise InputError(
+            f"number of validation images must be at least {world.world_size}, one per rank, got {len(task.validation)}"
+        )
+    recipe, batch_slice = with_micro_batch(task, recipe, world)
     task.model = convert_sync_batch_norm(task.model, recipe, world.world_size)
     training = task.training_batches(recipe, batch_slice)
-    validation = task.validation_batches(recipe, batch_slice)
-    return _PreparedRun(task, recipe, batch_slice, training, validation)
+    batch_size = task.EVALUATION_BATCH_SIZE or recipe.batch_size
+    validation = task.evaluator(recipe, task.validation).batches(batch_size, recipe.workers, batch_slice)
+    return PreparedRun(task, recipe, batch_slice, training, validation)
 
 
-def _open(recipe: TrainingRecipe, world: World, resumed: bool) -> Task:
-    check_precision(recipe.precision)
-    task = task_class(recipe).open(recipe, world, resumed)
-    if task.validation_images < world.world_size:
-        raise InputError(
-            f"number of validation images must be at least {world.world_size}, one per rank, "
-            f"got {task.validation_images}"
-        )
+def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Task:
+    """Open the data of a recipe, check that images can be read, and build the model."""
+    task = task_class(recipe)(recipe)
+    if world.is_rank_zero and task.problems:
+        echo(*task.problems, file=sys.stderr)
+    for split in ("training", "validation", "test"):
+        if (images := getattr(task, split)) is not None:
+            check_readable(images.load, len(images), split, recipe.max_unreadable)
+    seed_everything(recipe.seed, verbose=False)
+    model = task.build(replace(recipe, weights=None) if resumed else recipe)
+    task.model = prepare_batch_norm(model, recipe, world.world_size)
+    if recipe.weights is not None and not resumed:  # of a resumed run, they are in the checkpoint
+        task.initial_weights = identify_weights(recipe.weights)
     return task
 
 
-def _train(prepared: _PreparedRun, folder: Path, world: World) -> dict[str, Any]:
+def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
     checkpoint = broadcast_from_rank_zero(lambda: newest_checkpoint(checkpoints))
@@ -240,7 +253,7 @@ def _train(prepared: _PreparedRun, folder: Path, world: World) -> dict[str, Any]
     if world.is_rank_zero:
         remove_unfinished(checkpoints)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
-        task.on_start(folder)
+        write_findings(task, folder)
     module = TrainingModule(task, recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
     if recipe.compile:
         model.compile()
@@ -269,27 +282,6 @@ def _train(prepared: _PreparedRun, folder: Path, world: World) -> dict[str, Any]
     if task.patience:
         load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
-    result = broadcast_from_rank_zero(lambda: _finish(prepared, folder, log, timer))
+    seconds = timer.time_elapsed("train")
+    result = broadcast_from_rank_zero(lambda: finish(task, recipe, folder, log, seconds, world.world_size))
     return result if world.is_rank_zero else {}
-
-
-def _finish(prepared: _PreparedRun, folder: Path, log: RunLog, timer: Timer) -> dict[str, Any]:
-    """Evaluate the trained model; write the weights, the figures and result.json; return the result."""
-    task, recipe = prepared.task, prepared.recipe
-    fields = task.finish(recipe, folder, log)
-    save_weights(folder / WEIGHTS, task.model, task.card(recipe).to_public_json(recipe.fields()))
-    draw_curves(log.rows, log.metrics, task.PANELS, folder / "curves.png")
-    write_result(
-        folder,
-        seconds=timer.time_elapsed("train"),
-        images_seen=log.images_seen,
-        model=task.model,
-        model_name=recipe.model,
-        data=task.source,
-        training_images=task.training_images,
-        epochs=max(row[1] for row in log.rows),
-        processes=prepared.batch_slice.world_size,
-        micro_batch=recipe.micro_batch,
-        **fields | {"unreadable": sorted(log.unreadable | set(fields["unreadable"]))},
-    )
-    return read_result(folder, task.RESULT)

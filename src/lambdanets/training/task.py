@@ -1,52 +1,50 @@
 """The interface that a task, such as classification or detection, implements for the training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.evaluator import Evaluator
+from lambdanets.errors import InputError
+from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard
-from lambdanets.training.curves import Panels
-from lambdanets.training.distributed import World
-from lambdanets.training.memory import MemoryProbe
-from lambdanets.training.recipe import TrainingRecipe
-from lambdanets.training.report import Result
-
-if TYPE_CHECKING:
-    from lambdanets.training.run_log import RunLog  # imports this module
 
 
 class Task(ABC):
-    """Data and model of a recipe, for the training loop in `run.py`.
+    """Data, model and losses of a recipe, for the training loop in `run.py`.
 
-    recipe: the recipe passed to `open`. The recipe passed to other methods has a micro_batch that
-    fits into memory.
+    `__init__` opens the data and sets the attributes without a default below. `run` then sets `model` to what `build`
+    returns. The recipe passed to the methods has a micro_batch that fits into memory.
     """
 
     # Columns of metrics.csv: those that `losses` returns, with "loss", which is minimized, and those of
     # `Evaluation.metrics`.
-    TRAINING_METRICS: ClassVar[tuple[str, ...]]
+    TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss",)
     VALIDATION_METRICS: ClassVar[tuple[str, ...]]
-    PANELS: ClassVar[Panels]  # panels of curves.png
     BEST_METRIC: ClassVar[str]  # validation metric that selects best.ckpt
-    RESULT: ClassVar[type[Result]]  # fields of result.json
+    EVALUATION_BATCH_SIZE: ClassVar[int | None] = None  # images per forward pass; None: as in training
 
-    recipe: TrainingRecipe
+    recipe: Any
     model: Any
+    training: Any  # a set of images, with `name`, and `load` that may raise UnreadableImage
+    validation: Any
+    test: Any = None  # if there is one, the trained model is evaluated on it, and not on `validation`
     classes: tuple[str, ...]
     source: str  # description of the data, for messages
     fingerprint: str  # hash of the data: file names and labels
-    training_images: int
-    validation_images: int
     left_out: Mapping[str, int] = MappingProxyType({})  # number of files or annotations that are not used, by reason
+    problems: Sequence[str] = ()  # lines about the data, which are printed at the start
+    findings: Mapping[str, Any] = MappingProxyType({})  # details of `problems`, for findings.json
     patience: int | None = None  # epochs without improvement until early stopping
     initial_weights: dict[str, str] | None = None  # name and hash of their file
+
+    def __init__(self, recipe: Any) -> None:
+        self.recipe = recipe
 
     @classmethod
     def resolve(cls, recipe: Any) -> Any:
@@ -54,29 +52,25 @@ class Task(ABC):
         return recipe
 
     @classmethod
-    @abstractmethod
-    def open(cls, recipe: Any, world: World, resumed: bool) -> "Task":
-        """Open the data and build the model. resumed: do not load initial weights, because there is a checkpoint."""
+    def quicktest(cls, recipe: Any, folder: Path) -> Any:
+        """Return a recipe of few epochs with few and small images, which may be written into a folder."""
+        return recipe
 
     @abstractmethod
-    def probe(self) -> MemoryProbe:
-        """Return the memory probe."""
+    def build(self, recipe: Any) -> nn.Module:
+        """Build the model, with the recipe's initial weights."""
 
     @abstractmethod
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[Any]:
         """Return the training batches."""
 
-    @abstractmethod
-    def validation_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[Any]:
-        """Return the batches of the validation images, for `evaluator`."""
+    def largest_example(self, batches: Batches[Any]) -> Any:
+        """Return the loaded training image that needs the most memory, or another where all need the same."""
+        return first_readable(batches, range(len(self.training)))
 
-    @abstractmethod
-    def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """Return the arguments that the model is called with for a batch."""
-
-    @abstractmethod
     def num_images(self, batch: Any) -> int:
         """Return the number of images of a batch that can be trained on."""
+        return len(batch.images)
 
     @abstractmethod
     def losses(self, batch: Any, recipe: Any) -> dict[str, Tensor]:
@@ -87,15 +81,26 @@ class Task(ABC):
         """Return the model card."""
 
     @abstractmethod
-    def evaluator(self, recipe: Any) -> Evaluator:
-        """Return the evaluator of the model on the validation images."""
+    def evaluator(self, recipe: Any, images: Any) -> Evaluator:
+        """Return the evaluator of the model on `validation` or `test`."""
 
-    def on_start(self, folder: Path) -> None:  # noqa: B027 - most tasks have nothing to write
-        """Write files into the run folder before training starts or resumes."""
+    def result(self, evaluation: Evaluation) -> dict[str, Any]:
+        """Return the fields of result.json about the trained model's evaluation."""
+        return dict(evaluation.metrics())
 
-    @abstractmethod
-    def finish(self, recipe: Any, folder: Path, log: "RunLog") -> dict[str, Any]:
-        """Evaluate the trained model, write figures into the folder, and return the task's fields of result.json.
+    def provenance(self) -> dict[str, Any]:
+        """Return the fields of result.json about the data."""
+        return {}
 
-        The field "unreadable" is required: one message per unreadable image.
-        """
+    def draw(self, evaluator: Any, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures
+        """Draw figures of the trained model's evaluation into the run folder."""
+
+
+def first_readable(batches: Batches[Any], indices: Iterable[int]) -> Any:
+    """Return the content of the first of the images that can be read."""
+    unreadable = ""
+    for sample in map(batches.sample, indices):
+        if not sample.unreadable:
+            return sample.content
+        unreadable = unreadable or sample.unreadable
+    raise InputError(f"none of the training images can be read; the first: {unreadable}")

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from coco_files import decode_mask
 
-from lambdanets.data.coco.annotations import AnnotatedImage, decode_mask
+from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.coco.objects import Object
 from lambdanets.data.coco.scattered_digits import write_scattered_digits

@@ -10,7 +10,6 @@ from lambdanets_lab.benchmark.measurement import (
     MeasureOptions,
     Prepared,
     measure_case,
-    measurement_settings,
     prepare_module,
 )
 from lambdanets_lab.benchmark.peers import Skipped
@@ -41,32 +40,15 @@ def failing_candidate(name, error):
     return Candidate(name, prepare)
 
 
-def test_incorrect_candidate_is_not_timed():
+def test_only_correct_candidates_are_timed():
     ran_names = []
-    rows = measure_case(Case({}, [candidate("right", 1e-6), candidate("wrong", 0.2, ran_names)]), [], TIMING)
+    failing = [failing_candidate("a", Skipped("not installed")), failing_candidate("b", RuntimeError("no\nkernel"))]
+    candidates = [*failing, candidate("wrong", 0.2, ran_names), candidate("right", 1e-6)]
+    rows = measure_case(Case({}, candidates), [], TIMING)
+    reason = "wrong: output has a relative error of 2.0e-01, the tolerance is 1e-04"
+    assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", reason, None]
+    assert [len(row.seconds) >= 3 for row in rows] == [False, False, False, True]
     assert ran_names == ["wrong"]
-    assert len(rows[0].seconds) >= 3
-    assert rows[1].seconds == []
-    assert rows[1].skip_reason.startswith("wrong: output has a relative error of 2.0e-01")
-
-
-def test_candidate_with_nan_output_is_incorrect():
-    (row,) = measure_case(Case({}, [candidate("nan", float("nan"))]), [], TIMING)
-    assert row.skip_reason.startswith("wrong")
-
-
-def test_failing_candidates_are_skipped_and_the_others_timed():
-    case = Case(
-        {},
-        [
-            failing_candidate("a", Skipped("not installed")),
-            failing_candidate("b", RuntimeError("no\nkernel")),
-            candidate("c"),
-        ],
-    )
-    rows = measure_case(case, [], TIMING)
-    assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", None]
-    assert [len(row.seconds) >= 3 for row in rows] == [False, False, True]
 
 
 def test_interrupted_case_is_marked_as_not_reached():
@@ -94,17 +76,3 @@ def test_peak_memory_excludes_gradients_of_earlier_runs():
     rows = measure_case(Case({}, [Candidate("a", lambda: prepared), Candidate("b", lambda: prepared)]), [], options)
     assert rows[0].peak_bytes == rows[1].peak_bytes >= 2 * x.nbytes  # output and input gradient
     assert rows[0].errors.keys() == {"output", "input gradient"}
-
-
-def test_threads_and_precision_are_restored():
-    before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
-    with measurement_settings(threads=before[0] + 1):
-        assert torch.get_num_threads() == before[0] + 1
-        assert not torch.backends.cudnn.allow_tf32
-    assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == before
-
-
-def test_allocator_errors_are_reported_as_out_of_memory():
-    message = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried ..."
-    (row,) = measure_case(Case({}, [failing_candidate("a", RuntimeError(message))]), [], TIMING)
-    assert row.skip_reason == "out of memory"

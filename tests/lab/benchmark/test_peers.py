@@ -31,14 +31,3 @@ def test_missing_peer_is_skipped_with_the_pip_command(monkeypatch):
     monkeypatch.setattr(peers, "installed_version", lambda package: None)
     with pytest.raises(peers.Skipped, match="not installed; pip install lambda-networks"):
         peers.build_peer("lambda-networks", LambdaLayer2d(16))
-
-
-def test_peer_that_fails_to_import_is_skipped_with_the_reason(monkeypatch):
-    monkeypatch.setattr(peers, "installed_version", lambda package: "1.0")
-
-    def fail_to_import(name):
-        raise ImportError("libnothing.so")
-
-    monkeypatch.setattr(peers.importlib, "import_module", fail_to_import)
-    with pytest.raises(peers.Skipped, match=r"cannot be imported: libnothing\.so"):
-        peers.build_peer("pylocron", LambdaLayer2d(16))

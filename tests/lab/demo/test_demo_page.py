@@ -13,8 +13,8 @@ import lambdanets as ln
 from lab.demo.browser import CHROMIUM, open_page
 from lab.demo.uploads import encode, readable_files, unreadable_files
 from lambdanets.inference.detector import Detector, build_detector
-from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training.detection.model import make_model_card
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
+from lambdanets.tasks.detection.task import make_model_card
 from lambdanets_lab.demo.examples import example_images
 
 pytest.importorskip("playwright", reason="playwright is not installed")

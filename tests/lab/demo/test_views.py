@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 import lambdanets as ln
-from lambdanets.errors import InputError
-from lambdanets.inference.detection_figures import MIN_SCORE
+from lambdanets.inference.drawing import MIN_SCORE
 from lambdanets.inference.label_images import COLUMNS
 from lambdanets_lab.demo.examples import example_images
 from lambdanets_lab.demo.views import attention_maps, predict_image
@@ -78,23 +77,6 @@ def test_maps_have_the_numbers_of_explain(digits, prediction):
     assert texts["largest-position"] == f"{attention.position[1].abs().max():.2g}"
     assert texts["high"] == max(texts["largest-content"], texts["largest-position"], key=float).join(("+", ""))
     assert texts["position"] == f"{round(100 * float(explanation.position_share(layer)[attention.at]))}%"
-
-
-def test_maps_differ_between_layers_heads_and_positions(prediction):
-    layers = [row["name"] for row in prediction.summary["layers"]]
-    choices = ((layers[0], 0, (1, 1)), (layers[0], 1, (1, 1)), (layers[0], 0, (6, 6)), (layers[1], 0, (1, 1)))
-    assert len({attention_maps(prediction, *choice)["maps"]["position"] for choice in choices}) == 4
-
-
-def test_unknown_layer_and_head_are_rejected(prediction):
-    layer = prediction.summary["layers"][0]["name"]
-    for choice, message in (
-        (("nothing", 0, (0, 0)), "layer must be one of"),
-        ((layer, 99, (0, 0)), "head must be less than 4, got 99"),
-        ((layer, 0, (8, 0)), "at must be a pixel of the image"),
-    ):
-        with pytest.raises(InputError, match=message):
-            attention_maps(prediction, *choice)
 
 
 def test_model_without_lambda_layers_has_no_maps(digits):

@@ -12,7 +12,7 @@ import torch
 import lambdanets as ln
 from lab.export.shallow_resnet import shallow_lambda_resnet
 from lambdanets.models.weights import WEIGHTS, save_weights
-from lambdanets.training.classification.model import build_model, make_model_card
+from lambdanets.tasks.classification.task import build_model, make_model_card
 from lambdanets_lab.export.export import Exported
 from noise_images import write_two_classes
 from training.detection.constructed_detector import write_constructed_detector

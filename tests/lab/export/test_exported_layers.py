@@ -82,8 +82,6 @@ DECODED = {
     "multi-head, L2 keys": (LambdaLayer1d, {"scope": 5, "multi_head": True, "normalize_keys": "l2"}, None),
     "maps": (LambdaLayer2d, {"scope": 3, "intra_depth": 2, "position_bias": True}, (3, 4)),
     "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 16)}, None),
-    "content only": (LambdaLayer, {"position": False}, None),
-    "position only": (LambdaLayer1d, {"scope": 5, "content": False}, None),
 }
 
 

@@ -10,7 +10,6 @@ from torch import nn
 import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.annotated_sets import open_evaluation_set
 from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets_lab.export import export as export_module
 from lambdanets_lab.export import quantization
@@ -109,14 +108,6 @@ def signal_is_handled():
     return bool(received)
 
 
-def test_file_with_low_int8_accuracy_is_not_kept(classifier, tmp_path, monkeypatch):
-    monkeypatch.setattr(export_module, "MAX_DROP", -0.5)
-    monkeypatch.setattr(RUNTIMES["onnx"].__class__, "quantize", lambda *arguments: ("fc",))
-    with pytest.raises(InputError, match=r"int8 must have a top-1 accuracy of at least .* got .* no file was written"):
-        ln.export(classifier, tmp_path / "m.onnx", int8=classifier.card.source.data, batch_size=32)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -138,7 +129,7 @@ def test_detector_accuracy_is_that_of_evaluate(tmp_path):
     pytest.importorskip("faster_coco_eval", reason="faster_coco_eval is not installed")
     write_constructed_detector(tmp_path)
     detector = ln.load(tmp_path / "initial.safetensors", device="cpu")
-    validation = open_evaluation_set(detector, None, None)
+    validation = detector.open_images()
     expected = DetectionEvaluator(detector, validation).evaluate().scores.summary()["segm"]["AP"]
     graph = export_module.make_graph(detector, None, 1)
     validation = open_validation_data(detector, str(tmp_path / "digits/train"), graph.shape, dynamic=True)
@@ -148,19 +139,3 @@ def test_detector_accuracy_is_that_of_evaluate(tmp_path):
     assert all(image.ndim == 4 and max(image.shape[2:]) == 96 for image in validation.calibration())
     padded = open_validation_data(detector, str(tmp_path / "digits/train"), (1, 3, 96, 128), dynamic=False)
     assert {image.shape for image in padded.calibration()} == {(1, 3, 96, 128)}
-
-
-def test_int8_of_a_packaged_detector_names_the_missing_data(tmp_path, capsys):
-    (tmp_path / "images").mkdir()
-    command = [
-        "export",
-        "nuclei",
-        "--to",
-        "onnx",
-        "--int8",
-        str(tmp_path / "images"),
-        "--out",
-        str(tmp_path / "m.onnx"),
-    ]
-    assert main(command) == 2
-    assert "int8 must be None for a detector without validation data" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from lambdanets.data.datasets import open_splits
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
-from lambdanets.locks import locked
+from lambdanets.work import locked
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import open_labels, read_table, select
 from lambdanets_lab.shards import write_shards

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lab.pseudo.label_tables import CONFIDENCES, Label, expected_copies, random_labels, read_copies, write_labels
 from lambdanets.errors import InputError, is_user_fixable
-from lambdanets.locks import locked_folder
+from lambdanets.work import WorkFolder
 from lambdanets_lab.pseudo import tables
 from lambdanets_lab.pseudo.tables import read_table, select
 
@@ -88,7 +88,7 @@ def test_rejects_keys_that_occur_twice_at_the_cutoff(tmp_path):
 
 def test_rejects_selecting_into_a_folder_in_use(tmp_path):
     write_labels(tmp_path / "in", [random_labels(30)])
-    with locked_folder(tmp_path / "out"), pytest.raises(InputError, match="out is in use by process"):
+    with WorkFolder(tmp_path / "out").open(), pytest.raises(InputError, match="out is in use by process"):
         select(tmp_path / "in", tmp_path / "out")
 
 

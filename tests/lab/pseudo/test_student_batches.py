@@ -17,9 +17,7 @@ from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.shards import open_shards
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training.classification.model import ClassificationProbe
-from lambdanets.training.distributed import World
-from lambdanets.training.micro_batches import with_micro_batch
+from lambdanets.training.micro_batches import accumulation_steps, images_per_rank
 from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.pseudo.student import PseudoLabeledImages, StudentImages, StudentOrder, StudentTask
 from training.teachers import CLASSES, write_selection
@@ -156,15 +154,13 @@ def test_ranks_and_micro_batches_divide_both_sets(accumulation_steps):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("labeled_images", [2, 3, 8])
 @pytest.mark.parametrize("ratio", [0.5, 1.25, 14.0])
-def test_loader_accepts_the_micro_batches_chosen_for_memory(ratio, labeled_images, world_size, monkeypatch):
-    monkeypatch.setattr("lambdanets.training.micro_batches.largest_micro_batch", lambda *_: 2)
+def test_loader_accepts_the_micro_batches_chosen_for_memory(ratio, labeled_images, world_size):
     recipe = StudentRecipe(**vars(replace(DIGITS, batch_size=4)), pseudo_ratio=ratio)
     if min(4, labeled_images) // world_size + recipe.pseudo_batch_size // world_size < 2:
         return
     for rank in range(world_size):
-        world = World(rank, world_size, rank, world_size)
-        probe = ClassificationProbe(recipe, 3)
-        batch_slice = with_micro_batch(recipe, probe, torch.nn.Identity(), labeled_images, world)[1]
+        steps = accumulation_steps(*images_per_rank(recipe, labeled_images, world_size), 2, 2)
+        batch_slice = BatchSlice(rank, world_size, steps)
         sizes = {"labeled": labeled_images, "pseudo_batch_size": recipe.pseudo_batch_size}
         batches = [*make_loader(**sizes, batch_slice=batch_slice)]
         assert len(batches) > 0

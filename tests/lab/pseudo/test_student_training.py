@@ -11,7 +11,7 @@ from lambdanets.data.datasets import open_splits, subset
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.shards import write_shards
 from training.runs import assert_same_result, interrupted_run

@@ -3,15 +3,6 @@ import pytest
 from lambdanets_lab.tables import complexity
 
 
-def test_factors_are_letters_and_sums():
-    assert complexity.factors("bnm(hk+d)") == {"b": 1, "n": 1, "m": 1, "(hk+d)": 1}
-    assert complexity.factors("bnmkd/h") == {"b": 1, "n": 1, "m": 1, "k": 1, "d": 1, "h": -1}
-
-
-def test_evaluates_a_sum_of_products():
-    assert complexity.factor_value("(hk+d)", {"h": 2, "k": 3, "d": 5}) == 11
-
-
 def test_fits_the_exponents_of_a_power_law():
     sizes = [{"b": b, "n": n, "h": h} for b in (1, 3) for n in (2, 8) for h in (2, 4)]
     measured = [(s, 7 * s["b"] * s["n"] ** 2 / s["h"]) for s in sizes]
@@ -38,7 +29,3 @@ def test_dependence_on_a_size_outside_the_term_is_a_mismatch():
 )
 def test_operations_have_the_papers_time_complexity(table, row, term):
     assert complexity.matches_term(term, complexity.exponents(table, row, term))
-
-
-def test_multi_head_layer_is_more_expensive_than_multi_query():
-    assert not complexity.matches_term("bnmkd/h", complexity.exponents("6", "multi-head", "bnmkd/h"))

@@ -1,5 +1,4 @@
 import json
-import os
 
 import pytest
 
@@ -96,45 +95,12 @@ def test_names_candidates_faster_than_the_lambda_layer(layer_file):
     )
 
 
-def test_ratios_of_table_4_refer_to_the_lambda_layer(tmp_path):
-    rows = [
-        row("4", "global self-attention", 4.0),
-        row("4", "axial self-attention", 3.0),
-        row("4", "lambda layer", 2.0),
-    ]
-    values = read([write_results(tmp_path / "m.json", tables_results(rows))]).values
-    note = values["4", "axial self-attention", "throughput"][1]
-    assert note == "0.67x the speed of lambda layer (paper: 0.83x); batch 2, 224 px"
-    assert values["4", "global self-attention", "throughput"][1] == "0.50x the speed of lambda layer; batch 2, 224 px"
-
-
-def test_slowdown_is_missing_without_its_baseline(tmp_path):
-    rows = [row("5", "LambdaResNet-152", None), row("5", "EfficientNet-B7", 3.0)]
-    values = read([write_results(tmp_path / "m.json", tables_results(rows))]).values
-    assert values["5", "EfficientNet-B7", "inference throughput"] == (2 / 3, "batch 2, 600 px")
-    assert not any("slowdown" in column for _, _, column in values)
-
-
-def test_speeds_of_table_10_are_an_additional_table(tmp_path):
-    rows = [row("10", "3x3", 1.0), row("10", "23x23", 2.0)]
-    (table,) = read([write_results(tmp_path / "m.json", tables_results(rows))]).additional["10"]
-    assert table.rows == (("3x3", "2.00", "1.00", ""), ("23x23", "1.00", "0.50", ""))
-
-
 def test_rejects_files_from_different_machines(measurements_file, tmp_path):
     other = write_results(tmp_path / "o.json", tables_results([]) | {"versions": {"torch": "3"}})
     with pytest.raises(
         InputError, match="must be from the same machine and setup, got P, 2 of 2 cores, PyTorch 2, float32, and P"
     ):
         read([measurements_file, other])
-
-
-def test_benchmark_without_our_layer_has_no_ratios(layer_file):
-    content = json.loads(layer_file.read_text())
-    content["rows"][0] |= {"skip_reason": "not reached", "median_seconds": None}
-    layer_file.write_text(json.dumps(content))
-    (table,) = read([layer_file]).additional["4"]
-    assert table.rows == (("7x7x64", "7", "inference", "[1]", "1.0", "[2]", "3.0", ""),)
 
 
 def test_several_files_are_read_together(measurements_file, layer_file):
@@ -146,15 +112,6 @@ def test_several_files_are_read_together(measurements_file, layer_file):
 
 @pytest.mark.parametrize("content", [{}, {"kind": "model", "rows": []}, tables_results([{}]), tables_results(3)])
 def test_rejects_files_that_are_not_results(tmp_path, content):
-    (tmp_path / "nested.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"must be results\.json of lambdanets benchmark"):
-        read([tmp_path / "nested.json"])
     path = write_results(tmp_path / "other.json", content)
     with pytest.raises(InputError, match=r"must be results\.json of lambdanets benchmark"):
         read([path])
-
-
-def test_rejects_a_named_pipe_without_blocking(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="pipe: it is a named pipe, not a file"):
-        read([tmp_path / "pipe"])

@@ -28,11 +28,6 @@ def test_values_are_rounded_to_the_papers_digits():
     assert PaperNumber("3", "r", "params", 15, "M", 0.1).text() == "15.0"
 
 
-def test_text_cannot_be_compared_with_a_number():
-    with pytest.raises(ValueError, match="value must be a number to be compared with 1, got 'OOM'"):
-        PaperNumber("4", "r", "throughput", "OOM", "ex/s", None).matches(1)
-
-
 def test_57_of_69_countable_numbers_match(comparisons):
     countable = [c for c in comparisons if c.countable]
     assert len(countable) == 69
@@ -49,23 +44,10 @@ def test_all_mismatches_are_listed_as_unreproducible(comparisons):
     assert [c for c in comparisons if c.verdict == verdicts.DIFFERS] == []
 
 
-@pytest.mark.parametrize("table", ["9", "10", "16", "17"])
-def test_flops_match_the_paper(comparisons, table):
-    flops = [c for c in comparisons if c.paper.table == table and c.paper.column == "FLOPs"]
-    assert flops
-    assert all(c.paper.matches(c.ours) or c.paper.row == "MobileNet-v2" for c in flops)
-
-
 def test_note_explains_uncounted_table_entries(comparisons):
     (comparison,) = [c for c in comparisons if c.paper.row == "k=32,h=8,u=1" and c.paper.column == "params"]
     assert (comparison.verdict, comparison.ours) == (MATCH, 15.7414)
     assert comparison.note == "without table entries that no 224-pixel image uses; with them 15.764"
-
-
-def test_networks_of_other_papers_are_not_counted(comparisons):
-    other_networks = [c for c in comparisons if c.verdict == verdicts.OTHER_NETWORK]
-    assert [c.paper.row[:4] for c in other_networks] == ["conv", "conv", "loca", "loca", "loca"]
-    assert all(c.ours and c.note and not c.countable for c in other_networks)
 
 
 def test_table_19_is_computed_from_the_models(comparisons):
@@ -79,13 +61,6 @@ def test_wrong_number_differs():
     (comparison,) = compare([replace(number, value=15.1)])
     assert comparison.verdict == verdicts.DIFFERS
     assert summary([comparison]) == "0 of 1 countable numbers match; 0 not reproducible (see notes); 1 differs"
-
-
-def test_accuracies_are_marked_as_not_reproduced(comparisons):
-    accuracies = [c for c in comparisons if "top-1" in c.paper.column or c.paper.column.startswith("AP")]
-    assert len(accuracies) > 100
-    assert all(c.ours is None for c in accuracies)
-    assert {c.verdict for c in accuracies} == {verdicts.NOT_REPRODUCED}
 
 
 def test_every_table_has_a_title_and_a_paragraph():
@@ -117,9 +92,3 @@ def table_rows(markdown, name):
     heading = name if name.startswith("Table") else f"Table {name}." if name.isdigit() else TITLES[name]
     section = markdown.split(f"## {heading}")[1].split("\n## ")[0]
     return [row for row in section.splitlines() if row.startswith("|")]
-
-
-def test_unreproducible_numbers_have_a_note_with_the_reason(comparisons):
-    markdown = to_markdown([c for c in comparisons if c.paper.table == "12"])
-    assert "| C-C-L-L | 15.4 | 15.560 | no [1] |" in markdown
-    assert "- [1] not reproducible: contradicts the other rows" in markdown

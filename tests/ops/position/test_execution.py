@@ -1,4 +1,3 @@
-import copy
 import math
 import threading
 
@@ -77,20 +76,6 @@ def test_prepared_table_is_not_used_after_the_table_changes(change, algorithm):
         torch.testing.assert_close(after, expected, rtol=1e-11, atol=1e-10)
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@algorithms
-def test_training_uses_the_table_after_each_change(change, algorithm):
-    queries, _, values = (x.requires_grad_() for x in make_inputs(GRID, SIDES))
-    layer = PositionLayer(algorithm)
-    for _ in range(2):
-        results = torch.autograd.grad(layer(queries, values).square().sum(), (queries, layer.table, values))
-        leaves = [x.detach().clone().requires_grad_() for x in (queries, layer.table, values)]
-        other = "query_order" if algorithm != "query_order" else "row_transform"
-        output = position_interaction(*leaves, GRID, algorithm=other)
-        assert_all_close(results, torch.autograd.grad(output.square().sum(), leaves), 1e-10)
-        change(layer)
-
-
 @algorithms
 def test_prepared_table_shares_no_memory_with_the_table(algorithm):
     # With k = u = 1, what is prepared may have the memory layout of the table.
@@ -101,15 +86,6 @@ def test_prepared_table_shares_no_memory_with_the_table(algorithm):
     # This table has the address and the values of the previous one, but other strides.
     result = position_interaction(queries, memory.T.unsqueeze(-1), values, (4, 4), algorithm=algorithm)
     torch.testing.assert_close(result, definition.position_interaction(queries, table, values, (4, 4)))
-
-
-def test_table_is_prepared_once_for_several_calls(monkeypatch):
-    spy = Spy("query_order")
-    monkeypatch.setitem(ALGORITHMS, "query_order", spy)
-    inputs = make_inputs(GRID, SIDES)
-    for _ in range(3):
-        position_interaction(*inputs, GRID, algorithm="query_order")
-    assert spy.num_prepared == 1
 
 
 def test_prepared_tables_are_evicted_in_lru_order_at_the_limit(monkeypatch):
@@ -161,22 +137,6 @@ def test_results_are_thread_safe(algorithm):
     for thread in threads:
         thread.join()
     assert not failures, failures[0]
-
-
-# grid, sides of the table
-SHAPES = {"tiled": ((9, 24), (3, 3)), "whole": ((5, 6), (11, 11)), "sequence": ((40,), (5,))}
-
-
-@pytest.mark.parametrize(("grid", "sides"), SHAPES.values(), ids=SHAPES.keys())
-@algorithms
-def test_second_call_does_not_overwrite_results_of_the_first(algorithm, grid, sides):
-    first, second = (make_inputs(grid, sides, batch=b) for b in (2, 1))
-    for inputs in (first, [x + 1 for x in first], second):
-        results = run(first, grid, algorithm=algorithm)
-        copies = [x.clone() for x in results]
-        run(inputs, grid, algorithm=algorithm)
-        for result, untouched in zip(results, copies, strict=True):
-            assert torch.equal(result, untouched)
 
 
 @algorithms
@@ -267,15 +227,6 @@ def test_forward_saves_only_its_inputs(algorithm, grid, sides, u, causal, dilati
 
 
 @algorithms
-def test_backward_works_under_hooks_of_saved_tensors(algorithm):
-    inputs = [x.requires_grad_() for x in make_inputs(GRID, SIDES)]
-    expected = torch.autograd.grad(position_interaction(*inputs, GRID, algorithm=algorithm).sum(), inputs)
-    with torch.autograd.graph.save_on_cpu():
-        actual = torch.autograd.grad(position_interaction(*inputs, GRID, algorithm=algorithm).sum(), inputs)
-    assert_all_close(actual, expected)
-
-
-@algorithms
 def test_dilated_forward_pass_saves_only_its_padded_inputs(algorithm):
     inputs = [x.requires_grad_() for x in make_inputs((5, 7), (3, 3))]
     saved = []
@@ -283,17 +234,6 @@ def test_dilated_forward_pass_saves_only_its_padded_inputs(algorithm):
         position_interaction(*inputs, (5, 7), dilation=2, algorithm=algorithm)
     padding_factor = (6 * 8) / (5 * 7)
     assert sum(x.numel() for x in saved) <= padding_factor * sum(x.numel() for x in inputs)
-
-
-@algorithms
-def test_deepcopy_does_not_share_the_prepared_table(algorithm):
-    queries, _, values = make_inputs(GRID, SIDES)
-    layer = PositionLayer(algorithm)
-    before = layer(queries, values)
-    copied = copy.deepcopy(layer)
-    in_place_multiply(copied)
-    torch.testing.assert_close(copied(queries, values), -2 * before, rtol=1e-11, atol=1e-10)
-    assert torch.equal(layer(queries, values), before)
 
 
 @algorithms

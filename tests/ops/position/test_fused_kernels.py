@@ -11,7 +11,6 @@ from interpreted_fused import CASES
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.fused import Fused, kernels_for_dtype
-from lambdanets.ops.position.fused_sizes import ProgramSizes, choose_program_sizes, choose_table_grid, choose_tile_shape
 from scripts import load_script
 
 PROBLEM = Problem(
@@ -146,37 +145,6 @@ def test_workspace_includes_partial_table_gradients(monkeypatch):
     assert Fused(one).cost().workspace_bytes > 1 << 30  # 2,044 MiB of float32 partial sums
     # the size of the partial sums does not depend on the batch
     assert Fused(one).cost().workspace_bytes == Fused(eight).cost().workspace_bytes
-
-
-@pytest.mark.parametrize(
-    ("grid", "radius", "expected"),
-    [
-        ((1, 50), (0, 50), (1, 16, 1, 32)),  # a sequence: a single row
-        ((56, 56), (11, 11), (2, 8, 8, 4)),  # at most 24 rows and 30 columns: 3 x 8 steps
-        ((7, 7), (6, 6), (2, 8, 4, 8)),
-    ],
-)
-def test_tiles_have_the_shape_with_the_fewest_steps(grid, radius, expected):
-    assert choose_tile_shape(grid, radius, 16, 32) == expected
-
-
-def test_table_gradient_uses_more_rows_on_narrow_maps():
-    def step(grid, radius):
-        return choose_table_grid(grid, radius, 1, ProgramSizes(8, 4, 64, 64, 4))[2][:2]
-
-    assert step((1, 50), (0, 49)) == (1, 64)
-    assert step((7, 7), (6, 6))[1] == 8
-    assert step((56, 56), (11, 11)) == (8, 8)
-
-
-def test_small_batches_use_fewer_examples_per_program():
-    def examples(batch, kernel="forward_query_order", v=16):
-        return choose_program_sizes(kernel, (9, 0), 2, batch, 4, v).examples
-
-    assert examples(128) == 8
-    assert examples(2) == 2
-    assert examples(1) == 2  # with fewer, some threads would have nothing to load
-    assert examples(1, "grad_table", v=64) == 4  # at least 16 rows of examples and heads
 
 
 @pytest.mark.parametrize(

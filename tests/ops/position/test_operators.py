@@ -34,7 +34,7 @@ def test_operator_passes_opcheck(case, algorithm, has_content):
     opcheck(position_interaction_operator, (*inputs, content, grid, causal, algorithm))
 
 
-@pytest.mark.parametrize(("has_content", "needs_grad"), zip(CONTENT, NEEDS_GRAD, strict=True))
+@pytest.mark.parametrize(("has_content", "needs_grad"), [*zip(CONTENT, NEEDS_GRAD, strict=True)])
 def test_operators_pass_opcheck_in_float16(has_content, needs_grad):
     queries, table, values = make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3, dtype=torch.float16)
     content = torch.randn(2, 2, 3) if has_content else None
@@ -44,7 +44,7 @@ def test_operators_pass_opcheck_in_float16(has_content, needs_grad):
     opcheck(backward_operator, (grad_output, *options, needs_grad))
 
 
-@pytest.mark.parametrize(("case", "needs_grad"), zip(CASES.values(), NEEDS_GRAD * 2, strict=True))
+@pytest.mark.parametrize(("case", "needs_grad"), [*zip(CASES.values(), NEEDS_GRAD * 2, strict=True)])
 def test_backward_operator_passes_opcheck(case, needs_grad):
     grid, sides, u, causal = case
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from interactions import Spy, assert_all_close, make_inputs, run
+from interactions import assert_all_close, make_inputs, run
 
 import lambdanets as ln
 from lambdanets.ops.position.choose import ALGORITHMS
@@ -37,23 +37,6 @@ def test_query_order_equals_row_transform_for_any_tiling(monkeypatch, grid, side
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="row_transform")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="query_order"), expected)
-
-
-@pytest.mark.parametrize("v", [1, 64], ids=["batched", "separate"])
-def test_batched_and_separate_products_have_the_same_gradients(v):
-    # 16 * 49 * 49 multiply-adds per channel; from 2 million on, products are separate calls.
-    inputs = make_inputs((7, 7), (13, 13), heads=16, v=v)
-    expected = run(inputs, (7, 7), algorithm="row_transform")
-    assert_all_close(run(inputs, (7, 7), algorithm="query_order"), expected)
-
-
-def test_split_batch_equals_the_full_batch(monkeypatch):
-    inputs = make_inputs((6, 7), (5, 5), batch=5)
-    expected = run(inputs, (6, 7), algorithm="query_order")
-    spy = Spy("query_order", max_batch=2)
-    monkeypatch.setitem(ALGORITHMS, "query_order", spy)
-    assert_all_close(run(inputs, (6, 7), algorithm="query_order"), expected)
-    assert [len(queries) for queries in spy.queries] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("algorithm", ["query_order", "row_transform"])

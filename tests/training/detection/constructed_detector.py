@@ -21,9 +21,9 @@ from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.detection import METRICS
 from lambdanets.inference.detector import Detector
 from lambdanets.models.weights import save_weights
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection.model import build_model, make_model_card
-from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.detection.task import build_model, make_model_card
 from training.detection.tiny_detection import (
     NUM_TRAINING_IMAGES,
     NUM_VALIDATION_IMAGES,

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lambdanets.data.coco.annotations import decode_mask
+from data.coco.coco_files import decode_mask
 from lambdanets.data.coco.loader import image_to_tensor
 
 

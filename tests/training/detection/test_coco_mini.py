@@ -8,8 +8,8 @@ import pytest
 from synthetic_detections import pycocotools_scores
 
 from lambdanets.cli import main
+from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.training import run
-from lambdanets.training.detection.recipe import DetectionRecipe
 
 VARIABLE = "LAMBDANETS_COCO_MINI"
 
@@ -53,7 +53,7 @@ def test_trains_and_scores_on_coco_images(coco, tmp_path, capsys):
     assert result["images"] == 57
     assert result["unreadable"] == []
     assert (tmp_path / "run/metrics.csv").read_text().splitlines()[-1].startswith("2,1,val,")
-    command = ["detect", "evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    command = ["evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
     assert main([*command, "--data", paths["data"], "--images", paths["images"]]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"masks  AP {result['segm']['AP']:.4f}")
     results = json.loads((tmp_path / "out/results.json").read_bytes())

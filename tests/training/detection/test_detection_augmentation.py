@@ -17,10 +17,9 @@ from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.order import BatchSlice
-from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.coco.loaders import augmented_batches
-from lambdanets.training.detection.augmentation import augment
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
+from lambdanets.tasks.coco.task import augmented_batches, open_datasets
+from lambdanets.tasks.detection.augmentation import augment
 from training.detection.tiny_detection import tiny_recipe
 
 RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)

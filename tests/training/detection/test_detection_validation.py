@@ -4,12 +4,12 @@ import pytest
 
 from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.detector import Detector
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection.model import make_model_card
-from lambdanets.training.detection.task import DetectionTask
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.detection.task import DetectionTask, make_model_card
 from lambdanets.training.module import TrainingModule
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
+from training.runs import task_with
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def test_missed_objects_lower_the_average_precision(recipe_and_images):
 
 def make_module(recipe, images, blind=()):
     model = Oracle(images, blind)
-    module = TrainingModule(DetectionTask(recipe, images, images, "digits", model), recipe, 1)
+    task = task_with(DetectionTask, recipe, model)
+    task.validation = images
+    module = TrainingModule(task, recipe, 1)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     module.on_validation_epoch_start()
     return module
@@ -54,7 +56,8 @@ def make_module(recipe, images, blind=()):
 def test_validation_metrics_equal_those_of_evaluate(recipe_and_images):
     recipe, images = recipe_and_images
     module = make_module(recipe, images, blind=(0, 1))
-    for batch_idx, batch in enumerate(module.task.validation_batches(recipe, module.batch_slice)):
+    evaluator = module.task.evaluator(recipe, images)
+    for batch_idx, batch in enumerate(evaluator.batches(module.task.EVALUATION_BATCH_SIZE)):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
     evaluation = evaluate_oracle(recipe, images, blind=(0, 1))

@@ -1,64 +1,26 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-from lambdanets.data.coco.annotations import Category
-from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
-from lambdanets.inference.detection import DetectionEvaluator
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load, load_one_of
-from lambdanets.inference.model_card import DetectorCard
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
-from lambdanets.recipes.detection.digits import recipe as DIGITS
 from lambdanets.recipes.digits import recipe as CLASSIFIER
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
+from lambdanets.tasks.classification import task as classification
+from lambdanets.tasks.detection.task import build_model, make_model_card
 from lambdanets.training import run
-from lambdanets.training.classification import model as classification
-from lambdanets.training.detection.model import build_model, make_model_card
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES, merge_into_two_categories, tiny_recipe
 from training.runs import load_weights
 
 PREDICTORS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
-
-
-@pytest.fixture(scope="module")
-def pixels():
-    random = np.random.default_rng(0)
-    return [torch.from_numpy(random.random((3, *size), np.float32)) for size in ((40, 60), (33, 20))]
-
-
-@pytest.mark.parametrize("name", ["weights.safetensors", "checkpoints/last.ckpt"])
-def test_weight_file_checkpoint_and_run_folder_detect_the_same(name, trained_detector, pixels):
-    expected, actual = (load(trained_detector / "run" / path) for path in ("", name))
-    assert actual.categories == expected.categories == tuple(Category(**category) for category in TWO_CATEGORIES)
-    assert actual.card == expected.card
-    for from_run, from_file in zip(expected.detect(pixels), actual.detect(pixels), strict=True):
-        assert len(from_run["boxes"]) > 0
-        assert all(torch.equal(from_run[key], from_file[key]) for key in ("boxes", "labels", "scores", "masks"))
-
-
-def test_loaded_detector_reproduces_the_scores_of_the_run(trained_detector):
-    detector = load(trained_detector / "run")
-    evaluation = DetectionEvaluator(detector, open_validation(detector.card, detector.categories)).evaluate()
-    result = json.loads((trained_detector / "run/result.json").read_text())
-    assert evaluation.results
-    assert evaluation.scores.summary() == {iou_type: result[iou_type] for iou_type in ("bbox", "segm")}
-
-
-def test_detections_do_not_depend_on_the_batch_size(trained_detector):
-    detector = load(trained_detector / "run")
-    validation = open_validation(detector.card, detector.categories)
-    single, batched = (DetectionEvaluator(detector, validation).evaluate(size) for size in (1, 2))
-    assert len(single.results) == len(batched.results) > 0
-    for expected, actual in zip(single.results, batched.results, strict=True):
-        assert actual["category_id"] == expected["category_id"]
-        assert actual["bbox"] == pytest.approx(expected["bbox"], abs=1e-3)
 
 
 def test_weights_of_other_categories_keep_all_but_the_predictors(trained_detector):
@@ -196,4 +158,4 @@ def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_p
 def test_load_detector_rejects_a_classifier(tmp_path):
     write_classifier(tmp_path / "weights.safetensors")
     with pytest.raises(InputError, match="must be a detection model, got a classification model"):
-        load_one_of([DetectorCard], tmp_path / "weights.safetensors")
+        load_one_of((Detector,), tmp_path / "weights.safetensors")

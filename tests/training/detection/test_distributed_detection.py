@@ -17,16 +17,15 @@ from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import METRICS, DetectionEvaluator
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.detection.model import build_model
-from lambdanets.training.detection.recipe import DetectionRecipe
-from lambdanets.training.detection.task import DetectionTask
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.detection.task import DetectionTask, build_model
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_metrics
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-from training.runs import assert_same_result, run_on_two_ranks, train_on_ranks
+from training.runs import assert_same_result, run_on_two_ranks, task_with, train_on_ranks
 
 NUM_IMAGES = 2
 
@@ -42,8 +41,7 @@ def repeat_image(count: int) -> AnnotatedBatch:
 
 
 def make_module(recipe: DetectionRecipe, model: nn.Module, batch_slice: BatchSlice) -> TrainingModule:
-    training, validation, source = open_datasets(recipe)
-    module = TrainingModule(DetectionTask(recipe, training, validation, source, model), recipe, 1, batch_slice)
+    module = TrainingModule(task_with(DetectionTask, recipe, model), recipe, 1, batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     return module
 
@@ -112,7 +110,8 @@ def validate(recipe: DetectionRecipe, batch_slice: BatchSlice) -> tuple[dict[str
         original = DetectionEvaluator.score
         patch.setattr(DetectionEvaluator, "score", score)
         module.on_validation_epoch_start()
-        for batch_idx, batch in enumerate(module.task.validation_batches(recipe, batch_slice)):
+        batches = module.task.evaluator(recipe, images).batches(1, 0, batch_slice)
+        for batch_idx, batch in enumerate(batches):
             module.validation_step(batch, batch_idx)
         module.on_validation_epoch_end()
     return module.validation_metrics, scored
@@ -131,11 +130,11 @@ def test_two_ranks_evaluate_all_validation_images(tmp_path):
 
 
 def resume_on_rank(rank: int, folder: Path) -> tuple[int, str]:
-    """Resume a run with `lambdanets detect train` on one of two ranks; return the exit code and stdout."""
+    """Resume a run with `lambdanets train` on one of two ranks; return the exit code and stdout."""
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        return main(["detect", "train", "--resume", str(folder)]), output.getvalue()
+        return main(["train", "--resume", str(folder)]), output.getvalue()
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ from torch import nn
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.inference.detection import DetectionEvaluator
-from lambdanets.inference.detection_figures import draw_detections
 from lambdanets.inference.detector import Detector
-from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training.detection.augmentation import augment
-from lambdanets.training.detection.model import make_model_card
+from lambdanets.inference.figures import draw_detections
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
+from lambdanets.tasks.detection.augmentation import augment
+from lambdanets.tasks.detection.task import make_model_card
 
 HEIGHT, WIDTH, NUM_OBJECTS = 350, 1000, 8_000
 MAX_BYTES = 2**30  # all masks together have 2.8 GB

@@ -10,10 +10,9 @@ from data.coco.coco_files import image, write
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection import DetectionEvaluator
 from lambdanets.inference.detector import Detector
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.coco.loaders import augmented_batches
-from lambdanets.training.detection.augmentation import augment
-from lambdanets.training.detection.model import build_model, make_model_card
+from lambdanets.tasks.coco.task import augmented_batches, open_datasets
+from lambdanets.tasks.detection.augmentation import augment
+from lambdanets.tasks.detection.task import build_model, make_model_card
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 

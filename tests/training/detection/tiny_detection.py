@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.data.coco.scattered_digits import CATEGORY_IDS, write_scattered_digits
-from lambdanets.recipes.detection.digits import recipe as DIGITS
-from lambdanets.training.detection.recipe import DetectionRecipe
+from lambdanets.recipes.scattered_digits import recipe as DIGITS
+from lambdanets.tasks.detection.recipe import DetectionRecipe
 from training.runs import SEED
 
 NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 4, 2

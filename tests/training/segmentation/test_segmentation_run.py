@@ -1,7 +1,6 @@
 """Segmentation runs from end to end. Behavior that all tasks share is tested in training/test_run.py."""
 
 import csv
-import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -18,39 +17,19 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation import SegmentationEvaluator
 from lambdanets.inference.segmenter import Segmenter
+from lambdanets.tasks.coco.task import open_datasets
+from lambdanets.tasks.segmentation.task import SegmentationTask, build_model, make_model_card
 from lambdanets.training import run
-from lambdanets.training.coco.data import open_datasets
-from lambdanets.training.memory import training_memory
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.segmentation.model import SegmentationProbe, build_model, make_model_card
-from lambdanets.training.segmentation.task import SegmentationTask
-from lambdanets.training.tasks import read_recipe
+from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import edit_annotations
-from training.runs import assert_same_result, interrupted_run, load_weights, run_on_two_ranks, train_on_ranks
+from training.runs import assert_same_result, load_weights, run_on_two_ranks, train_on_ranks
 from training.segmentation.tiny_segmentation import CLASSES, tiny_segmentation
 
 
 def read_metrics(folder, split):
     with (folder / "metrics.csv").open() as file:
         return [row for row in csv.DictReader(file) if row["split"] == split]
-
-
-def test_segmentation_run_writes_its_files_and_result(trained_segmenter):
-    folder = trained_segmenter / "run"
-    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert files == {
-        *("recipe.json", "metrics.csv", "curves.png", "predictions.png", "weights.safetensors"),
-        *("result.json", "checkpoints/last.ckpt", "checkpoints/before.ckpt", "checkpoints/best.ckpt"),
-        *(name for name in files if name.startswith("tensorboard/events")),
-    }
-    result = json.loads((folder / "result.json").read_text())
-    assert [entry["name"] for entry in result["classes"]] == list(CLASSES)
-    assert result["dice"] == pytest.approx(sum(entry["dice"] for entry in result["classes"][1:]) / 2)
-    assert 0 <= result["iou"] <= result["dice"] <= 1
-    assert result["images"] == 2
-    assert result["dropped"] == {"training": {}, "validation": {}}
-    assert result["initial_weights"] is None
-    assert result["recipe"]["task"] == "segmentation"
 
 
 def test_a_compiled_run_does_not_compile_for_each_size_of_images(tmp_path, monkeypatch):
@@ -71,28 +50,6 @@ def test_killed_segmentation_run_resumes_bit_identically(trained_segmenter, tmp_
     assert train_on_ranks(recipe, folder, 1, kill_at=3) == [-signal.SIGKILL]
     run.resume(folder)
     assert_same_result(trained_segmenter / "run", folder)
-
-
-def test_segmentation_metrics_have_losses_and_scores(trained_segmenter):
-    training, validation = (read_metrics(trained_segmenter / "run", split) for split in ("train", "val"))
-    metrics = ["dice", "iou", "boundary_f1"]
-    assert list(training[0])[:-4] == ["step", "epoch", "split", "loss", "cross_entropy", "dice_loss", *metrics]
-    for row in training:
-        assert float(row["loss"]) == pytest.approx(float(row["cross_entropy"]) + float(row["dice_loss"]), abs=1e-5)
-        assert {row[name] for name in metrics} == {""}
-    result = json.loads((trained_segmenter / "run/result.json").read_text())
-    assert len(validation) == 2
-    assert all(float(validation[-1][name]) == pytest.approx(result[name], abs=1e-6) for name in metrics)
-
-
-def test_interrupted_segmentation_resumes_bit_identically(trained_segmenter, tmp_path, monkeypatch):
-    # 2 steps per epoch and a checkpoint after each step; interrupted in mid-epoch and after the first epoch
-    recipe = replace(read_recipe(trained_segmenter / "run/recipe.json"), micro_batch=1, ema_decay=0.9)
-    run.start(recipe, tmp_path / "uninterrupted")
-    for step in (1, 2):
-        interrupted_run(recipe, tmp_path / "resumed", monkeypatch, step)
-    run.resume(tmp_path / "resumed")
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "resumed")
 
 
 def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
@@ -116,9 +73,8 @@ def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
 
 def make_module(recipe, batch_slice=None):
     torch.manual_seed(0)
-    training, validation, source = open_datasets(recipe)
-    names = [category.name for category in validation.categories]
-    task = SegmentationTask(recipe, training, validation, source, build_model(recipe, names).eval())
+    task = SegmentationTask(recipe)
+    task.model = task.build(recipe).eval()
     module = TrainingModule(task, recipe, 1, batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     return module
@@ -127,7 +83,8 @@ def make_module(recipe, batch_slice=None):
 def validate(recipe, batch_slice):
     module = make_module(recipe, batch_slice)
     module.on_validation_epoch_start()
-    for batch_idx, batch in enumerate(module.task.validation_batches(recipe, batch_slice)):
+    evaluator = module.task.evaluator(recipe, module.task.validation)
+    for batch_idx, batch in enumerate(evaluator.batches(1, 0, batch_slice)):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
     return module.validation_metrics
@@ -222,16 +179,3 @@ def test_weights_of_other_categories_reinitialize_only_the_last_layer(trained_se
             if state[name].shape != trained[name].shape or not torch.equal(state[name], trained[name])
         }
         assert changed == (set() if names == CLASSES[1:] else {"head.weight", "head.bias"})
-
-
-def test_result_names_the_initial_weights_of_a_resumed_segmentation(trained_segmenter, tmp_path, monkeypatch):
-    recipe = tiny_segmentation(trained_segmenter / "digits", weights=str(trained_segmenter / "run"), epochs=1)
-    result = run.resume(interrupted_run(recipe, tmp_path / "run", monkeypatch, 1))
-    assert result["initial_weights"]["name"].endswith("run/weights.safetensors")
-
-
-def test_memory_of_a_segmenter_grows_with_the_crop(tmp_path):
-    recipe = tiny_segmentation(tmp_path / "digits", model="unet_small")
-    small, large = (training_memory(SegmentationProbe(replace(recipe, image_size=size), ("a",))) for size in (64, 128))
-    assert small[0] == large[0]
-    assert large[1] / small[1] == pytest.approx(4, rel=0.05)

@@ -9,10 +9,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import lambdanets as ln
-from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.errors import InputError
+from lambdanets.inference.drawing import class_color, overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.segmentation_figures import class_color, overlay_classes
 from training.segmentation.tiny_segmentation import CLASSES
 
 
@@ -26,13 +25,9 @@ def photos(trained_segmenter):
     return sorted((trained_segmenter / "digits/train").iterdir())
 
 
-@pytest.mark.parametrize("name", ["", "weights.safetensors", "checkpoints/last.ckpt", "checkpoints/best.ckpt"])
-def test_load_accepts_every_file_of_a_segmentation_run(name, trained_segmenter):
-    model = ln.load(trained_segmenter / "run" / name)
-    assert isinstance(model, ln.Segmenter)
-    assert repr(model) == "Segmenter(lambda_unet_small, 3 classes)"
-    assert model.classes == CLASSES
-    assert [(category.id, category.name) for category in model.categories] == [(4, "others"), (7, "with a loop")]
+def test_classes_of_a_segmenter_begin_with_the_background(segmenter):
+    assert segmenter.classes == CLASSES
+    assert [(category.id, category.name) for category in segmenter.categories] == [(4, "others"), (7, "with a loop")]
 
 
 def test_segmentations_have_the_sizes_of_their_images(segmenter, photos):
@@ -56,39 +51,6 @@ def test_batches_give_the_same_segmentations_as_single_images(segmenter, photos)
     batched, single = segmenter.predict(images, batch_size=3), segmenter.predict(images)
     for actual, expected in zip(batched, single, strict=True):
         torch.testing.assert_close(actual.probabilities, expected.probabilities, rtol=1e-3, atol=1e-5)
-
-
-def test_an_image_has_the_same_segmentation_in_every_form(segmenter, photos):
-    with Image.open(photos[0]) as file:
-        image = file.convert("RGB")
-    pixels = np.asarray(image)
-    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-    expected, *others = segmenter.predict([photos[0], image, pixels, tensor, tensor / 255])
-    assert all(torch.equal(expected.probabilities, other.probabilities) for other in others)
-
-
-def test_evaluate_reproduces_the_scores_of_the_segmentation_run(segmenter, trained_segmenter):
-    result = json.loads((trained_segmenter / "run/result.json").read_text())
-    digits = trained_segmenter / "digits"
-    for evaluation in (
-        ln.evaluate(segmenter, batch_size=2),
-        ln.evaluate(trained_segmenter / "run", digits / "val.json", images=digits / "val", workers=1),
-    ):
-        scores = evaluation.scores.to_dict()
-        assert {name: scores[name] for name in ("dice", "iou", "boundary_f1", "classes")} == {
-            name: result[name] for name in ("dice", "iou", "boundary_f1", "classes")
-        }
-    assert repr(evaluation).startswith(f"SegmentationEvaluation(2 images, dice {result['dice']:.4f}, iou ")
-
-
-def test_evaluate_rejects_other_categories_and_arguments_of_a_segmenter(segmenter, tmp_path):
-    write_scattered_digits(tmp_path, 1, 1, 0)
-    with pytest.raises(InputError, match="must have the 2 categories of training"):
-        ln.evaluate(segmenter, tmp_path / "val.json", images=tmp_path / "val")
-    with pytest.raises(InputError, match=r"^data_root must be None for a segmenter, got "):
-        ln.evaluate(segmenter, data_root=tmp_path)
-    with pytest.raises(InputError, match=r"^data and images must be given together"):
-        ln.evaluate(segmenter, tmp_path / "val.json")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,13 @@ from urllib.parse import unquote
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
-from lambdanets.data.coco.problems import AnnotationProblems, first_few
-from lambdanets.data.image_search import list_images
+from lambdanets.data.coco.problems import AnnotationProblems
+from lambdanets.data.image_search import first_few, list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.tars import TarImages, tar_members
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import encode_utf8, nfc, open_regular
-from lambdanets.folders import is_hidden
+from lambdanets.files import encode_utf8, is_hidden, nfc, open_regular
 
 
 class ImageSource(Protocol):
@@ -139,17 +138,21 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
             f"'{images}' must contain the {len(names)} images of '{annotations}', got {len(kept) or 'none'} of them; "
             f"the first that is missing is '{missing[0].name}'"
         )
-    problems = parsed.problems | {
-        "missing_file": [image.id for image in missing],
-        "of_missing_file": [obj.id for image in missing for obj in image.objects],
+    problems = {
+        **parsed.problems.ids,
+        "images dropped: their files are missing": [image.id for image in missing],
+        "annotations dropped: the files of their images are missing": [
+            obj.id for image in missing for obj in image.objects
+        ],
     }
+    found = AnnotationProblems({problem: ids for problem, ids in problems.items() if ids})
     kept_paths = [path for path in matches if path is not None]
     files: ImageSource
     if members:
         files = TarImages(images, [(path, *members[path]) for path in kept_paths], ())
     else:
         files = ImageFiles([images / path for path in kept_paths], ())
-    return AnnotatedImages(replace(parsed, images=kept, problems=problems), files, range(len(kept)))
+    return AnnotatedImages(replace(parsed, images=kept, problems=found), files, range(len(kept)))
 
 
 def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
@@ -167,31 +170,33 @@ def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str | None]:
-    """Find the path that matches each name in the annotations, or None.
+    """Find the path that matches each name in the annotations, or None. source: for error messages.
 
-    A path matches if it equals the name, else if it ends in the name. If there is none, the longest path in which the
-    name ends matches. Names without a match are then compared in the Unicode form NFC, because macOS decomposes
-    accents, and last in a form for names from other systems (see `_portable`).
-
-    source: folder or tar of the paths, for error messages.
+    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends.
+    Names are compared in a form for all systems (see `_portable`); of several matches, the one with equal characters
+    counts, else the one that is equal in NFC, because macOS decomposes accents.
     """
+    by_path: defaultdict[str, list[str]] = defaultdict(list)
+    by_suffix: defaultdict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        by_path[_portable(path)].append(path)
+        for suffix in _path_suffixes(_portable(path)):
+            by_suffix[suffix].append(path)
     matches: dict[str, str] = {}
-    for normalize in (str, nfc, _portable):
-        missing, taken = [name for name in names if name not in matches], set(matches.values())
-        by_suffix: defaultdict[str, list[str]] = defaultdict(list)
-        by_path: defaultdict[str, list[str]] = defaultdict(list)
-        for path in (path for path in paths if missing and path not in taken):
-            by_path[normalize(path)].append(path)
-            for suffix in _path_suffixes(normalize(path)):
-                by_suffix[suffix].append(path)
-        for name in missing:
-            suffixes = _path_suffixes(normalize(name))
-            candidates = by_path.get(normalize(name)) or by_suffix.get(normalize(name), [])
-            candidates = candidates or next((by_path[suffix] for suffix in suffixes if suffix in by_path), [])
-            if len(candidates) > 1:
-                raise InputError(f"'{source}' must have one file for '{name}', got {first_few(candidates)}")
-            if candidates:
-                matches[name] = candidates[0]
+    for name in names:
+        suffixes = [*_path_suffixes(_portable(name))]
+        candidates = by_path.get(suffixes[0]) or by_suffix.get(suffixes[0])
+        candidates = candidates or next((by_path[suffix] for suffix in suffixes if suffix in by_path), [])
+        for normalize in (str, nfc):
+            wanted = normalize(name)
+            equal = [
+                path for path in candidates if wanted.endswith(normalize(path)) or normalize(path).endswith(wanted)
+            ]
+            candidates = equal or candidates
+        if len(candidates) > 1:
+            raise InputError(f"'{source}' must have one file for '{name}', got {first_few(candidates)}")
+        if candidates:
+            matches[name] = candidates[0]
     duplicates = [path for path, count in Counter(matches.values()).items() if count > 1]
     if duplicates:
         names_of_path = [name for name, path in matches.items() if path == duplicates[0]]

@@ -4,71 +4,33 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-MAX_SHOWN = 5  # maximum number of ids in a message
-
-_DESCRIPTIONS = {
-    "duplicate": "annotations dropped: equal to an earlier one",
-    "new_id": "ids replaced: an earlier annotation has the same id",
-    "unknown_image": "annotations dropped: no image has their image_id",
-    "unknown_category": "annotations dropped: no category has their category_id",
-    "box": "annotations dropped: the box is empty, outside the image, or not that of the mask",
-    "no_mask": "annotations dropped: no segmentation, or one without pixels",
-    "damaged_polygon": "annotations dropped: polygons with fewer than 3 points, an odd number of coordinates, "
-    "values that are not numbers, or points far outside the image",
-    "damaged_rle": "annotations dropped: an RLE that is damaged or not of the image's size",
-    "dropped_polygons": "segmentations repaired: polygons with fewer than 3 points were dropped",
-    "corners": "boxes repaired: they are x1, y1, x2, y2 instead of x, y, width, height",
-    "clipped": "boxes repaired: clipped to the image; if they are many, they may be of images of another size",
-    "missing_file": "images dropped: their files are missing",
-    "of_missing_file": "annotations dropped: the files of their images are missing",
-}
+from lambdanets.data.image_search import first_few
 
 
 class AnnotationError(Exception):
-    """An annotation is invalid. problem: the key of the problem in `AnnotationProblems.ids`."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(_DESCRIPTIONS[problem])
-        self.problem = problem
+    """An annotation is invalid. Its argument is a problem of `AnnotationProblems`."""
 
 
 @dataclass(frozen=True)
 class AnnotationProblems:
-    """The ids of the annotations with each problem, or of the images for "missing_file"."""
+    """The ids of the annotations or images with each problem, which begins with "annotations dropped: " or the like."""
 
-    ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """One line per problem: number of ids, description, first ids."""
-        return [
-            f"{len(self.ids[problem])} {description} (id {first_few(self.ids[problem])})"
-            for problem, description in _DESCRIPTIONS.items()
-            if self.ids.get(problem)
-        ]
+        return [f"{len(ids)} {problem} (id {first_few(ids)})" for problem, ids in self.ids.items()]
+
+    def counts(self) -> dict[str, int]:
+        """The number of ids per problem."""
+        return {problem: len(ids) for problem, ids in self.ids.items()}
 
     @property
     def left_out(self) -> Counter[str]:
         """The number of annotations and images that were dropped."""
         dropped = Counter[str]()
         for problem, ids in self.ids.items():
-            kind, _, _ = _DESCRIPTIONS[problem].partition(" dropped: ")
-            if kind in ("annotations", "images"):
+            kind, is_dropped, _ = problem.partition(" dropped: ")
+            if is_dropped:
                 dropped[kind] += len(ids)
         return dropped
-
-    def counts(self) -> dict[str, int]:
-        """The number of ids per problem, for JSON."""
-        return {problem: len(ids) for problem, ids in self.all_ids().items()}
-
-    def all_ids(self) -> dict[str, list[int]]:
-        """The ids per problem, for JSON."""
-        return {problem: list(self.ids[problem]) for problem in _DESCRIPTIONS if self.ids.get(problem)}
-
-    def __or__(self, ids: Mapping[str, Sequence[int]]) -> "AnnotationProblems":
-        """Return problems that also have these ids."""
-        return AnnotationProblems({**self.ids, **{problem: tuple(values) for problem, values in ids.items()}})
-
-
-def first_few(values: Sequence[object]) -> str:
-    """Format up to MAX_SHOWN values, separated by commas."""
-    return ", ".join(map(str, values[:MAX_SHOWN])) + (", ..." if len(values) > MAX_SHOWN else "")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.coco.segmentations import encode_rle
+from lambdanets.data.coco.segmentations import encode_rle, run_lengths
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 
@@ -128,8 +128,10 @@ class _SplitBuilder:
         if encoding == "polygons":
             segmentation: Any = _to_rectangles(scan > 0, scale, (left, top))
         else:
-            counts = _run_lengths(mask) if encoding == "uncompressed" else encode_rle(mask)
-            segmentation = {"size": list(mask.shape), "counts": counts}
+            height, width = canvas.shape
+            counts = encode_rle(mask)
+            runs = run_lengths(counts, height, width).tolist()
+            segmentation = {"size": [height, width], "counts": runs if encoding == "uncompressed" else counts}
         self._annotate(image_id, digit, mask, segmentation, crowd)
 
     def _annotate(self, image_id: int, digit: int, mask: np.ndarray, segmentation: Any, crowd: bool) -> None:
@@ -146,14 +148,6 @@ class _SplitBuilder:
                 "segmentation": segmentation,
             }
         )
-
-
-def _run_lengths(mask: np.ndarray) -> list[int]:
-    """Return the run lengths of a mask, column by column, starting with zeros."""
-    pixels = mask.ravel(order="F")
-    starts = np.flatnonzero(np.diff(pixels)) + 1
-    edges = [0] * (1 + int(pixels[0])) + starts.tolist() + [len(pixels)]
-    return np.diff(edges).tolist()
 
 
 def _to_rectangles(scan: np.ndarray, scale: int, corner: tuple[int, int]) -> list[list[int]]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from lambdanets.data.coco.annotations import Category, parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles, open_annotated
 from lambdanets.data.coco.scattered_digits import scattered_digits
+from lambdanets.data.image_search import first_few
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
 from lambdanets.terminal import echo
@@ -52,20 +53,13 @@ def open_with_categories(data: Path, images: Path, categories: tuple[Category, .
 
 def check_categories(categories: tuple[Category, ...], expected: tuple[Category, ...], source: str) -> None:
     """Raise InputError if the ids or names of the categories differ from the expected ones."""
-    wanted = [_key(category) for category in expected]
-    if [_key(category) for category in categories] == wanted:
-        return
-    unknown = next((category for category in categories if _key(category) not in wanted), None)
-    got = f"{unknown.name!r} (id {unknown.id})" if unknown else f"only {len(categories)} of them"
-    names = ", ".join(f"{category.name!r} (id {category.id})" for category in expected[:5])
-    raise InputError(
-        f"'{source}' must have the {len(expected)} categories of training ({names}{', ...' if expected[5:] else ''}), "
-        f"got {got}"
-    )
-
-
-def _key(category: Category) -> tuple[int, str]:
-    return category.id, nfc(category.name)
+    wanted, got = ([(each.id, nfc(each.name)) for each in several] for several in (expected, categories))
+    if got != wanted:
+        names, other = ([f"{name!r} (id {number})" for number, name in pairs] for pairs in (wanted, got))
+        unknown = next((name for name in other if name not in names), f"only {len(got)} of them")
+        raise InputError(
+            f"'{source}' must have the {len(wanted)} categories of training ({first_few(names)}), got {unknown}"
+        )
 
 
 def report_problems(**sets: AnnotatedImages) -> None:

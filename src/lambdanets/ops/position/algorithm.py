@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lambdanets.ops.precision import accumulation_dtype, output_dtype
+from lambdanets.ops.precision import accumulation_dtype, widen_float16
 
 # Work is in multiply-adds of large products. A PyTorch call costs as much as CALL of them, and small
 # products cost as if each side were larger by SIDE.
@@ -116,7 +116,7 @@ class Algorithm(ABC):
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.batch = problem, problem.batch
-        self.dtype, self.result_dtype = accumulation_dtype(problem.dtype), output_dtype(problem.dtype)
+        self.dtype, self.result_dtype = accumulation_dtype(problem.dtype), widen_float16(problem.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:  # to copy and pickle plans; what it points to is made again
         return type(self), (self.problem,)

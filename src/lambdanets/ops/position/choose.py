@@ -42,6 +42,7 @@ class Plan:
     implementation: Algorithm = field(repr=False, compare=False)
 
     def __str__(self) -> str:
+        limit = f"{WORKSPACE_LIMIT_BYTES >> 20} MiB"
         lines = [f"  {'algorithm':<16}{'work':>10}{'GFLOP':>10}{'workspace MiB':>16}"]
         for name, cost in self.costs.items():
             cells = ["-", "-", "-"]
@@ -49,12 +50,12 @@ class Plan:
                 counts = (cost.work, cost.multiply_adds)
                 cells = [*(f"{2e-9 * count:.3f}" for count in counts), f"{cost.workspace_bytes / 2**20:.1f}"]
             line = f"{'*' if name == self.algorithm else '':2}{name:<16}{cells[0]:>10}{cells[1]:>10}{cells[2]:>16}"
-            lines.append(f"{line}  {self.notes.get(name, '')}".rstrip())
-        limit = f"{WORKSPACE_LIMIT_BYTES >> 20} MiB"
-        reason = f": least work of those below {limit}" if self.automatic else " by name"
+            notes = (self.notes.get(name), f"exceeds {limit}" if _exceeds_limit(cost) else "")
+            lines.append(f"{line}  {', '.join(filter(None, notes))}".rstrip())
+        reason = f"has the least work of those below {limit}" if self.automatic else "is chosen by name"
         if self.automatic and _exceeds_limit(self.costs[self.algorithm]):
-            reason = f": least product of work and workspace, since all exceed {limit}"
-        return "\n".join([*lines, f"* chosen{reason}; work is time in GFLOP of large matrix products"])
+            reason = f"has the least product of work and workspace, since all exceed {limit}"
+        return "\n".join([*lines, f"* {self.algorithm} {reason}; work is time in GFLOP of large matrix products"])
 
 
 def _exceeds_limit(cost: Cost | None) -> bool:

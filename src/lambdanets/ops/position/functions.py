@@ -72,7 +72,7 @@ def plan(
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
     if dilation > 1:
         queries, values, _, grid = undilate(queries, values, None, grid, dilation)
-    return make_plan(queries, table, values, None, grid, causal, algorithm)[0]
+    return make_plan(queries, table, values, None, grid, causal, algorithm)
 
 
 def _prepare(

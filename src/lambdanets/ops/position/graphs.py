@@ -21,7 +21,7 @@ from lambdanets.ops.position.row_transform import (
     prepare,
     row_transform,
 )
-from lambdanets.ops.precision import accumulation_dtype, output_dtype
+from lambdanets.ops.precision import accumulation_dtype, widen_float16
 from lambdanets.ops.tables import crop_to_grid, mask_future, pairwise_embeddings
 from lambdanets.ops.tracing import is_exporting, static_shape
 
@@ -42,7 +42,7 @@ def interact_in_graph(
     if torch.compiler.is_compiling() and not is_exporting():
         return position_interaction_operator(queries, table, values, content, grid, causal, algorithm)
     content_term = None if content is None else queries.to(content.dtype) @ content.unsqueeze(1)
-    queries, values = (x.to(output_dtype(x.dtype)) for x in (queries, values))
+    queries, values = (x.to(widen_float16(x.dtype)) for x in (queries, values))
     table = table.to(values.dtype)
     if causal:
         table = mask_future(table, len(grid))

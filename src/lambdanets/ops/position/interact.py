@@ -1,8 +1,8 @@
 """The position term of layers and of `position_interaction`, from checked tensors to an algorithm and back.
 
-In this order: `compute_position_term` undoes the dilation, `make_plan` crops the table and chooses an algorithm;
-`apply_plan` calls the autograd function; `run_forward` and `run_backward` prepare the table and split the batch. The
-tensors are queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
+In this order: `compute_position_term` undoes the dilation, `make_plan` chooses an algorithm; `apply_plan` calls the
+autograd function; `run_forward` and `run_backward` crop and prepare the table and split the batch. The tensors are
+queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
 or None.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from lambdanets.ops.position.algorithm import Algorithm, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
@@ -56,7 +57,7 @@ def compute_position_term(
         from lambdanets.ops.position.graphs import interact_in_graph
 
         return interact_in_graph(queries, table, values, content, grid, causal, algorithm)
-    plan, table = make_plan(queries, table, values, content, grid, causal, algorithm, channels_first)
+    plan = make_plan(queries, table, values, content, grid, causal, algorithm, channels_first)
     return apply_plan(queries, table, values, content, plan)
 
 
@@ -69,13 +70,10 @@ def make_plan(
     causal: bool,
     algorithm: str,
     channels_first: bool = False,
-) -> tuple[Plan, Tensor]:
-    """Return the plan of an interaction without dilation, and its table, cropped to the grid."""
+) -> Plan:
+    """Return the plan of an interaction without dilation."""
     _check_shapes(queries, table, values, content, grid)
-    problem = make_problem(queries, table, values, grid, causal, channels_first)
-    if any(2 * side <= scope for side, scope in zip(grid, table.shape, strict=False)):
-        table = crop_to_grid(table, grid)
-    return choose(problem, algorithm), table
+    return choose(make_problem(queries, table, values, grid, causal, channels_first), algorithm)
 
 
 def _check_shapes(
@@ -124,24 +122,30 @@ def make_problem(
 
 
 def apply_plan(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
-    """Compute the output (b, h, n, v), differentiable any number of times; the table must be cropped to the grid."""
+    """Compute the output (b, h, n, v), differentiable any number of times."""
     if torch._C._are_functorch_transforms_active():  # vmap and jvp need another kind of function, which is slower
         from lambdanets.ops.position.derivatives import TransformableInteraction
 
         return TransformableInteraction.apply(queries, table, values, content, plan)
-    if torch.is_inference_mode_enabled():
+    if not _records_derivatives():
         return run_forward(queries, table, values, content, plan)
     return Interaction.apply(queries, table, values, content, plan)
 
 
-def position_gradients(
-    grad_output: Tensor, factors: Sequence[Tensor | None], plan: Plan, needs: NeedsGrad
-) -> FactorGradients:
+def _records_derivatives() -> bool:
+    """Whether a call may be differentiated; its autograd function takes as long as a small kernel."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0
+
+
+def position_gradients(grad_output: Tensor, factors: Sequence[Any], plan: Plan, needs: NeedsGrad) -> FactorGradients:
     """Compute the needed gradients of queries, table, values and content, themselves differentiable."""
     if torch._C._are_functorch_transforms_active():
         from lambdanets.ops.position.derivatives import TransformableGradients
 
         return TransformableGradients.apply(grad_output, *factors, plan, needs)
+    if not _records_derivatives():
+        queries, table, values, content = factors
+        return run_backward(grad_output, queries, table, values, content, plan, needs)
     return Gradients.apply(grad_output, *factors, plan, needs)
 
 
@@ -198,18 +202,14 @@ def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor 
 
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm)
         return position_interaction_operator(queries, table, values, content, *options)
-    # kernels read memory, which has the opposite sign for an imaginary part of a conjugate
-    queries, table, values = queries.resolve_neg(), table.resolve_neg(), values.resolve_neg()
-    content = None if content is None else content.resolve_neg()
     algorithm = plan.implementation
     batch, heads, n, _ = queries.shape
     if batch == 0:
         return queries.new_zeros(0, heads, n, values.shape[2], dtype=algorithm.result_dtype)
     prepared = prepared_tables.get(table, algorithm)
-    if not (queries.dtype == values.dtype == algorithm.dtype == (values if content is None else content).dtype):
-        queries, values, content = _cast(algorithm.dtype, queries, values, content)
+    factors = _cast(algorithm.dtype, queries, values, content)
     outputs = []
-    for q, v, c in _split_batch(algorithm.batch, queries, values, content):
+    for q, v, c in _split_batch(algorithm.batch, *factors):
         outputs.append(algorithm.forward(q, prepared, v, c))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     # Autograd does not allow views from a function to be changed in place.
@@ -243,12 +243,12 @@ def run_backward(
     algorithm = plan.implementation
     # The backward pass may run inside autocast even if the forward pass did not.
     with without_autocast(queries.device):
-        prepared = prepared_tables.get(table.resolve_neg(), algorithm)
+        prepared = prepared_tables.get(table, algorithm)
         inputs = _cast(algorithm.dtype, grad_output, queries, values, content)
         grad_q, grad_prepared, grad_v, grad_c = _backward_in_parts(algorithm, prepared, inputs, needs)
         grad_table = None
         if grad_prepared is not None:
-            grad_table = _restore_future_offsets(algorithm.grad_table(grad_prepared), plan.problem)
+            grad_table = _restore_offsets(algorithm.grad_table(grad_prepared), plan.problem, table.shape)
         # Views of an autograd function may not be changed in place.
         return (
             None if grad_q is None else grad_q.to(queries.dtype).detach(),
@@ -279,13 +279,13 @@ def _backward_in_parts(
 
 
 def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
-    """Tensors in a dtype, and without the negative bit that `run_forward` resolves too."""
-    return [None if x is None else x.to(dtype).resolve_neg() for x in tensors]
+    """Tensors in a dtype. Kernels read memory, where an imaginary part of a conjugate has the opposite sign."""
+    return [x if x is None or (x.dtype == dtype and not x.is_neg()) else x.to(dtype).resolve_neg() for x in tensors]
 
 
 def _split_batch(size: int, *tensors: Any) -> list[tuple[Any, ...]]:
     """Parts of at most `size` examples of the tensors, of which the last may be None."""
-    if len(tensors[0]) <= size:
+    if tensors[0].shape[0] <= size:
         return [tensors]
     parts = [x.split(size) if x is not None else itertools.repeat(None) for x in tensors]
     return list(zip(*parts, strict=False))
@@ -298,12 +298,16 @@ def _drop_future_offsets(table: Tensor, problem: Problem) -> Tensor:
     return mask_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
 
 
-def _restore_future_offsets(grad_table: Tensor, problem: Problem) -> Tensor:
-    """The adjoint of `_drop_future_offsets`."""
-    if not problem.causal:
+def _restore_offsets(grad_table: Tensor, problem: Problem, shape: torch.Size) -> Tensor:
+    """The adjoint of `crop_to_grid` and `_drop_future_offsets`, for a table of this shape."""
+    if problem.causal:
+        future = grad_table.new_zeros(problem.before[0], *grad_table.shape[1:])
+        grad_table = mask_future(torch.cat([grad_table, future]), len(problem.grid))
+    if grad_table.shape == shape:
         return grad_table
-    future = grad_table.new_zeros(problem.before[0], *grad_table.shape[1:])
-    return mask_future(torch.cat([grad_table, future]), len(problem.grid))
+    whole = grad_table.new_zeros(shape)
+    crop_to_grid(whole, problem.grid).copy_(grad_table)
+    return whole
 
 
 class PreparedTables:
@@ -323,6 +327,10 @@ class PreparedTables:
         self._lock = threading.Lock()
 
     def get(self, table: Tensor, algorithm: Algorithm) -> Prepared:
+        grid = algorithm.problem.grid
+        if any(2 * side <= scope for side, scope in zip(grid, table.shape, strict=False)):
+            table = crop_to_grid(table, grid)
+        table = table.resolve_neg() if table.is_neg() else table
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
             return algorithm.prepare(_drop_future_offsets(table, algorithm.problem).to(algorithm.dtype))
         key = (table.data_ptr(), algorithm)

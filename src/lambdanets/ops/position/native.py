@@ -4,7 +4,9 @@
 (`native_lengths.py`), transforms the table, and calls the kernel through ctypes.
 """
 
+import contextlib
 import ctypes
+import itertools
 import math
 import os
 import platform
@@ -17,16 +19,21 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.native_lengths import Axis, Transforms, choose_transforms, cross_twiddles, twiddles
 from lambdanets.ops.precision import accumulation_dtype
 
 FOLDER = Path(__file__).with_name("libraries")
-# By PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower. native/libraries.py
-# compiles them; a set that PyTorch does not name needs a test of its own.
-_X86_LIBRARIES = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3", "DEFAULT": "x86-64-v2"}
+# By the first letters of PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower.
+# A processor runs the libraries after its own, too. AVX10 may lack vectors of 512 bits.
+# native/libraries.py compiles them.
+_X86_LIBRARIES = (
+    ("AVX512", "x86-64-v4"),
+    ("AVX10", "x86-64-v3"),
+    ("AVX2", "x86-64-v3"),
+    ("", "x86-64-v2"),
+)
 WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in narrow vectors, float64
 
 _MAX_TRANSFORMED_POINTS = 1 << 22  # of the table at once, in float64
@@ -61,7 +68,7 @@ def _transform(maps: Tensor, axes: int, *, inverse: bool = False) -> Tensor:
     """Transform the last axes of complex maps with exp(-), or exp(+) if inverse, and divide by their points."""
     dims = tuple(range(-axes, 0))
     # MKL's allocator may wait forever for a thread that only the parent has.
-    if _is_forked and maps.device.type == "cpu" and not isinstance(maps, FakeTensor):
+    if _is_forked and maps.device.type == "cpu":
         numbers = maps.numpy()
         return torch.from_numpy(
             np.fft.ifftn(numbers, None, dims) if inverse else np.fft.fftn(numbers, None, dims, "forward")
@@ -75,7 +82,7 @@ class _Problem(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("b", "h", "k", "v", "u", "depth", "H", "W", "sequence")),
         *((name, ctypes.c_int * 2) for name in ("tile", "tiles", "before", "after")),
-        *((name, ctypes.c_int) for name in ("depth_before", "depth_scope", "pairs", "G")),
+        *((name, ctypes.c_int) for name in ("depth_before", "depth_scope", "pairs", "group")),
         ("axes", _Axis * 2),
         *(
             (name, ctypes.c_ssize_t)
@@ -126,15 +133,15 @@ class Library:
 
 @lru_cache(maxsize=1)
 def load_library() -> Library | None:
-    """The library for this processor; None if there is none, or if it cannot be loaded."""
-    machine = platform.machine().lower()
-    is_x86 = machine in ("x86_64", "amd64")
-    name = _X86_LIBRARIES.get(torch.backends.cpu.get_cpu_capability(), "") if is_x86 else "aarch64"
-    for path in FOLDER.glob(f"{name}.*"):
-        try:
+    """The widest library that this processor runs; None if there is none, or if none can be loaded."""
+    names = ["aarch64"]
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        capability = torch.backends.cpu.get_cpu_capability()
+        starts = [capability.startswith(start) for start, _ in _X86_LIBRARIES]
+        names = [name for _, name in _X86_LIBRARIES[starts.index(True) :]]
+    for path in itertools.chain.from_iterable(FOLDER.glob(f"{name}.*") for name in names):
+        with contextlib.suppress(OSError):
             return Library(path)
-        except OSError:
-            continue
     return None
 
 
@@ -323,14 +330,13 @@ class _Part:
         for first in range(0, pairs, step):
             part = table[:, :, :, first : first + step].permute(0, 5, 3, 2, 1, 4)
             maps = maps[:, :, : part.shape[2]]
-            for y, x, to_y, to_x in self._wrapped(rows, columns):
-                maps[..., to_x, to_y, :] = part[..., x, y, :]
+            maps[..., :columns, :rows, :] = part
+            # The negative offsets come last.
+            wrapped = torch.view_as_complex(maps).roll((-self.before[2], -self.before[1]), (3, 4))
             if self.is_sequence:  # f = n2 f1 + f2
-                transformed = (
-                    _transform(torch.view_as_complex(maps.squeeze(4)), 1, inverse=True).unflatten(3, (n1, n2)).mT
-                )
+                transformed = _transform(wrapped.squeeze(4), 1, inverse=True).unflatten(3, (n1, n2)).mT
             else:
-                transformed = _transform(torch.view_as_complex(maps), 2, inverse=True)
+                transformed = _transform(wrapped, 2, inverse=True)
             spectra[:, :, first : first + step] = transformed
         return spectra
 
@@ -343,17 +349,9 @@ class _Part:
             # In float64, because float32 transforms round differently with other numbers of threads.
             part = grad_spectra[:, :, first : first + step].to(torch.complex128)
             maps = _transform(part.mT.flatten(3), 1).unsqueeze(4) if self.is_sequence else _transform(part, 2)
-            maps = torch.view_as_real(maps).permute(0, 4, 3, 2, 5, 1)  # (depth, y, x, pair, 2, u)
-            for y, x, to_y, to_x in self._wrapped(rows, columns):
-                grad_table[:, y, x, first : first + step] = maps[:, to_y, to_x]
+            maps = torch.view_as_real(maps.roll((self.before[2], self.before[1]), (3, 4))[..., :columns, :rows])
+            grad_table[:, :, :, first : first + step] = maps.permute(0, 4, 3, 2, 5, 1)  # (depth, y, x, pair, 2, u)
         return grad_table.flatten(3, 4)[..., :k, :].reshape(*self.problem.scope, k, u)
-
-    def _wrapped(self, rows: int, columns: int) -> Iterator[tuple[slice, slice, slice, slice]]:
-        """Parts of a table and their places in a map: rows, columns, y, x. The negative offsets come last."""
-        (above, left), (n2, n1) = self.before[1:], self._columns_rows
-        for y, to_y in ((slice(above, rows), slice(rows - above)), (slice(above), slice(n1 - above, n1))):
-            for x, to_x in ((slice(left, columns), slice(columns - left)), (slice(left), slice(n2 - left, n2))):
-                yield y, x, to_y, to_x
 
     def _describe(self) -> tuple[_Problem, list[Any]]:
         """The struct of the kernel without tensors, and the arrays that it points to."""
@@ -373,15 +371,15 @@ class _Part:
         if self.is_sequence:
             keep.append(cross_twiddles(n1, n2, self._kernel == FLOAT64))
             c.cross = keep[-1].ctypes.data
-        # Maps of G pairs fill half of the second-level cache. Two pairs at least share loads and stores of outputs.
+        # Maps of a group fill half of the second-level cache. Two pairs share loads and stores of outputs.
         rows = n1 if self.is_sequence else self.tile[0]
         bytes_per_pair = rows * n2 * 2 * self.lanes * self.dtype.itemsize
         group = max(4 if bytes_per_pair > 8 * _L2_BYTES else 2, _L2_BYTES // 2 // bytes_per_pair // 2 * 2)
         if group * bytes_per_pair > _MAX_SCRATCH_BYTES:
             group = 2
-        c.G = min(c.pairs, group)
-        if c.G * bytes_per_pair > _STREAMED_BYTES:
-            c.axes[0].streamed = 2 * (c.G * n2 + 1)  # the stride of a map's rows
+        c.group = min(c.pairs, group)
+        if c.group * bytes_per_pair > _STREAMED_BYTES:
+            c.axes[0].streamed = 2 * (c.group * n2 + 1)  # the stride of a map's rows
         return c, keep
 
     def _call(self, queries: Tensor, spectra: Tensor, values: Tensor, content: Tensor | None) -> _Problem:
@@ -389,10 +387,10 @@ class _Part:
         c.b = queries.shape[0]
         c.qs_b, c.qs_h, c.qs_n, c.qs_k = queries.stride()
         c.vs_b, c.vs_n, c.vs_v, c.vs_u = values.stride()
-        c.queries, c.values, c.spectrum = _address(queries), _address(values), _address(spectra)
+        c.queries, c.values, c.spectrum = queries.data_ptr(), values.data_ptr(), spectra.data_ptr()
         if content is not None:
             c.cs_b, c.cs_k, _ = content.stride()
-            c.content = _address(content)
+            c.content = content.data_ptr()
         return c
 
     def _new_rows(self, like: Tensor, batch: int, heads: int, channels: int, are_maps: bool) -> Tensor:
@@ -405,9 +403,9 @@ class _Part:
         content = content if content is None or content.stride(2) == 1 else content.contiguous()
         c = self._call(queries, spectra, values, content)
         output = self._new_rows(queries, c.b, c.h, c.v, self.problem.channels_first)
-        c.output = _address(output)
+        c.output = output.data_ptr()
         c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
-        if c.output:
+        if c.output:  # meta tensors have no memory
             self._library.run(c, self._kernel)
         return output
 
@@ -422,25 +420,25 @@ class _Part:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         content = content if content is None or content.stride(2) == 1 else content.contiguous()
         c = self._call(queries, spectra, values, content)
-        c.grad_output = _address(grad_output)
+        c.grad_output = grad_output.data_ptr()
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
         grad_queries = grad_spectra = grad_values = grad_content = None
         if needs.queries:
             grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, _is_transposed(queries))
-            c.grad_queries = _address(grad_queries)
+            c.grad_queries = grad_queries.data_ptr()
             c.dq_b, c.dq_h, c.dq_n, c.dq_k = grad_queries.stride()
         if needs.values:
             grad_values = self._new_rows(grad_output, c.b, c.u, c.v, _is_transposed(values[..., 0])).movedim(1, 3)
             # Tiles add to the values around them; a single one writes each value once.
             grad_values = grad_values.zero_() if self.num_tiles > 1 else grad_values
-            c.grad_values = _address(grad_values)
+            c.grad_values = grad_values.data_ptr()
             c.dv_b, c.dv_n, c.dv_v, c.dv_u = grad_values.stride()
         if needs.table:
             grad_spectra = torch.empty_like(spectra)
-            c.grad_spectra = _address(grad_spectra)
+            c.grad_spectra = grad_spectra.data_ptr()
         if needs.content:
             grad_content = grad_output.new_empty(c.b, c.k, c.v)
-            c.grad_content = _address(grad_content)
+            c.grad_content = grad_content.data_ptr()
         if c.grad_output:
             self._library.run(c, self._kernel)
         return grad_queries, grad_spectra, grad_values, grad_content
@@ -449,11 +447,6 @@ class _Part:
 def _is_transposed(x: Tensor) -> bool:
     """Whether the last two axes are swapped in memory, as in rows (.., n, c) that are maps."""
     return x.stride(-2) == 1 and x.stride(-1) != 1
-
-
-def _address(x: Tensor) -> int:
-    """The address of a tensor's data; 0 for a meta or fake tensor, which has none."""
-    return 0 if isinstance(x, FakeTensor) else x.data_ptr()
 
 
 def _fill_axis(axis: _Axis, chosen: Axis, double: bool, keep: list[Any]) -> None:

@@ -1,6 +1,6 @@
 """The position interaction as two custom operators (torch.library), for torch.compile, make_fx and FLOP counters.
 
-The operators plan and crop the table when the graph runs, so one graph works for all sizes.
+The operators plan when the graph runs, so one graph works for all sizes.
 """
 
 import math
@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from lambdanets.ops.position.algorithm import NeedsGrad
 from lambdanets.ops.position.interact import make_plan, run_backward, run_forward
-from lambdanets.ops.precision import output_dtype
+from lambdanets.ops.precision import widen_float16
 
 
 @torch.library.custom_op("lambdanets::position_interaction", mutates_args=())
@@ -31,7 +30,7 @@ def position_interaction_operator(
 
     queries: (b, h, n, k). table: (r_1..r_D, k, u). values: (b, n, v, u). content: (b, k, v) or None.
     """
-    plan, table = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
+    plan = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
     output = run_forward(queries, table, values, content, plan)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -39,7 +38,7 @@ def position_interaction_operator(
 @position_interaction_operator.register_fake
 def _(queries: Tensor, table: Tensor, values: Tensor, *options: Any) -> Tensor:
     b, h, n, _ = queries.shape
-    return queries.new_empty(b, n, h, values.shape[2], dtype=output_dtype(queries.dtype)).transpose(1, 2)
+    return queries.new_empty(b, n, h, values.shape[2], dtype=widen_float16(queries.dtype)).transpose(1, 2)
 
 
 @torch.library.custom_op("lambdanets::position_interaction_backward", mutates_args=())
@@ -55,12 +54,9 @@ def backward_operator(
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients of queries, table, values and content; those that are not needed are empty tensors."""
-    plan, cropped = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
-    gradients = run_backward(grad_output, queries, cropped, values, content, plan, NeedsGrad(*needs_grad))
+    plan = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
+    gradients = run_backward(grad_output, queries, table, values, content, plan, NeedsGrad(*needs_grad))
     grad_queries, grad_table, grad_values, grad_content = gradients
-    if grad_table is not None:
-        missing = [(side - kept) // 2 for side, kept in zip(table.shape[: len(grid)], grad_table.shape, strict=False)]
-        grad_table = F.pad(grad_table, [0, 0, 0, 0, *(size for side in reversed(missing) for size in (side, side))])
     like_content = grad_output if content is None else content
     return (
         queries.new_empty(0) if grad_queries is None else grad_queries.contiguous(),

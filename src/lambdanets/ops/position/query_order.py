@@ -40,8 +40,6 @@ from lambdanets.ops.precision import accumulation_dtype, product_dtype
 
 # Maximum size of the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; larger batches are split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
-# Matrix products with fewer multiply-adds are faster as one bmm and a copy than as separate mm calls.
-_MIN_MULTIPLY_ADDS_PER_MM = 2_000_000
 _WORK_PER_COPIED_ELEMENT = 70  # in multiply-adds
 # Candidates for the sides of tiles, in addition to the side of the grid.
 _TILE_ROWS = (1, 2, 4, 7)
@@ -93,9 +91,10 @@ class QueryOrder(Algorithm):
         (block,) = prepared
         queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
         grad_output = pack_outputs(grad_output, tiling)
+        wide = accumulation_dtype(block.dtype)
         grad_queries = torch.empty_like(queries) if needs.queries else None
-        grad_block = _Accumulator(block) if needs.table else None
-        grad_values = _Accumulator(values) if needs.values else None
+        grad_block = torch.zeros_like(block, dtype=wide) if needs.table else None
+        grad_values = torch.zeros_like(values, dtype=wide) if needs.values else None
         num_windows = values.shape[0]
         for tile in tiling.axes[0].tiles():
             positions = tile.num_rows * tiling.positions_per_tile_row
@@ -105,63 +104,24 @@ class QueryOrder(Algorithm):
             if grad_values is not None:
                 logits = torch.bmm(query_tile, block_tile).view(positions * heads, num_windows, -1)
                 product = torch.bmm(logits.permute(1, 2, 0), grad_tile)
-                grad_values.add((slice(None), tile.window), product.unflatten(1, (tile.num_window_rows, -1)))
+                grad_values[:, tile.window] += product.unflatten(1, (tile.num_window_rows, -1))
             if grad_queries is None and grad_block is None:
                 continue
-            grad_logits = _grad_logits(grad_tile, values[:, tile.window].flatten(1, 2), positions)
+            # (positions, (h, J, b), window)
+            grad_logits = torch.bmm(grad_tile, values[:, tile.window].flatten(1, 2).mT).transpose(0, 1)
+            grad_logits = grad_logits.contiguous().view(positions, heads * num_windows, -1)
             if grad_queries is not None:
                 # view instead of flatten, which may copy
                 out = grad_queries[tile.rows].view(positions, *grad_queries.shape[2:])
                 torch.bmm(grad_logits, block_tile.transpose(1, 2), out=out)
             if grad_block is not None:
                 product = torch.bmm(query_tile.transpose(1, 2), grad_logits)
-                product = product.unflatten(2, (tile.num_window_rows, -1))
-                grad_block.add((slice(positions), slice(None), tile.block), product)
+                grad_block[:positions, :, tile.block] += product.unflatten(2, (tile.num_window_rows, -1))
         return (
             None if grad_queries is None else unpack_queries(grad_queries, tiling),
-            None if grad_block is None else (grad_block.total(),),
-            None if grad_values is None else unpack_values(grad_values.total(), tiling),
+            None if grad_block is None else (grad_block,),
+            None if grad_values is None else unpack_values(grad_values, tiling),
         )
-
-
-class _Accumulator:
-    """Accumulates slices of a tensor in float32 or wider.
-
-    If the first addend has the full shape and is in float32 or wider, it is not copied.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._total: Tensor | None = None
-
-    def add(self, index: tuple[slice, ...], addend: Tensor) -> None:
-        if self._total is None:
-            if addend.shape == self._like.shape:
-                self._total = addend.to(accumulation_dtype(addend.dtype))
-                return
-            dtype = accumulation_dtype(addend.dtype)
-            self._total = addend.new_zeros(self._like.shape, dtype=dtype)
-        self._total[index] += addend
-
-    def total(self) -> Tensor:
-        assert self._total is not None
-        return self._total
-
-
-def _grad_logits(grad_tile: Tensor, values: Tensor, positions: int) -> Tensor:
-    """Compute grad_logits (positions, (h, J, b), window).
-
-    grad_tile: ((J, b), (positions, h), v). values: ((J, b), window, v).
-    """
-    num_windows, rows, depth = grad_tile.shape
-    window = values.shape[1]
-    if rows * depth * window < _MIN_MULTIPLY_ADDS_PER_MM:
-        grad_logits = torch.bmm(grad_tile, values.mT).transpose(0, 1).contiguous()
-    else:
-        grad_logits = grad_tile.new_empty(rows, num_windows, window)
-        for i in range(num_windows):
-            torch.mm(grad_tile[i], values[i].T, out=grad_logits[:, i])
-    return grad_logits.view(positions, -1, window)
 
 
 @lru_cache(maxsize=1024)

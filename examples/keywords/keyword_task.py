@@ -1,0 +1,210 @@
+"""Keyword spotting: a task of one's own, with 1-D lambda layers. Recipe, network, evaluation, and the task itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from tones import KEYWORDS, Recordings
+from torch import Tensor, nn
+
+import lambdanets as ln
+from lambdanets.data.batches import Batches, Sample
+from lambdanets.data.order import BatchSlice
+from lambdanets.inference.evaluator import Evaluation, Evaluator
+from lambdanets.inference.model_card import ModelCard, make_card
+from lambdanets.inference.predictor import Predictor
+from lambdanets.records import Fraction, record
+from lambdanets.training.initial_weights import load_initial_weights
+from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.task import Task
+
+
+@record
+class KeywordRecipe(TrainingRecipe):
+    """Hyperparameters of keyword spotting."""
+
+    task: ClassVar[str] = "keywords"
+
+    data: str = "tones"
+    model: str = "keyword_network"
+    training_recordings: int = 400
+    """Number of recordings to train on."""
+    noise: Fraction = 0.1
+    """Standard deviation of the noise that is added in training."""
+
+
+@record
+class KeywordCard(ModelCard):
+    """What is stored with the weights."""
+
+    task: ClassVar[str] = "keywords"
+
+    def __post_init__(self) -> None:
+        """Accept the name of a network that is not timm's."""
+
+    def with_data(self, recipe: Mapping[str, Any]) -> Self:
+        return self
+
+    def without_data(self) -> Self:
+        return self
+
+
+class KeywordNetwork(nn.Module):
+    """Recordings (b, 1, length) to logits (b, keywords). Arguments are the recipe's model_options."""
+
+    def __init__(self, num_classes: int, width: int = 32, scope: int = 15) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv1d(1, width, 32, stride=16), nn.BatchNorm1d(width), nn.ReLU())
+        self.layers = nn.Sequential(
+            ln.LambdaLayer1d(width, scope=scope),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            ln.LambdaLayer1d(width, scope=scope),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, recordings: Tensor) -> Tensor:
+        return self.head(self.layers(self.stem(recordings)).amax(2))
+
+    def get_classifier(self) -> nn.Module:
+        """The layer that is replaced for other keywords, as in timm's models."""
+        return self.head
+
+
+class Batch(NamedTuple):
+    """A batch of b recordings. `unreadable` and `step_images` as in `lambdanets.data.loader.Batch`."""
+
+    recordings: Tensor  # (b, 1, LENGTH)
+    labels: Tensor  # (b,)
+    indices: Tensor  # (b,)
+    unreadable: list[str]
+    step_images: int
+
+
+def load(recordings: Recordings, index: int, noise: float = 0.0) -> tuple[Tensor, int]:
+    recording, label = recordings.load(index)
+    return recording + noise * torch.randn(recording.shape), label  # seeded by the seed, the epoch and the index
+
+
+def collate(samples: list[Sample]) -> Batch:
+    recordings, labels = zip(*(sample.content for sample in samples), strict=True)
+    indices = torch.tensor([sample.image_index for sample in samples])
+    return Batch(torch.stack(recordings), torch.tensor(labels), indices, [], samples[0].step_images)
+
+
+class KeywordSpotter(Predictor):
+    """A trained network. `lambdanets.load` and `lambdanets.evaluate` return and evaluate it, once it is registered."""
+
+    card_type = KeywordCard
+
+    @staticmethod
+    def build(card: KeywordCard) -> nn.Module:
+        return KeywordNetwork(len(card.classes), **card.model_options)
+
+    def infer(self, recordings: Any, *, tile_size: int | None = None, batch_size: int = 1) -> list[str]:
+        """Return the keyword of each recording, float32 (1, length)."""
+        logits = self.outputs(torch.stack([*recordings]))
+        return [self.classes[index] for index in logits.argmax(1).tolist()]
+
+    def evaluator(
+        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
+    ) -> "KeywordEvaluator":
+        return KeywordEvaluator(self, Recordings(100, seed=1), "synthetic tones")
+
+    # for `lambdanets predict`, which reads images: for files of sounds, override `predict_files`
+    def write(self, prediction: str, image: Any, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
+        return {"keyword": prediction}
+
+    def describe(self, row: Mapping[str, Any]) -> str:
+        return row["keyword"]
+
+
+@dataclass(frozen=True)
+class KeywordEvaluation(Evaluation):
+    """The share of the recordings whose keyword was recognized."""
+
+    accuracy: float
+    num_recordings: int
+    unreadable: list[str]
+
+    def metrics(self) -> dict[str, float | None]:
+        return {"accuracy": self.accuracy}
+
+    def summary(self) -> str:
+        return f"accuracy {self.accuracy:.4f}"
+
+    def counts(self) -> str:
+        return f"{self.num_recordings} recordings"
+
+
+class KeywordEvaluator(Evaluator):
+    """Measures (index, whether the keyword is correct) of each recording."""
+
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches[Batch]:
+        options: dict[str, Any] = {"seed": 0, "training": False, "workers": workers, "batch_slice": batch_slice}
+        return Batches(self.images, load, collate, batch_size=batch_size, **options)
+
+    def measure(self, batch: Batch) -> list[Any]:
+        correct = self.predictor.outputs(batch.recordings).argmax(1).cpu() == batch.labels.cpu()
+        return list(zip(batch.indices.tolist(), correct.tolist(), strict=True))
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> KeywordEvaluation:
+        accuracy = sum(correct for _, correct in measures) / len(measures)
+        return KeywordEvaluation(accuracy, len(measures), unreadable)
+
+
+class KeywordTask(Task):
+    """Keyword spotting."""
+
+    TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    VALIDATION_METRICS: ClassVar[tuple[str, ...]] = ("accuracy",)
+    BEST_METRIC: ClassVar[str] = "accuracy"
+
+    def __init__(self, recipe: KeywordRecipe) -> None:
+        super().__init__(recipe)
+        self.training = Recordings(recipe.training_recordings, seed=0)
+        self.validation = Recordings(100, seed=1)
+        self.classes, self.source = tuple(KEYWORDS), "synthetic tones"
+        self.fingerprint = f"tones {recipe.training_recordings}"  # of files: a hash of their names and labels
+
+    @classmethod
+    def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:
+        return replace(recipe, training_recordings=12)
+
+    def build(self, recipe: KeywordRecipe) -> nn.Module:
+        model = KeywordNetwork(len(self.classes), **recipe.model_options)
+        if recipe.weights is not None:
+            load_initial_weights(model, recipe.weights, self.classes)
+        return model
+
+    def training_batches(self, recipe: KeywordRecipe, batch_slice: BatchSlice) -> Batches[Batch]:
+        return Batches(
+            self.training,
+            partial(load, noise=recipe.noise),
+            collate,
+            batch_size=recipe.batch_size,
+            seed=recipe.seed,
+            training=True,
+            workers=recipe.workers,
+            batch_slice=batch_slice,
+        )
+
+    def num_images(self, batch: Batch) -> int:
+        return len(batch.labels)
+
+    def losses(self, batch: Batch, recipe: KeywordRecipe) -> dict[str, Tensor]:
+        logits = self.model(batch.recordings)
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
+        return {"loss": loss, "accuracy": (logits.argmax(1) == batch.labels).sum()}
+
+    def card(self, recipe: KeywordRecipe) -> KeywordCard:
+        return make_card(KeywordCard, recipe, classes=self.classes, stretch=False)
+
+    def evaluator(self, recipe: KeywordRecipe, images: Recordings) -> KeywordEvaluator:
+        return KeywordEvaluator(KeywordSpotter(self.model, self.card(recipe)), images)

@@ -1,0 +1,35 @@
+"""`lambdanets report`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.errors import InputError
+from lambdanets.records import record
+from lambdanets.terminal import echo
+
+
+@record
+class Report:
+    """Options of report."""
+
+    runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
+    """Folders of finished runs; runs that differ only in the seed are averaged. Gains are relative to the first row."""
+    format: Literal["text", "markdown"] = "text"
+    """Output format."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run `lambdanets report` and return its exit code."""
+    options = parse(
+        Report,
+        arguments,
+        prog="lambdanets report",
+        description="Print box and mask AP of finished detection runs in percent, with gains over the first run.",
+    )
+    if not options.runs:
+        raise InputError("RUNS must be at least one folder of a finished run, got none")
+    from lambdanets_lab.detection_report import report
+
+    echo(*report(options.runs, options.format).split("\n"))
+    return 0

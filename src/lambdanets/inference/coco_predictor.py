@@ -1,0 +1,57 @@
+"""What detectors and segmenters have in common: they are trained on annotations in COCO format."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lambdanets.data.coco.annotations import Category
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.sets import open_validation, open_with_categories, report_problems
+from lambdanets.errors import InputError
+from lambdanets.inference.evaluator import Evaluator
+from lambdanets.inference.model_card import CocoCard
+from lambdanets.inference.predictor import Predictor
+from lambdanets.registry import find
+
+
+class CocoPredictor(Predictor):
+    """Base of `Detector` and `Segmenter`."""
+
+    evaluator_type: ClassVar[str]  # "module:class"; it imports what predictions do not need
+
+    card: CocoCard
+
+    @property
+    def categories(self) -> tuple[Category, ...]:
+        """Categories (id and name), in order of the labels."""
+        return tuple(map(Category, self.card.category_ids, self.card.classes))
+
+    def open_images(self, data: str | None = None, images: str | None = None) -> AnnotatedImages:
+        """Open the validation data with which the model was trained, or other data with the same categories.
+
+        data: COCO instances file, or None for the validation data. images: folder or tar of the images of `data`.
+
+        Images are read as in the model card.
+        """
+        if (data is None) != (images is None):
+            raise InputError("data and images must be given together, got one without the other")
+        if data is None or images is None:
+            if self.card.data != "digits" and None in (self.card.images, self.card.validation_data):
+                raise InputError(
+                    "data and images must be given for a model that names no data, such as a file, got none"
+                )
+            annotated = open_validation(self.card, self.categories)
+        else:
+            annotated = open_with_categories(Path(data), Path(images), self.categories)
+        return replace(annotated, stretch=self.card.stretch)
+
+    def evaluator(
+        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
+    ) -> Evaluator:
+        if data_root is not None:
+            kind = type(self).__name__.lower()
+            raise InputError(f"data_root must be None for a {kind}, got {data_root!r}; use images")
+        annotated = self.open_images(data, images)
+        report_problems(**{"validation" if data is None else "data": annotated})
+        evaluator: Any = find(self.evaluator_type)
+        return evaluator(self, annotated, left_out=annotated.problems.left_out)

@@ -1,1 +1,0 @@
-"""Detection recipes: one Python file per recipe, with data, model and result in its docstring."""

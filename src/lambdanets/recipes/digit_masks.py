@@ -1,0 +1,24 @@
+"""Scanned digits scattered over 300 small images, U-Net with lambda layers: mean Dice 90.7% on 60 validation images.
+
+Hardware: one CPU core, about 15 minutes. One seed; the number of epochs and the batch norm options were chosen on the
+validation images. Baseline: digit_masks_convolution, the same U-Net with 3x3 convolutions, 94.2%. No download.
+Run: lambdanets train digit_masks
+"""
+
+from dataclasses import replace
+
+from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
+
+recipe = SegmentationRecipe(
+    data="digits",
+    image_size=96,
+    epochs=100,
+    flip=0.0,
+    mean=(0.1, 0.1, 0.1),
+    std=(0.2, 0.2, 0.2),
+    batch_norm_momentum=0.01,
+    freeze_batch_norm=0.25,
+    ema_decay=0.99,
+)
+
+recipes = {"convolution": replace(recipe, model="unet_small")}

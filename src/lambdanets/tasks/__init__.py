@@ -1,0 +1,1 @@
+"""The tasks of training: recipe, data, model, losses."""

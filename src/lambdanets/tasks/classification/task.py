@@ -1,0 +1,216 @@
+"""The classification task: data, model and loss."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from PIL.Image import Image
+from timm.data import create_transform
+from torch import Tensor, nn
+from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
+
+from lambdanets.data.batches import NamedImages
+from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
+from lambdanets.data.loader import Batch, ImageBatches
+from lambdanets.data.order import BatchSlice, Order
+from lambdanets.data.transforms import center_square
+from lambdanets.errors import InputError
+from lambdanets.inference.classification import ClassificationEvaluation, ClassificationEvaluator
+from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.figures import draw_predictions
+from lambdanets.inference.loading import read_model
+from lambdanets.inference.model_card import ClassifierCard, DataSource, make_card
+from lambdanets.models import create_model
+from lambdanets.models.weights import WEIGHTS, find_weights, save_weights
+from lambdanets.records import shared_fields
+from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.training.initial_weights import load_initial_weights
+from lambdanets.training.task import Task
+
+QUICKTEST_IMAGES = 12
+
+
+class ClassificationTask(Task):
+    """Image classification."""
+
+    TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
+    VALIDATION_METRICS: ClassVar[tuple[str, ...]] = ("loss", "top1")
+    BEST_METRIC: ClassVar[str] = "top1"
+
+    def __init__(self, recipe: ClassificationRecipe) -> None:
+        super().__init__(recipe)
+        self.splits = splits = open_for_training(recipe)
+        self.training, self.validation, self.test = splits.train, splits.validation, splits.test
+        self.classes, self.source, self.left_out = splits.classes, splits.source, splits.left_out
+        self.fingerprint, self.patience = splits.fingerprint, recipe.patience
+
+    @classmethod
+    def resolve(cls, recipe: ClassificationRecipe) -> ClassificationRecipe:
+        return resolve_model_from_weights(recipe)
+
+    @classmethod
+    def quicktest(cls, recipe: Any, folder: Path) -> Any:
+        """Return the recipe with few small digits, random initial weights, and the smallest model of its family."""
+        changes: dict[str, Any] = {
+            "data": "digits",
+            "data_root": None,
+            "training_images": QUICKTEST_IMAGES,
+            "validation_share": 0.02,
+            "hold_out": min(recipe.hold_out, 0.02),
+            "model": re.sub(r"^lambda_resnet\d+$", "lambda_resnet50", recipe.model),
+            "image_size": min(recipe.image_size, 32),
+        }
+        recipe = replace(recipe, **changes)
+        if recipe.weights is not None:
+            weights = write_random_weights(recipe, tuple("0123456789"), folder / "weights")
+            recipe = replace(recipe, weights=str(weights))
+        return recipe
+
+    def build(self, recipe: ClassificationRecipe) -> nn.Module:
+        return build_model(recipe, self.classes)
+
+    def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
+        return make_batches(recipe, self.training, batch_slice=batch_slice)
+
+    def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
+        logits = self.model(batch.images).float()
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=recipe.label_smoothing, reduction="sum")
+        return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
+
+    def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
+        card = make_model_card(recipe, self.classes)
+        return replace(card, source=replace(card.source, held_out=self.splits.held_out))
+
+    def evaluator(self, recipe: ClassificationRecipe, images: Any) -> ClassificationEvaluator:
+        return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), images)
+
+    def result(self, evaluation: Any) -> dict[str, Any]:
+        return {"top1": round(evaluation.top1, 6), "validation_images": len(evaluation.labels)}
+
+    def draw(self, evaluator: ClassificationEvaluator, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        draw_predictions(evaluation, evaluator.images, folder / "predictions.png")
+
+
+def open_for_training(recipe: ClassificationRecipe) -> Splits:
+    """Return the recipe's data splits, with its hold-out and its subset of training images."""
+    splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
+    return subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
+
+
+def make_batches(
+    recipe: ClassificationRecipe,
+    images: NamedImages,
+    *,
+    batch_slice: BatchSlice | None = None,
+    order: Order | None = None,
+) -> ImageBatches:
+    """Return the recipe's training batches, shuffled and augmented.
+
+    batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
+    order: the images of each training step; by default `Order`.
+    """
+    return ImageBatches(
+        images,
+        make_transform(recipe),
+        channels=recipe.channels,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        training=True,
+        workers=recipe.workers,
+        batch_slice=batch_slice,
+        order=order,
+    )
+
+
+def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
+    """Return the training transform: random crop, flip, RandAugment and normalization.
+
+    The crop is RandomResizedCrop, or, with crop_padding, a crop of full size from the padded image.
+
+    It returns tensors of shape (channels, image_size, image_size). Raises InputError for a RandAugment policy that timm
+    does not know.
+    """
+    try:
+        transform = create_transform(
+            (recipe.channels, recipe.image_size, recipe.image_size),
+            is_training=True,
+            scale=recipe.scale,
+            ratio=recipe.ratio,
+            hflip=recipe.flip,
+            color_jitter=None,
+            auto_augment=recipe.rand_augment,
+            interpolation=recipe.interpolation,
+            mean=recipe.mean,
+            std=recipe.std,
+        )
+    except Exception as error:  # timm raises errors of many types for an invalid policy
+        raise InputError(f"rand_augment must be a policy like rand-m10-n2, got {recipe.rand_augment!r}") from error
+    if recipe.crop_padding:
+        resize = Resize(recipe.image_size, InterpolationMode(recipe.interpolation))
+        crop = RandomCrop(recipe.image_size, recipe.crop_padding)
+        transform.transforms[0] = Compose([center_square, resize, crop])  # in place of RandomResizedCrop
+    return transform
+
+
+def write_random_weights(recipe: ClassificationRecipe, classes: tuple[str, ...], folder: Path) -> Path:
+    """Write random weights of the recipe's model, or of a small model if the recipe names none; return the folder.
+
+    The weights depend only on the seed. Thus an interrupted quicktest can keep what it has written.
+    """
+    recipe = replace(recipe, weights=None, model=recipe.model or "lambda_resnet20_small")
+    folder.mkdir(exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
+        model = build_model(recipe, len(classes))
+    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_public_json(recipe.fields()))
+    return folder
+
+
+def make_model_card(recipe: ClassificationRecipe, classes: Sequence[str]) -> ClassifierCard:
+    """Return the model card of the recipe's classifier."""
+    source = DataSource(**shared_fields(recipe, DataSource))
+    return make_card(ClassifierCard, recipe, classes=tuple(classes), stretch=False, source=source)
+
+
+def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> nn.Module:
+    """Build the recipe's model for a number of classes or for class names, and load its initial weights, if any.
+
+    The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
+    interpolated.
+    """
+    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    card = make_model_card(recipe, class_names)
+    options: dict[str, Any] = dict(card.model_options)
+    if recipe.drop_path:
+        options["drop_path_rate"] = recipe.drop_path
+    if recipe.dropout:
+        options["drop_rate"] = recipe.dropout
+    model: Any = create_model(recipe.model, num_classes=len(class_names), in_chans=recipe.channels, **options)
+    if recipe.weights is not None:
+        load_initial_weights(model, recipe.weights, classes)
+    return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
+
+
+def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRecipe:
+    """If the recipe names no model, take model, options, channels and normalization from its initial weights.
+
+    The recipe's own model_options override those of the weights.
+    """
+    if recipe.model or recipe.weights is None:
+        return recipe
+    card = read_model(find_weights(recipe.weights))[1]
+    if not isinstance(card, ClassifierCard):
+        raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
+    options: dict[str, Any] = card.model_options | recipe.model_options
+    return replace(
+        recipe,
+        model=card.model,
+        model_options=options,
+        channels=card.preprocessing.channels,
+        mean=card.preprocessing.mean,
+        std=card.preprocessing.std,
+    )

@@ -1,0 +1,1 @@
+"""What the tasks on COCO-format annotations share: recipe fields and data."""

@@ -1,0 +1,128 @@
+"""The base class of the tasks on COCO-format annotations."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from PIL.Image import Image
+from torch import Tensor
+
+from lambdanets.data.batches import Batches
+from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate
+from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.data.coco.sets import open_digits, open_validation
+from lambdanets.data.order import BatchSlice, permutation
+from lambdanets.errors import InputError
+from lambdanets.tasks.coco.recipe import CocoRecipe
+from lambdanets.training.task import Task
+
+QUICKTEST_IMAGES, QUICKTEST_SIZE = 8, 64
+
+Augment = Callable[[Image, AnnotatedImage, Any], tuple[Tensor, Target]]
+
+
+class CocoTask(Task):
+    """Opens and identifies the data."""
+
+    EVALUATION_BATCH_SIZE: ClassVar[int | None] = 1  # so that rounding does not depend on the world size
+
+    training: AnnotatedImages
+    validation: AnnotatedImages
+
+    def __init__(self, recipe: CocoRecipe) -> None:
+        super().__init__(recipe)
+        self.training, self.validation, self.source = open_datasets(recipe)
+        categories = self.training.annotations.categories
+        self.classes = tuple(category.name for category in categories)
+        self.category_ids = tuple(category.id for category in categories)
+        sets = {"training": self.training, "validation": self.validation}
+        self.left_out = self.training.problems.left_out + self.validation.problems.left_out
+        self.problems = [f"{name}: {line}" for name, images in sets.items() for line in images.problems.lines()]
+        self.findings = {name: images.problems.ids for name, images in sets.items()}
+        fingerprints = self.training.fingerprint + self.validation.fingerprint
+        self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
+
+    @classmethod
+    def quicktest(cls, recipe: Any, folder: Path) -> Any:
+        """Return the recipe with few small images of scattered digits, which are written into a folder."""
+        recipe = replace(recipe, image_size=min(recipe.image_size, QUICKTEST_SIZE))
+        if recipe.data == "digits":
+            return replace(recipe, training_images=QUICKTEST_IMAGES)
+        write_scattered_digits(folder, QUICKTEST_IMAGES, QUICKTEST_IMAGES // 2, 0)
+        return replace(
+            recipe,
+            data=str(folder / "train.json"),
+            images=str(folder / "train"),
+            validation_data=str(folder / "val.json"),
+            validation_images=str(folder / "val"),
+            training_images=None,
+        )
+
+    def result(self, evaluation: Any) -> dict[str, Any]:
+        return {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}
+
+    def provenance(self) -> dict[str, Any]:
+        recipe, training, validation = self.recipe, self.training, self.validation
+        # the hash of the whole set, because a subset depends on the seed
+        training_hash = training.parent_fingerprint or training.fingerprint
+        validation_name = recipe.validation_data or recipe.data
+        return {
+            "dropped": {"training": training.problems.counts(), "validation": validation.problems.counts()},
+            "training_data": {"name": recipe.data, "sha256": training_hash},
+            "validation_data": {"name": validation_name, "sha256": validation.fingerprint},
+        }
+
+
+def augmented_batches(
+    recipe: Any, images: AnnotatedImages, batch_slice: BatchSlice, augment: Augment
+) -> Batches[AnnotatedBatch]:
+    """Return the recipe's training batches, shuffled and augmented.
+
+    augment: maps an image, its annotations and the recipe to a tensor and its target; a module-level function, because
+        spawned workers must unpickle it.
+    """
+    return Batches(
+        images,
+        partial(_load, augment=augment, recipe=recipe),
+        collate,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        training=True,
+        workers=recipe.workers,
+        batch_slice=batch_slice,
+    )
+
+
+def _load(images: AnnotatedImages, index: int, *, augment: Augment, recipe: Any) -> tuple[Tensor, Target]:
+    return augment(*images.load(index), recipe)
+
+
+def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
+    """Return the training data, the validation data, and a description of their source for messages.
+
+    Raises InputError if the categories differ, if there are fewer than `training_images` images, or if one of the
+    datasets has no objects.
+    """
+    if recipe.data == "digits":
+        training, validation = open_digits()
+        source = "scikit-learn's digits, scattered"
+    else:
+        assert recipe.images is not None
+        training = open_annotated(Path(recipe.data), Path(recipe.images))
+        validation = open_validation(recipe, training.annotations.categories)
+        source = f"{recipe.data} and {recipe.validation_data}"
+    if recipe.training_images is not None:
+        if recipe.training_images > len(training):
+            raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
+        subset = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
+        source = f"{source}, {len(subset)} of {len(training)} training images"
+        training = training.select(sorted(subset.tolist()))
+    for name, images in (("data", training), ("validation_data", validation)):
+        if all(instance.crowd for image in images.annotations.images for instance in image.objects):
+            raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {source}")
+    return training, validation, source

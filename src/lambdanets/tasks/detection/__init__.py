@@ -1,0 +1,1 @@
+"""Mask R-CNN: recipe, data, augmentation, model, losses."""

@@ -1,0 +1,151 @@
+"""The detection task: data, model and losses."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdanets.data.batches import Batches
+from lambdanets.data.coco.loader import AnnotatedBatch, Target
+from lambdanets.data.order import BatchSlice
+from lambdanets.inference.detection import METRICS, DetectionEvaluation, DetectionEvaluator
+from lambdanets.inference.detector import Detector, build_detector
+from lambdanets.inference.figures import draw_detections
+from lambdanets.inference.model_card import DetectorCard, make_card
+from lambdanets.models.mask_rcnn import MaskRCNN
+from lambdanets.models.weights import match_names
+from lambdanets.tasks.coco.task import CocoTask, augmented_batches
+from lambdanets.tasks.detection.augmentation import augment
+from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.training.initial_weights import read_initial_weights
+from lambdanets.training.task import first_readable
+
+# Names of the losses in torchvision, and in metrics.csv.
+LOSS_NAMES = {
+    "loss_classifier": "class_loss",
+    "loss_box_reg": "box_loss",
+    "loss_mask": "mask_loss",
+    "loss_objectness": "objectness_loss",
+    "loss_rpn_box_reg": "proposal_loss",
+}
+
+
+class DetectionTask(CocoTask):
+    """Object detection and instance segmentation."""
+
+    TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
+    VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
+    BEST_METRIC: ClassVar[str] = "segm_AP"
+
+    recipe: DetectionRecipe
+    model: MaskRCNN
+
+    @classmethod
+    def quicktest(cls, recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
+        """Return the recipe with the smallest backbone of its family and narrow heads, too."""
+        small = replace(
+            recipe,
+            model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),
+            pyramid_channels=16,
+            box_layers=(min(recipe.box_layers[0], 1), 32),
+            mask_layers=min(recipe.mask_layers, 1),
+            proposals=40,
+            sampled_regions=16,
+            max_detections=10,
+        )
+        return super().quicktest(small, folder)
+
+    def build(self, recipe: DetectionRecipe) -> MaskRCNN:
+        return build_model(recipe, self.classes)
+
+    def training_batches(self, recipe: DetectionRecipe, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
+        return augmented_batches(recipe, self.training, batch_slice, augment)
+
+    def largest_example(self, batches: Batches[AnnotatedBatch]) -> tuple[Tensor, Target]:
+        """Return the image with the most objects, as large as others can make it by padding.
+
+        Objects are repeated, so that the mask head gets as many positive regions as in later epochs.
+        """
+        num_objects = [len(image.objects) for image in self.training.annotations.images]
+        indices = sorted(range(len(num_objects)), key=num_objects.__getitem__, reverse=True)
+        image, target = first_readable(batches, indices)
+        size = max(self.recipe.image_size, *image.shape[1:])
+        padding = (0, size - image.shape[2], 0, size - image.shape[1])
+        count = len(target["labels"])
+        chosen = torch.arange(max(count, self.recipe.sampled_regions // 4) if count else 0) % max(count, 1)
+        repeated = {name: value[chosen] for name, value in target.items()}
+        return F.pad(image, padding), repeated | {"masks": F.pad(repeated["masks"], padding)}
+
+    def num_images(self, batch: AnnotatedBatch) -> int:
+        """Return the number of readable images in a batch, or 0 if batch norm would get a single value per channel.
+
+        This happens if the coarsest feature map of the whole batch has one position. Synchronized batch norm can use
+        such a batch, because the other ranks have more values.
+        """
+        if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
+            return len(batch.images)
+        stride = self.model.backbone.strides[-2]
+        sizes = [image.shape[-2:] for image in batch.images]
+        return len(sizes) if sum(-(-height // stride) * -(-width // stride) for height, width in sizes) > 1 else 0
+
+    def losses(self, batch: AnnotatedBatch, recipe: DetectionRecipe) -> dict[str, Tensor]:
+        """Return the losses, each a mean over the regions sampled in a micro-batch, times its number of images."""
+        losses = self.model(batch.images, batch.targets)
+        sums = {name: losses[key].float() * len(batch.images) for key, name in LOSS_NAMES.items()}
+        return {"loss": torch.stack(list(sums.values())).sum()} | sums
+
+    def card(self, recipe: DetectionRecipe) -> DetectorCard:
+        return make_model_card(recipe, self.classes, self.category_ids)
+
+    def evaluator(self, recipe: DetectionRecipe, images: Any) -> DetectionEvaluator:
+        return DetectionEvaluator(Detector(self.model, self.card(recipe)), images)
+
+    def draw(self, evaluator: DetectionEvaluator, evaluation: DetectionEvaluation, folder: Path) -> None:
+        draw_detections(evaluator.predictor, evaluator.images, evaluation, folder)
+
+
+# Prefixes of the tensors of the last layers.
+_HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
+
+
+def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
+    """Return the model card of the recipe's detector."""
+    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
+    return make_card(DetectorCard, recipe, **categories, stretch=False, tile_size=None)
+
+
+def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
+    """Build the recipe's model for a number of categories or for category names, and load its initial weights, if any.
+
+    The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
+    detector has other categories, its last layers are re-initialized.
+    """
+    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    card = make_model_card(recipe, class_names, range(len(class_names)))
+    model = build_detector(
+        card,
+        drop_path=recipe.drop_path,
+        rpn_pre_nms_top_n_train=2 * recipe.proposals,
+        rpn_post_nms_top_n_train=recipe.proposals,
+        box_batch_size_per_image=recipe.sampled_regions,
+    )
+    model.transform._skip_resize = True  # in training, the data loader has resized the images
+    if recipe.weights is not None:
+        _load_initial_weights(model, recipe.weights, classes)
+    return model.to(memory_format=torch.channels_last)
+
+
+def _load_initial_weights(model: MaskRCNN, path: str, classes: int | Sequence[str]) -> None:
+    weights = read_initial_weights(path, classes)
+    module: nn.Module = model
+    if not any("backbone.network." in name for name in weights.tensors):  # weights of a classifier
+        module = model.backbone.network
+        names = module.state_dict().keys()
+        tensors = match_names(weights.tensors, names, weights.source)
+        weights = weights._replace(tensors={name: tensors[name] for name in names & tensors.keys()})
+    weights.load_into(module, _HEADS)

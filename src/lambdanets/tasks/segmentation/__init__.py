@@ -1,0 +1,1 @@
+"""Semantic segmentation: recipe, data, augmentation, model, loss."""

@@ -1,1 +1,0 @@
-"""Training of classifiers: data loading, loss, metrics, --plan and --quicktest."""

@@ -1,1 +1,0 @@
-"""Training of Mask R-CNN: recipe, data loading, augmentation, losses and --quicktest."""

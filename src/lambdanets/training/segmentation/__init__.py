@@ -1,1 +1,0 @@
-"""Training of semantic segmentation: recipe, data loading, augmentation, losses and --quicktest."""

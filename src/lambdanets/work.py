@@ -1,0 +1,198 @@
+"""Output folders and files on which one process at a time works, and which an interrupted command resumes."""
+
+import contextlib
+import errno
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from lambdanets.errors import InputError
+from lambdanets.files import encode_utf8, is_hidden, remove_unfinished
+from lambdanets.records import reraise_as_input_error
+from lambdanets.signals import uninterrupted
+
+LOCK = ".lock"
+PARTIAL = ".partial"  # suffix of journals
+_MAX_CHARACTERS = 40  # messages omit longer values, such as hashes
+
+
+class InUseError(InputError):
+    """Another running process holds the lock."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
+    """Hold the lock file `path` within the block, for work on the folder or file `subject`.
+
+    timeout: seconds to wait for the lock.
+
+    The operating system holds the lock (flock) and releases it when its process ends, however it ends. On a network
+    file system this needs one that supports flock across hosts, such as NFS 4. Raises InUseError, which names the
+    owner, if another process holds it, and InputError if the file cannot be written.
+    """
+    if not path.parent.is_dir():  # filelock would create it
+        raise InputError(f"{subject}: {os.strerror(errno.ENOENT)}")
+    lock = FileLock(path, timeout=timeout, thread_local=False)
+    with uninterrupted():
+        try:
+            lock.acquire()
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        except Timeout:
+            owner = path.read_text(errors="replace")[:200] if path.is_file() else ""
+            advice = "wait for it to end, or choose another path"
+            raise InUseError(f"{subject} is in use by {owner or 'another process'}; {advice}") from None
+        except OSError as error:
+            raise InputError(f"{subject}: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # after the release another process may hold it
+            lock.release()
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """An output folder, which may be new, empty, or have unfinished or finished output of the same work.
+
+    work: what the folder is for, in messages, such as "a run".
+    identity: the options and inputs on which the output depends, by name.
+    read_identity: reads the identity from an existing folder; returns None if the folder has no such output.
+    advice: the end of error messages.
+
+    Hidden files and empty sub-folders are ignored.
+    """
+
+    path: Path
+    work: str = "work"
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    read_identity: Callable[[Path], Mapping[str, Any] | None] = lambda folder: None
+    advice: str = "choose another folder"
+
+    def is_started(self) -> bool:
+        """Whether the folder has output of the same identity. Raises InputError if it has other output or files."""
+        if not self.path.is_dir():
+            if self.path.exists():
+                raise InputError(f"{self.path} must be a folder, got a file; {self.advice}")
+            return False
+        existing = self.read_identity(self.path)
+        if existing is None:
+            if foreign := sorted(entry.name for entry in self.path.iterdir() if not _is_ignored(entry)):
+                advice = "choose another folder, or remove it if you do not need it"
+                raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
+            return False
+        if differing := describe_differences(existing, self.identity):
+            raise InputError(f"{self.path} has {self.work} with {differing}; {self.advice}")
+        return True
+
+    @contextlib.contextmanager
+    def open(self, *, shared: bool = False) -> Iterator[None]:
+        """Create the folder and hold its lock within the block; a new folder that is left empty is removed.
+
+        shared: several processes work in the folder, and hold this lock only while they start. Then it is acquired
+            with a timeout. Otherwise temporary files of killed processes are removed.
+
+        Raises InputError as `is_started` does, before the folder is created, and InUseError if another process holds
+        the lock.
+        """
+        self.is_started()
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        with uninterrupted():
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"folder {self.path} cannot be created: {error.strerror}") from error
+            try:
+                with locked(self.path / LOCK, self.path, timeout=30.0 if shared else 0.0):
+                    self.is_started()  # another process may have started in the meantime
+                    if not shared:
+                        remove_unfinished(self.path)
+                    yield
+            finally:
+                with contextlib.suppress(OSError):  # stops at a folder that is not empty or already removed
+                    for path in missing:
+                        path.rmdir()
+
+
+class Journal:
+    """An open journal. entries: all entries, of which the first `num_resumed` are from the interrupted command."""
+
+    def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
+        self._file = file
+        self.entries = entries
+        self.num_resumed = len(entries)
+
+    def add(self, entry: Any) -> None:
+        """Append an entry and flush it, so that it is kept if the process is killed."""
+        self._file.write(_encode_line(entry))
+        self._file.flush()
+        self.entries.append(entry)
+
+
+@contextlib.contextmanager
+def open_journal(path: Path, identity: Mapping[str, Any]) -> Iterator[Journal]:
+    """Create or resume the JSON Lines file at `path`. It is removed after the block, but kept if the block raises.
+
+    identity: the options and inputs on which the entries depend, by name; the first line.
+
+    A truncated last line is dropped. The caller must hold a lock. Raises InputError if an existing file has another
+    identity or is not a journal.
+    """
+    content = path.read_bytes() if path.is_file() else b""
+    complete = content[: content.rfind(b"\n") + 1]
+    with reraise_as_input_error(f"{path} is damaged", "remove it to restart"):
+        header, *entries = [json.loads(line) for line in complete.splitlines()] or [identity]
+        differing = describe_differences(dict(header), identity)
+    if differing:
+        raise InputError(f"{path} was started with {differing}; remove it to restart, or choose another output path")
+    try:
+        with path.open("r+b" if complete else "wb") as file:
+            file.truncate(len(complete))
+            file.seek(len(complete))
+            if not complete:
+                file.write(_encode_line(identity))
+            yield Journal(file, entries)
+    except BaseException:
+        if not entries:
+            path.unlink(missing_ok=True)
+        raise
+    path.unlink()
+
+
+def check_new_file(path: Path) -> None:
+    """Raise InputError if an output file exists."""
+    if path.exists():
+        raise InputError(f"{path} exists; choose another file with --out, or remove it to write it again")
+
+
+def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Describe up to five differences between two identities, for messages; "" if they are equal."""
+    messages = []
+    for name, value in expected.items():
+        current = existing.get(name)
+        if name in existing and current == value:
+            continue
+        nested = ""
+        if isinstance(current, Mapping) and isinstance(value, Mapping):
+            nested = describe_differences(current, value)
+        old, new = repr(current), repr(value)
+        if nested:
+            messages.append(f"{name} ({nested})")
+        else:
+            is_long = max(len(old), len(new)) > _MAX_CHARACTERS
+            messages.append(f"other {name}" if is_long else f"{name} {old}, not {new}")
+    return ", ".join(messages[:5])
+
+
+def _encode_line(entry: Any) -> bytes:
+    return encode_utf8(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _is_ignored(path: Path) -> bool:
+    """Whether a path is hidden, or is a folder that is empty or has only hidden files."""
+    return is_hidden(path.name) or (path.is_dir() and all(is_hidden(file.name) for file in path.iterdir()))

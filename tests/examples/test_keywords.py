@@ -1,0 +1,46 @@
+"""A task of one's own: the example of keyword spotting, with one entry in the registry."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import lambdanets as ln
+from lambdanets.cli import main
+from lambdanets.recipes import find_recipe
+from lambdanets.registry import TASKS
+from lambdanets.training import run
+from training.runs import SEED, interrupted_run, load_weights, read_metrics
+
+FILE = Path(__file__).parents[2] / "examples/keywords/recipe.py"
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(TASKS, "keywords", None)  # restored after the test
+    return replace(find_recipe(str(FILE)), training_recordings=40, epochs=2, batch_size=8, seed=SEED)
+
+
+def test_task_of_a_recipe_file_trains_resumes_and_evaluates(recipe, tmp_path, monkeypatch):
+    result = run.start(recipe, tmp_path / "run")
+    interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step=7)
+    assert run.start(recipe, tmp_path / "interrupted")["accuracy"] == result["accuracy"]
+    weights, resumed = (load_weights(tmp_path / name) for name in ("run", "interrupted"))
+    assert all(weights[name].equal(tensor) for name, tensor in resumed.items())
+    assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "interrupted")
+    spotter = ln.load(tmp_path / "run")
+    assert ln.evaluate(spotter).accuracy == result["accuracy"]
+    assert spotter.infer([spotter.evaluator().images.load(3)[0]])[0] in spotter.classes
+
+
+def test_commands_have_the_options_of_the_task(recipe, tmp_path, capsys):
+    command = ["train", str(FILE), "--noise", "0.2", "--quicktest", "--run", str(tmp_path / "run")]
+    assert main(command) == 0
+    (scores,) = capsys.readouterr().out.splitlines()[-1:]
+    assert scores.startswith("accuracy ")
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["100 recordings", scores]
+    assert main(["train", str(FILE), "--dry-run", "--training-recordings", "33", "--batch-size", "8"]) == 0
+    assert "5 per epoch, 75 in 15 epochs; 8 images per step" in capsys.readouterr().out

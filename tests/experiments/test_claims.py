@@ -1,0 +1,77 @@
+"""What pages say in words is what the committed results say."""
+
+import json
+import re
+import statistics
+
+import pytest
+
+from lambdanets_lab.mixers import MIXERS
+from lambdanets_lab.studies.results import read_comparison
+from scripts import ROOT, load_script
+
+
+@pytest.fixture(scope="module")
+def claims():
+    return load_script("experiments/claims.py")
+
+
+def text_of(page):
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_differences_in_the_summary_are_those_of_the_claims(claims):
+    summary = text_of("docs/results.md").partition("## The paper's claims")[0]
+    number = r"([+-]\d+\.\d+)"
+    triples = re.findall(rf"{number} \((?:95% interval )?{number} to {number}\)", summary)
+    assert len(triples) >= 4
+    for values in triples:
+        digits = len(values[0].partition(".")[2])
+        formatted = "{} ({} to {})".format(*values)
+        assert formatted in [claims.format_difference(each.differences, digits) for each in claims.accuracy()]
+
+
+def test_verdict_follows_from_the_confidence_interval(claims):
+    assert claims.verdict([1.0, 1.1, 0.9]) == "confirmed"
+    assert claims.verdict([-1.0, -1.1, -0.9]) == "refuted"
+    assert claims.verdict([1.0, -1.1, 0.9]) == claims.verdict([5.0]) == "undecided"
+
+
+def test_speedup_is_interpolated_at_equal_accuracy():
+    frontier = load_script("experiments/frontier.py")
+    ratios = frontier.speedups([(80.0, 8.0), (81.0, 5.0), (90.0, 1.0)], [(80.0, 4.0), (82.0, 1.0)])
+    assert ratios == pytest.approx({80.0: 2.0, 81.0: 2.5})
+
+
+def mask_scores(name):
+    runs = json.loads((ROOT / f"experiments/results/epyc-2-cores/{name}.json").read_text(encoding="utf-8"))["runs"]
+    recipes = ("nuclei", "nuclei_convolution")
+    return [[100 * run["segm"]["AP"] for run in runs if run["recipe"] == recipe] for recipe in recipes]
+
+
+def test_pages_have_the_mask_scores_of_nuclei():
+    means = [f"{statistics.mean(scores):.1f}" for scores in mask_scores("nuclei")]
+    assert "mask AP {} with lambda layers and {} with 3x3 convolutions".format(*means) in text_of("README.md")
+    before = [f"{statistics.mean(s):.1f} ± {statistics.stdev(s):.1f}" for s in mask_scores("nuclei_norms_not_frozen")]
+    assert "mask AP was {} with lambda layers and {} with convolutions".format(*before) in text_of("docs/detection.md")
+
+
+def test_ten_mixers_have_three_seeds_on_real_images():
+    summary = read_comparison(ROOT / "experiments/results/xeon-2-cores/fashion_mnist.json")
+    mixers = [row for row in summary["studies"]["mixers"]["variants"] if row["seeds"] >= 3]
+    assert len(mixers) >= 10
+    assert summary["validation_images"] == 10_000
+
+
+def test_page_of_mixers_cites_a_paper_for_each():
+    page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8").split("## Mixers\n")[1]
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
+    assert list(rows) == list(MIXERS)
+    assert all(re.search(r"(20(1[4-9]|2\d))", row) for row in rows.values())
+
+
+def test_inconsistent_results_write_no_page():
+    coco = load_script("experiments/coco_overfit.py")
+    result = json.loads((ROOT / "experiments/results/epyc-2-cores/coco_overfit.json").read_text(encoding="utf-8"))
+    with pytest.raises(ValueError, match="scores must equal"):
+        coco.section(result | {"largest_difference": {"pycocotools": 1e-5}})

@@ -1,0 +1,177 @@
+"""Scripts that train networks over seeds: which runs they start, and the tables of their results."""
+
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import lambdanets
+from scripts import call_main, load_script
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The options of the trainings, which write only a result."""
+    started = []
+    load_script("experiments/pages.py")  # adds the folder to the path
+
+    def train(command, check):
+        options = dict(itertools.pairwise(command))
+        run, seed = Path(options["--run"]), int(options["--seed"])
+        rate, size = float(options.get("--learning-rate", 0)), int(options.get("--image-size", 0))
+        value = 0.8 + 0.02 * seed + (0 if "convolution" in run.name else 0.01 * seed) + size / 1000
+        value += 0.001 * (-1) ** seed if "only" in run.name or "Performer" in run.name else 0
+        scores = dict.fromkeys(("top1", "dice", "iou", "boundary_f1"), value) | {"held_out_top1": rate}
+        average_precision = dict.fromkeys(("AP", "AP50", "AP75", "APs", "APm"), value) | {"APl": None}
+        result = dict.fromkeys(("parameters", "epochs", "images", "training_images", "validation_images"), 7)
+        result |= {"bbox": average_precision, "segm": average_precision, "images_per_second": 3.0, **scores}
+        result |= {"seconds": 60 * (seed + 1), "commit": "abc", "versions": {}}
+        result |= {"hardware": {"processor": "CPU", "threads": 1}}
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
+        (run / "metrics.csv").write_text(f"split,top1\nval,0.5\nval,{value}\n", encoding="utf-8")
+        started.append(options | {"recipe": command[5]})
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
+    return started
+
+
+def write_empty_page(path, name):
+    script, _, part = name.partition(" ")
+    word = part and f" {part}"
+    path.write_text(f"<!-- written by experiments/{script}.py{word} -->\n<!-- end of {name} -->\n", encoding="utf-8")
+
+
+DIFFERENCE = "+0.50 (-5.85 to +6.85)"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "options", "num_runs", "lines"),
+    [
+        (
+            "nuclei",
+            "nuclei",
+            (),
+            4,
+            [
+                "1 to 2 minutes per run on CPU, 2 at a time with",
+                f"interval | {DIFFERENCE} |",
+                "| 81.5 ± 2.1 |",
+                "| - |",
+            ],
+        ),
+        ("segmentation", "nuclei", (), 4, ["84 test images", f"interval | {DIFFERENCE} |", "| 81.0 ± 1.4 |"]),
+        ("segmentation digits", "digits", (), 4, ["7 validation images", f"interval | {DIFFERENCE} |"]),
+        ("unet_ablation", "digits", (), 26, ["| scope 23 | 0.002 | 80.0 | 83.0 |"]),
+        (
+            "photographs",
+            "photographs",
+            ("--sizes", 64, 96),
+            8,
+            ["7 epochs, mean ± std of 2 seeds, trained on CPU:", "| +0.5 (-5.9 to +6.9) | +0.5 (-5.9 to +6.9) |"],
+        ),
+    ],
+)
+def test_networks_are_trained_with_each_seed_once(
+    name, data, options, num_runs, lines, commands, tmp_path, monkeypatch
+):
+    script = load_script(f"experiments/{name.split()[0]}.py")
+    page, out = tmp_path / "page.md", tmp_path / "results/runs.json"
+    write_empty_page(page, name)
+    scores = {"test": dict.fromkeys(("dice", "iou", "boundary_f1"), 0.81), "test_images": 84}
+
+    def score(folder, data):
+        result = json.loads((folder / "result.json").read_text())
+        return scores | {"test": {key: result[key] for key in scores["test"]}}
+
+    monkeypatch.setattr(script, "score", score, raising=False)
+    arguments = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page, *options]
+    for seeds in ([0], [1], [0, 1]):
+        call_main(script, monkeypatch, data, *arguments, "--seeds", *seeds)
+    assert len(commands) == num_runs
+    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
+    assert len(runs) == num_runs
+    assert all({"commit", "versions", "hardware", "seed"} <= run.keys() for run in runs)
+    assert str(tmp_path) not in out.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert [line for line in lines if line not in text] == []
+
+
+def test_learning_rates_are_compared_on_held_out_images(commands, tmp_path, monkeypatch):
+    script, out = load_script("experiments/photographs.py"), tmp_path / "rates.json"
+    call_main(script, monkeypatch, tmp_path, "--work", tmp_path / "runs", "--out", out, "--tune", 0.2, 0.1)
+    assert all(command["--hold-out"] == "0.2" for command in commands)
+    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
+    assert [(run["learning_rate"], run["held_out_top1"]) for run in runs] == [(0.1, 0.1), (0.2, 0.2)]
+    assert all(run["held_out_top1_by_epoch"][0] == 0.5 for run in runs)
+
+
+@pytest.mark.figures
+def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(commands, tmp_path, monkeypatch):
+    script = load_script("experiments/questions.py")
+    page = tmp_path / "results.md"
+    write_empty_page(page, "questions")
+    for name in ("LEARNING_RATES", "OUT", "STEPS"):
+        monkeypatch.setattr(script, name, tmp_path / f"{name}.json")
+    monkeypatch.setattr(script, "BATCH", (2, 3, 8, 8))
+    monkeypatch.setattr(
+        script, "time_in_turn", lambda runs, **_: {name: run() or {"median": 1.0} for name, run in runs.items()}
+    )
+    options = [tmp_path / "data", "--work", tmp_path / "runs", "--page", page]
+    for step in (["--steps", "--page", page], [*options, "--tune"], options):
+        call_main(script, monkeypatch, *step)
+    assert (tmp_path / "results/questions.png").stat().st_size > 10_000
+    runs = json.loads((tmp_path / "OUT.json").read_text(encoding="utf-8"))["runs"]
+    assert len(runs) == 40
+    assert {run["learning_rate"] for run in runs} == {0.8}
+    rows = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if "more a" in line]
+    assert [row[-1] for row in rows] == ["yes", "undecided", "undecided", "undecided"]
+    assert rows[0][3] == "+3.50"
+    narrow, wide = ([float(bound) for bound in rows[0][column].split(" to ")] for column in (4, 5))
+    assert wide[0] < narrow[0] < 3.5 < narrow[1] < wide[1]
+
+
+def test_holm_corrects_the_smallest_p_value_most():
+    holm = load_script("experiments/questions.py").holm
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):
+    seeded_runs = load_script("experiments/seeded_runs.py")
+
+    def train(command, check):
+        (tmp_path / command[-1] / "result.json").write_text('{"top1": 0.5}', encoding="utf-8")
+        return SimpleNamespace(returncode=int(command[-1] == "failing"))
+
+    names = ("failing", "finished")
+    for name in names:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(seeded_runs, "subprocess", SimpleNamespace(run=train))
+    runs = seeded_runs.train({tmp_path / name: [name] for name in names}, jobs=1)
+    assert next(runs) == (tmp_path / "finished", {"top1": 0.5})
+    with pytest.raises(SystemExit, match=r"failing \(exit code 1\)"):
+        next(runs)
+
+
+def test_mixers_with_the_same_seed_have_equal_initial_weights():
+    networks = []
+    for mixer in ("convolution", "lambda"):
+        torch.manual_seed(3)
+        networks.append(lambdanets.create_model("resnet20_mixer_small", mixer=mixer, pattern="CCLL").state_dict())
+    shared = [name for name, x in networks[0].items() if name in networks[1] and x.shape == networks[1][name].shape]
+    assert len(shared) > 100
+    assert all(networks[0][name].equal(networks[1][name]) for name in shared)
+
+
+def test_section_is_not_written_without_its_markers(tmp_path):
+    page = tmp_path / "page.md"
+    write_empty_page(page, "claims")
+    text = page.read_text(encoding="utf-8").partition("\n")[0] + "\nafter\n"
+    page.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="must have the lines"):
+        load_script("experiments/pages.py").replace_section(page, "claims", "text\n")
+    assert page.read_text(encoding="utf-8") == text

@@ -1,0 +1,103 @@
+"""`lambdanets evaluate` for models of every task: the scores of the run, on its data or on other data."""
+
+import json
+import shutil
+
+import pytest
+from PIL import Image
+
+import lambdanets as ln
+from commands import fail, succeed
+from lambdanets.cli import main
+from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations
+from training.teachers import write_teacher
+
+FILES = {
+    "classification": ["confusion_matrix.csv", "confusion_matrix.png", "per_class_accuracy.csv"],
+    "detection": ["precision_recall.png", "predictions.png", "results.json", "scores.json"],
+    "segmentation": ["predictions.png", "scores.json"],
+}
+
+
+@pytest.fixture
+def runs(quick_run, trained_detector, trained_segmenter):
+    """The folder of a finished run of each task."""
+    folders = {"classification": quick_run, "detection": trained_detector / "run"}
+    return folders | {"segmentation": trained_segmenter / "run"}
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_evaluate_reproduces_the_scores_of_the_run_and_writes_them(task, runs, tmp_path, capsys):
+    succeed("evaluate", runs[task], "--out", tmp_path / "out", "--device", "cpu")
+    result = json.loads((runs[task] / "result.json").read_text())
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines[-len(result["summary"]) :] == result["summary"]
+    assert lines[-len(result["summary"]) - 1].startswith(f"{result.get('images', 4)} images")
+    assert any(line.startswith("classes: 2 (") for line in lines)
+    assert last == f"scores and figures: {tmp_path / 'out'}"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES[task]
+    if task != "classification":
+        scores = json.loads((tmp_path / "out/scores.json").read_text())
+        assert scores == {name: result[name] for name in scores}
+        assert {"images", "AP_by_category" if task == "detection" else "classes"} < scores.keys()
+    assert "is not empty, it has" in fail(capsys, "evaluate", runs[task], "--out", tmp_path / "out")
+
+
+def test_evaluation_of_annotated_images_does_not_need_the_training_data(runs, tmp_path, capsys):
+    run = shutil.copytree(runs["detection"], tmp_path / "run")
+    recipe = json.loads((run / "recipe.json").read_text())
+    gone = {"data": str(tmp_path / "gone.json"), "images": str(tmp_path / "gone")}
+    (run / "recipe.json").write_text(json.dumps(recipe | gone))
+    succeed("evaluate", run)
+    summary = json.loads((run / "result.json").read_text())["summary"]
+    assert capsys.readouterr().out.splitlines()[-2:] == summary
+
+
+def test_evaluation_on_other_data_reports_dropped_annotations(runs, trained_detector, tmp_path, capsys):
+    data, digits = tmp_path / "train.json", trained_detector / "digits"
+    shutil.copy(digits / "train.json", data)
+    stray = {"id": 900, "image_id": 77, "category_id": 4, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
+    missing = {"id": 50, "file_name": "missing.png", "height": 9, "width": 9}
+    edit_annotations(data, annotations=lambda rows: [*rows, stray], images=lambda rows: [*rows, missing])
+    succeed("evaluate", runs["detection"], "--data", data, "--images", digits, "--out", tmp_path / "out")
+    output = capsys.readouterr()
+    assert output.err.splitlines()[-2:] == [
+        "data: 1 annotations dropped: no image has their image_id (id 900)",
+        "data: 1 images dropped: their files are missing (id 50)",
+    ]
+    results = json.loads((tmp_path / "out/results.json").read_bytes())
+    assert f"4 images, {len(results)} detections" in output.out.splitlines()
+    assert {result["category_id"] for result in results} <= {category["id"] for category in TWO_CATEGORIES}
+
+
+def test_scores_are_kept_if_figures_cannot_be_written(runs, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device", "predictions.png")
+
+    monkeypatch.setattr("lambdanets.inference.figures.draw_detections", full)
+    assert main(["evaluate", str(runs["detection"]), "--out", str(tmp_path / "out")]) == 2
+    output = capsys.readouterr()
+    assert output.out.splitlines()[-2:] == json.loads((runs["detection"] / "result.json").read_text())["summary"]
+    assert "No space left on device" in output.err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["results.json", "scores.json"]
+
+
+@pytest.mark.figures
+def test_per_class_accuracy_and_confusion_matrix_count_every_image(two_classes, tmp_path, capsys):
+    names = ("dark", "light", "=a$x^$b 猫")  # the third class has no images, and a name that looks like a formula
+    teacher, out = write_teacher(tmp_path / "teacher", names), tmp_path / "out"
+    succeed("evaluate", teacher, "--data", two_classes, "--out", out, "--device", "cpu", "--batch-size", 3)
+    evaluation = ln.evaluate(teacher, two_classes)
+    matrix = evaluation.confusion_matrix.tolist()
+    output = capsys.readouterr().out.splitlines()
+    assert output[1:3] == ["classes: 3 (dark, light, =a$x^$b 猫)", "left out: no files"]
+    assert output[4] == f"top-1 {evaluation.top1:.4f}"
+    rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
+    written = ["dark", "light", "'=a$x^$b 猫"]  # which spreadsheets do not run
+    counts = [[name, *map(str, row)] for name, row in zip(written, matrix, strict=True)]
+    assert rows == [["true \\ predicted", *written], *counts]
+    accuracy = (out / "per_class_accuracy.csv").read_text().splitlines()
+    assert accuracy[0] == "class,images,right,accuracy"
+    assert accuracy[1] == f"dark,10,{matrix[0][0]},{matrix[0][0] / 10:.6f}"
+    assert accuracy[3] == f"{written[2]},0,0,"
+    assert min(Image.open(out / "confusion_matrix.png").size) > 200

@@ -1,0 +1,336 @@
+"""`lambdanets predict` for models of every task: outputs, interruptions, and files that cannot be used."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lambdanets as ln
+from commands import contents, fail, succeed
+from lambdanets.cli import main
+from lambdanets.data.image_search import find_images
+from lambdanets.files import encode_utf8
+from lambdanets.inference import loading
+from lambdanets.work import locked
+from training.detection.tiny_detection import TWO_CATEGORIES
+from training.segmentation.tiny_segmentation import CLASSES
+
+OUT = {"classification": "out.jsonl", "detection": "out", "segmentation": "out"}
+
+
+@pytest.fixture
+def runs(quick_run, trained_detector, trained_segmenter):
+    """The folder of a finished run of each task."""
+    folders = {"classification": quick_run, "detection": trained_detector / "run"}
+    return folders | {"segmentation": trained_segmenter / "run"}
+
+
+@pytest.fixture
+def photos(trained_detector, tmp_path):
+    """Images with names in several scripts and an undecodable one, of several sizes, and a text file named .png."""
+    folder = tmp_path / "photos"
+    (folder / "below").mkdir(parents=True)
+    names = ["日本 猫.png", f"{'ї' * 120}.png", os.fsdecode(b"\xff\xfe.png"), "below/日本 猫.png"]
+    for name, path in zip(names, sorted((trained_detector / "digits/train").iterdir()), strict=True):
+        shutil.copy(path, folder / name)
+    Image.new("RGB", (31, 17), "white").save(folder / "white.png")
+    (folder / "text.png").write_text("no image")
+    return folder
+
+
+def read_csv(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def named(path):
+    """A path as in tables, whose text is UTF-8."""
+    return encode_utf8(str(path)).decode()
+
+
+def check_classification(out, paths, lines):
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["path"] for row in rows] == list(map(str, paths))
+    for row, line in zip(rows, lines, strict=False):
+        assert {entry["class"] for entry in row["top"]} == {"dark", "light"}
+        assert sum(entry["probability"] for entry in row["top"]) == pytest.approx(1, abs=1e-5)
+        assert f"{row['top'][0]['class']} {row['top'][0]['probability']:.3f}" in line
+    assert lines[-1] == f"{len(paths)} images, written to {out}"
+
+
+def check_detection(out, paths, lines):
+    index, results = (json.loads((out / name).read_bytes()) for name in ("images.json", "results.json"))
+    assert index["categories"] == list(TWO_CATEGORIES)
+    assert [image["id"] for image in index["images"]] == list(range(1, len(paths) + 1))
+    assert [named(image["file_name"]) for image in index["images"]] == list(map(named, paths))
+    assert {result["image_id"] for result in results} <= {image["id"] for image in index["images"]}
+    rows, labels = read_csv(out / "objects.csv"), sorted((out / "labels").iterdir())
+    assert [path.name for path in labels] == sorted(path.name for path in out.glob("*.png"))
+    for image, path, line in zip(index["images"], labels, lines, strict=False):
+        pixels, size = np.asarray(Image.open(path)), (image["height"], image["width"])
+        assert (pixels.dtype, pixels.shape) == (np.uint16, size)
+        own = [row for row in rows if row["image"] == named(image["file_name"])]
+        assert [int(row["object"]) for row in own] == list(range(1, pixels.max() + 1))
+        assert [int(float(row["area"])) for row in own] == np.bincount(pixels.ravel())[1:].tolist()
+        assert all(0.3 <= float(row["score"]) <= 1 for row in own)
+        assert line.endswith(f"  {len(own)} objects")
+        with Image.open(out / path.name) as figure:
+            assert figure.width / size[1] == figure.height / size[0] >= 1
+    assert lines[-1].startswith(f"{len(rows)} objects with a score of at least 0.3, not completely covered by others, ")
+    assert lines[-1].endswith(f"; {len(results)} detections of any score in results.json, written to {out}")
+
+
+def check_segmentation(out, paths, lines):
+    rows = read_csv(out / "classes.csv")
+    assert [(row["image"], row["label"], row["class"]) for row in rows] == [
+        (named(path), str(label), name) for path in paths for label, name in enumerate(CLASSES)
+    ]
+    masks = sorted((out / "classes").iterdir())
+    assert [path.name for path in masks] == sorted(path.name for path in out.glob("*.png"))
+    for number, (path, mask) in enumerate(zip(paths, masks, strict=True)):
+        labels = np.asarray(Image.open(mask))
+        with Image.open(path) as image, Image.open(out / mask.name) as figure:
+            assert labels.shape == image.size[::-1] == figure.size[::-1]
+        own = rows[3 * number : 3 * number + 3]
+        assert [int(row["pixels"]) for row in own] == np.bincount(labels.ravel(), minlength=3).tolist()
+        assert sum(float(row["fraction"]) for row in own) == pytest.approx(1, abs=3e-6)
+    assert lines[-1] == f"{len(paths)} images, written to {out}"
+
+
+CHECKS = {"classification": check_classification, "detection": check_detection, "segmentation": check_segmentation}
+SCORE = {"classification": [], "detection": ["--score", "0.3"], "segmentation": []}
+
+
+@pytest.mark.parametrize("task", OUT)
+def test_predict_writes_and_prints_a_result_for_each_readable_image(task, runs, photos, tmp_path, capsys):
+    out = tmp_path / OUT[task]
+    succeed("predict", runs[task], photos, "--out", out, "--device", "cpu", *SCORE[task])
+    output = capsys.readouterr()
+    readable = [path for path in find_images([str(photos)]).paths if path.name != "text.png"]
+    assert len(output.out.splitlines()) == len(readable) + 1
+    CHECKS[task](out, readable, output.out.splitlines())
+    assert "skipped 1 unreadable images:\n" in output.err
+    assert "text.png" in output.err
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--no-figures"], ["images.json", "labels", "objects.csv", "results.json"]),
+        (["--no-figures", "--no-labels"], ["images.json", "results.json"]),
+    ],
+)
+def test_outputs_of_a_detector_can_be_left_out(options, names, runs, photos, tmp_path):
+    succeed("predict", runs["detection"], photos / "white.png", *options, "--out", tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+
+
+def test_figures_have_the_objects_above_the_score_and_results_all(runs, photos, tmp_path):
+    image = photos / f"{'ї' * 120}.png"
+    for score in ("0", "1"):
+        succeed("predict", runs["detection"], image, "--out", tmp_path / score, "--score", score)
+    low, high = (tmp_path / score for score in ("0", "1"))
+    assert (low / "results.json").read_bytes() == (high / "results.json").read_bytes()
+    drawn, empty = (np.asarray(Image.open(next(folder.glob("*.png"))).convert("RGB")) for folder in (low, high))
+    assert (empty.min(2) == empty.max(2)).all()  # gray, like the image
+    assert (drawn.min(2) != drawn.max(2)).any()
+
+
+def test_detector_divides_large_images_of_several_channels_into_tiles(runs, photos, tmp_path, capsys):
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    pixels = np.asarray(Image.open(photos / f"{'ї' * 120}.png").convert("L"))
+    mosaic = np.tile(pixels, (2, 3)).astype(np.uint16) * 16
+    tifffile.imwrite(tmp_path / "large.tif", np.stack([np.zeros_like(mosaic), mosaic]), metadata={"axes": "CYX"})
+    command = ("predict", runs["detection"], tmp_path / "large.tif", "--no-figures", "--stretch", "on")
+    assert "none of the 1 images could be read" in fail(capsys, *command, "--out", tmp_path / "none")
+    tiles = ("--channel", "1", "--tile-size", "96", "--batch-size", "2", "--score", "0.3")
+    succeed(*command, *tiles, "--out", tmp_path / "out")
+    (path,) = (tmp_path / "out/labels").iterdir()
+    labels = np.asarray(Image.open(path))
+    assert labels.shape == mosaic.shape
+    assert labels.max() > 10
+    results = json.loads((tmp_path / "out/results.json").read_bytes())
+    assert {tuple(result["segmentation"]["size"]) for result in results} == {mosaic.shape}
+    succeed(*command, "--channel", "1", "--tile-size", "0", "--no-labels", "--out", tmp_path / "whole")
+    assert len(json.loads((tmp_path / "whole/results.json").read_bytes())) != len(results)
+
+
+def test_segmenter_divides_large_images_into_tiles(runs, tmp_path):
+    path = tmp_path / "large.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 130, 3), np.uint8)).save(path)
+    segmenter = ln.load(runs["segmentation"], device="cpu")
+    (whole,), (tiled,), (untiled,) = (segmenter.predict(path, tile_size=size) for size in (None, 48, 65))
+    assert not whole.probabilities.equal(tiled.probabilities)
+    assert whole.probabilities.equal(untiled.probabilities)
+    torch.testing.assert_close(tiled.probabilities.sum(0), torch.ones(50, 130))
+    succeed("predict", runs["segmentation"], path, "--out", tmp_path / "out", "--tile-size", "48")
+    np.testing.assert_array_equal(Image.open(tmp_path / "out/classes/00001-large.png"), tiled.labels)
+
+
+@pytest.mark.parametrize(
+    ("task", "signum", "options"),
+    [
+        ("classification", signal.SIGINT, ["--top", "1"]),
+        ("detection", signal.SIGTERM, ["--score", "0"]),
+        ("segmentation", signal.SIGHUP, ["--tile-size", "16"]),
+    ],
+)
+def test_predict_interrupted_by_a_signal_resumes_to_the_same_files(
+    task, signum, options, runs, photos, tmp_path, monkeypatch, capsys
+):
+    kind = type(ln.load(runs[task]))
+    write, calls = kind.write, []
+
+    def write_with_signal(*arguments):
+        calls.append(None)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signum)
+        return write(*arguments)
+
+    for name in ("reference", "interrupted"):
+        (tmp_path / name).mkdir()
+    out = tmp_path / "interrupted" / OUT[task]
+    command = ["predict", runs[task], photos, "--out"]
+    succeed(*command, tmp_path / "reference" / OUT[task])
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "write", write_with_signal)
+        assert main([*map(str, command), str(out)]) == 130
+    output = capsys.readouterr().err
+    assert "stopped after 2 of 6 images, saved in " in output
+    assert "; run the same command to resume\n" in output
+    assert not [path for path in tmp_path.rglob(".*") if "lock" in path.name or "unfinished" in path.name]
+    (journal,) = tmp_path.rglob("*.partial")
+    journal.write_bytes(journal.read_bytes()[:-5])  # as after a kill while it is written
+    assert re.search("was started with (top|score|tile_size) .*; remove it", fail(capsys, *command, out, *options))
+    images = photos / "below"
+    assert "was started with other images" in fail(capsys, *command[:2], images, "--out", out)
+    succeed(*command, out)
+    assert "resuming: 1 of 6 images are done" in capsys.readouterr().err
+    assert contents(tmp_path / "interrupted") == contents(tmp_path / "reference")
+
+
+def test_predict_refuses_an_output_that_exists_or_is_in_use(runs, photos, tmp_path, monkeypatch, capsys):
+    image, out = photos / "white.png", tmp_path / "out.jsonl"
+    command = ("predict", runs["classification"], image, "--out", out)
+    with locked(tmp_path / ".out.jsonl.lock", out):
+        assert "out.jsonl is in use by process" in fail(capsys, *command)
+    load = loading.load_one_of
+
+    def slow(*arguments):
+        out.write_text("from another process")
+        return load(*arguments)
+
+    monkeypatch.setattr(loading, "load_one_of", slow)
+    for _ in range(2):
+        assert "exists; choose another file" in fail(capsys, *command)
+        assert out.read_text() == "from another process"
+
+
+def test_predict_works_with_closed_standard_output_and_error(runs, photos, tmp_path, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    succeed("predict", runs["classification"], photos, "--out", tmp_path / "out.jsonl")
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 5
+
+
+def test_predict_escapes_control_characters_of_file_names(runs, photos, tmp_path, capsys):
+    (tmp_path / "odd").mkdir()
+    for name in ("esc\x1b[31mred.png", "new\nline.png"):
+        shutil.copy(photos / "white.png", tmp_path / "odd" / name)
+    (tmp_path / "odd" / "bad\x1b[1m.png").write_text("no image")
+    succeed("predict", runs["classification"], tmp_path / "odd", "--out", tmp_path / "o.jsonl")
+    output = capsys.readouterr()
+    assert "\x1b" not in output.out + output.err
+    assert "esc\\x1b[31mred.png" in output.out
+    assert "new\\nline.png" in output.out
+    assert "bad\\x1b[1m.png" in output.err
+
+
+def test_out_of_memory_is_reported_in_one_line(runs, photos, monkeypatch, capsys):
+    monkeypatch.setattr(loading, "load_one_of", lambda *_: torch.empty(1 << 50))
+    for command in (["evaluate", runs["detection"]], ["predict", runs["detection"], photos]):
+        message = "lambdanets: out of memory; free memory, or choose a smaller model or smaller images"
+        assert fail(capsys, *command) == message
+
+
+ERRORS = [
+    ("predict MODEL", "IMAGES must be at least one file, folder or glob, got none"),
+    ("predict MODEL nowhere.png", "nowhere.png"),
+    ("predict nowhere IMAGE", "nowhere must be a run folder"),
+    ("predict MODEL TEXT --out new", "none of the 1 images could be read"),
+    ("predict MODEL IMAGE --device tpu", "device must be"),
+    ("predict MODEL IMAGE --batch-size 0", "--batch-size must be greater than 0"),
+    ("predict MODEL IMAGE --out a\0b", "must not contain a null byte, got 'a\\x00b'"),
+    ("predict MODEL IMAGE --out=", "--out must have a value, got ''"),
+    ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),
+    ("predict classification IMAGE --top 0", "--top must be greater than 0, got '0'"),
+    ("predict classification IMAGE --score 0", "has no option --score"),
+    ("predict classification IMAGE --tile-size 64", "has no option --tile-size"),
+    ("predict detection IMAGE --score 2", "--score must be less than or equal to 1"),
+    ("predict detection IMAGE --top 3", "has no option --top"),
+    ("predict detection IMAGE --tile-size 3", "--tile-size must be greater than or equal to 16, got '3'"),
+    ("predict detection IMAGE --out PHOTOS", "is not empty"),
+    ("predict segmentation IMAGE --no-labels", "has no option --no-labels"),
+    ("predict segmentation IMAGE --out PHOTOS", "is not empty"),
+    ("evaluate nowhere", "nowhere must be a run folder"),
+    ("evaluate MODEL --device gpu", "device must be cpu"),
+    ("evaluate MODEL --batch-size 0", "--batch-size must be greater than 0"),
+    ("evaluate MODEL --out PHOTOS", "is not empty"),
+    ("evaluate MODEL --out TEXT/new", "Not a directory"),
+    ("evaluate classification --images x", "images must be None for a classifier, got 'x'; remove it"),
+    ("evaluate detection --data a.json", "data and images must be given together"),
+    ("evaluate detection --data OTHER/val.json --images OTHER/val", "must have the 2 categories"),
+    ("evaluate segmentation --data a.json --images a", "cannot read the COCO instances 'a.json'"),
+    ("evaluate segmentation --data-root x", "data_root must be None for a segmenter, got 'x'; use images"),
+    ("report", "RUNS must be at least one folder"),
+    ("report classification", "must be a detection run, got a classification run"),
+    ("report PHOTOS", "result.json"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), ERRORS, ids=[words.replace("\0", "0") for words, _ in ERRORS])
+def test_errors_of_a_user_are_one_line_and_leave_no_files(
+    words, message, runs, photos, trained_detector, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    paths = runs | {"PHOTOS": photos, "IMAGE": photos / "white.png", "TEXT": photos / "text.png"}
+    paths |= {"OTHER": trained_detector / "digits"}
+    for model in runs if "MODEL" in words else [""]:
+        command = words.replace("MODEL", model)
+        for name, path in paths.items():
+            command = command.replace(f" {name}", f" {path}")
+        assert message in fail(capsys, *command.split(" "))
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "task"),
+    [("detect predict", "detection"), ("segment predict", "segmentation"), ("detect report", "detection")],
+)
+def test_earlier_names_of_commands_work_for_one_version(command, task, runs, photos, tmp_path, capsys):
+    options = [photos / "white.png", "--out", tmp_path / "out"] if command.endswith("predict") else []
+    succeed(*command.split(), runs[task], *options)
+    assert capsys.readouterr().err.startswith(f"lambdanets {command} is now: lambdanets {command.split()[1]} ")
+
+
+def test_report_compares_finished_runs(runs, capsys):
+    succeed("report", runs["detection"], "--format", "markdown")
+    assert "| lambda_resnet20_small" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", OUT)
+def test_help_for_a_model_lists_the_options_of_its_task(task, runs, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["predict", str(runs[task]), "--help"])
+    output = capsys.readouterr().out
+    for option, tasks in (("--top", "classification"), ("--score", "detection"), ("--figures", "detection segment")):
+        assert (f"  {option}" in output) == any(task.startswith(name) for name in tasks.split())
