@@ -197,9 +197,10 @@ def explain(
 ) -> Explanation:
     """Run a model on one image and return what its lambda layers look at.
 
-    model: a run folder or weight file, a `Classifier` or `Detector`, or a network. It runs in evaluation mode.
-    image: an image as in `Classifier.predict`. For a network, its preprocessed input: a tensor with a batch axis, of
-        which the first example is explained, or a tuple of the arguments of its forward pass.
+    Args:
+        model: a run folder or weight file, a `Classifier` or `Detector`, or a network. It runs in evaluation mode.
+        image: an image as in `Classifier.predict`. For a network, its preprocessed input: a tensor with a batch axis,
+            of which the first example is explained, or a tuple of the arguments of its forward pass.
 
     Raises InputError for an invalid argument, and for a network without lambda layers.
     """
@@ -241,7 +242,10 @@ def attention_map(
 ) -> AttentionMap:
     """Return the exact attention map of one position of a lambda layer: `explain(model, image).attention_map(..)`.
 
-    layer: its name; the last lambda layer by default. at: (row, column) in pixels of the image; its center by default.
+    Args:
+        layer: its name; the last lambda layer by default.
+        at: (row, column) in pixels of the image; its center by default.
+
     See `Explanation` and `AttentionMap`.
     """
     return explain(model, image).attention_map(layer, at)

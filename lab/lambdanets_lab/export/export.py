@@ -63,22 +63,23 @@ def export(
 ) -> Exported:
     """Export a model, run the file in its runtime, and compare the outputs with PyTorch's on random images.
 
-    model: a run folder or weight file, a `Classifier` or `Detector`, or a network with images (b, c, H, W) as input and
-        a tensor or a sequence or mapping of tensors as output, such as one with features_only. It is exported in
-        evaluation mode and in float32.
-    path: new file, with the suffix .onnx, .xml or .pt2.
-    to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for torch.export;
-        "aoti", also .pt2, compiled by AOTInductor for this kind of processor.
-    image_size: side, or (height, width) of the images; default that of the model card or of the network's
-        pretrained_cfg.
-    batch_size: images per batch; with dynamic, any number is possible. 1 for detectors.
-    dynamic: export a graph for any batch size and image size; "pt2" and "aoti" may refuse sizes at which a feature map
-        has a side of 1. It is slower: the position term is then always a convolution with the whole table.
-    int8: data for post-training quantization of weights and activations to int8; for "onnx", and for "openvino" without
-        dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training images are the
-        calibration data, and accuracy is measured on the validation split. For a detector, a folder of calibration
-        images; AP is measured on the validation data of the training run. Layers stay in float32 if accuracy would
-        otherwise drop by more than 0.005.
+    Args:
+        model: a run folder or weight file, a `Classifier` or `Detector`, or a network with images (b, c, H, W) as input
+            and a tensor or a sequence or mapping of tensors as output, such as one with features_only. It is exported
+            in evaluation mode and in float32.
+        path: new file, with the suffix .onnx, .xml or .pt2.
+        to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for
+            torch.export; "aoti", also .pt2, compiled by AOTInductor for this kind of processor.
+        image_size: side, or (height, width) of the images; default that of the model card or of the network's
+            pretrained_cfg.
+        batch_size: images per batch; with dynamic, any number is possible. 1 for detectors.
+        dynamic: export a graph for any batch size and image size; "pt2" and "aoti" may refuse sizes at which a feature
+            map has a side of 1. It is slower: the position term is then always a convolution with the whole table.
+        int8: data for post-training quantization of weights and activations to int8; for "onnx", and for "openvino"
+            without dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training
+            images are the calibration data, and accuracy is measured on the validation split. For a detector, a folder
+            of calibration images; AP is measured on the validation data of the training run. Layers stay in float32 if
+            accuracy would otherwise drop by more than 0.005.
 
     The input is "images", preprocessed; the output "logits" for classifiers, otherwise "output", "output_0" and so on,
     or the keys of the mapping. For detectors, the input is one image with values in [0, 1], already resized, and the

@@ -25,16 +25,17 @@ def evaluate(
 ) -> Evaluation:
     """Compute the accuracy of a classifier, the average precision of a detector, or Dice and IoU of a segmenter.
 
-    model: from `load`, or a path as for `load`.
-    data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in a
-        format of `lambdanets train --data`: its validation split or, if it has none, all images. For a detector or
-        segmenter, a COCO instances file with the same categories.
-    images: for a detector or segmenter, the images of data: a folder or an uncompressed tar.
-    data_root: for a classifier, the folder of a dataset with a timm name such as "torch/cifar10".
-    batch_size: images per forward pass. The default is 1 for a detector or segmenter, and for a classifier the maximum
-        that fits into memory, up to 128.
-    workers: number of data loading processes.
-    device: moves the model to it.
+    Args:
+        model: from `load`, or a path as for `load`.
+        data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in
+            a format of `lambdanets train --data`: its validation split or, if it has none, all images. For a detector
+            or segmenter, a COCO instances file with the same categories.
+        images: for a detector or segmenter, the images of data: a folder or an uncompressed tar.
+        data_root: for a classifier, the folder of a dataset with a timm name such as "torch/cifar10".
+        batch_size: images per forward pass. The default is 1 for a detector or segmenter, and for a classifier the
+            maximum that fits into memory, up to 128.
+        workers: number of data loading processes.
+        device: moves the model to it.
 
     Images are preprocessed as in the model card. Returns an `Evaluation`, whose class depends on the model.
     """

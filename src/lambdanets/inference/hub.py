@@ -36,9 +36,10 @@ def save_pretrained(
 ) -> Path:
     """Write a classifier to a folder in timm's hub format, and return the path of the folder.
 
-    model: a run folder or weight file, a `Classifier`, or a network from `create_model`, whether adopted or not.
-    folder: created if missing. config.json, model.safetensors and README.md in it are replaced.
-    license: identifier of the license of the weights for README.md, such as "apache-2.0".
+    Args:
+        model: a run folder or weight file, a `Classifier`, or a network from `create_model`, whether adopted or not.
+        folder: created if missing. config.json, model.safetensors and README.md in it are replaced.
+        license: identifier of the license of the weights for README.md, such as "apache-2.0".
 
     Layers replaced by `adopt` are saved with the state-dict keys and shapes of the original layers, so that timm loads
     the folder without this package. For models of this package, `import lambdanets` before
@@ -130,8 +131,9 @@ def push_to_hub(
 ) -> str:
     """Write a classifier to a folder as `save_pretrained` does, upload it to the Hugging Face hub, and return its URL.
 
-    repo_id: "USER/NAME", created if missing, private if `private`. An existing README.md there is kept.
-    token: access token; by default that of `hf auth login` or of the environment variable HF_TOKEN.
+    Args:
+        repo_id: "USER/NAME", created if missing, private if `private`. An existing README.md there is kept.
+        token: access token; by default that of `hf auth login` or of the environment variable HF_TOKEN.
 
     Raises InputError if the upload fails; the folder remains.
     """

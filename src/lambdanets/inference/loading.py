@@ -22,9 +22,10 @@ RECIPE = "recipe.json"  # in run folders
 def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.device | None = None) -> Predictor:
     """Load a trained classifier, detector or segmenter from a run folder, weights.safetensors or a checkpoint (.ckpt).
 
-    path: a file, a run folder, or the name of a trained model in the package, such as "nuclei". In a run folder,
-        weights.safetensors is loaded, or checkpoints/last.ckpt if the run is unfinished.
-    device: such as "cpu" or "cuda:1"; by default the GPU if there is one.
+    Args:
+        path: a file, a run folder, or the name of a trained model in the package, such as "nuclei". In a run folder,
+            weights.safetensors is loaded, or checkpoints/last.ckpt if the run is unfinished.
+        device: such as "cpu" or "cuda:1"; by default the GPU if there is one.
 
     Raises InputError for a file without a model card, for weights that do not match the card, and for a device that
     does not exist.

@@ -79,14 +79,15 @@ class Predictor(ABC):
     ) -> list[Any]:
         """Predict on images of any size. Returns one prediction per image, in the same order.
 
-        images: an image or several: paths, Pillow images of any mode, uint8 arrays (H, W, 3) or (H, W), or tensors
-            (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
-            several images. They are preprocessed as in the model card: do not resize or normalize them.
-        batch_size: images, or tiles of an image, per forward pass; 32 for a classifier and 1 for others by default.
-        tile_size: side in pixels of overlapping tiles for images with a side of more than two tiles, at least 16; None
-            for no tiles. Not for classifiers.
-        channel: index of the channel, plane or color to use; files with several need one, except color images.
-        device: such as "cpu" or "cuda:1"; moves the model to it, also for later calls.
+        Args:
+            images: an image or several: paths, Pillow images of any mode, uint8 arrays (H, W, 3) or (H, W), or tensors
+                (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
+                several images. They are preprocessed as in the model card: do not resize or normalize them.
+            batch_size: images, or tiles of an image, per forward pass; 32 for a classifier and 1 for others by default.
+            tile_size: side in pixels of overlapping tiles for images with a side of more than two tiles, at least 16;
+                None for no tiles. Not for classifiers.
+            channel: index of the channel, plane or color to use; files with several need one, except color images.
+            device: such as "cpu" or "cuda:1"; moves the model to it, also for later calls.
 
         Raises InputError for an invalid argument or an unreadable image.
         """

@@ -63,7 +63,8 @@ class LambdaBase(Layer, ABC):
     Args:
         projection: function of (in_channels, out_channels) that returns a projection without bias.
         norm: function of the number of channels that returns a batch norm.
-        The other arguments are documented in LambdaLayer2d and LambdaLayer.
+
+    The other arguments are documented in LambdaLayer2d and LambdaLayer.
     """
 
     embedding: nn.Module | None

@@ -29,9 +29,8 @@ class LambdaLayer(LambdaBase):
             any module that returns E (n, m, k[, u]) when called with n and m, such as a
             DenseEmbedding. Pass embeddings that differ between calls, such as those of graphs, to
             `forward` instead.
-        query_depth, heads, intra_depth, content, position, normalize_keys, normalize_queries, batch_norm, multi_head,
-            causal: see LambdaLayer2d.
 
+    The other arguments are those of LambdaLayer2d.
     Supported dtypes, autocast and initialization are those of LambdaLayer2d.
     Cost per example, if all examples have the same embeddings: projections plus (m + n m) k v u + 2 h n k v
     multiply-adds; `lambdanets.lambda_interaction` documents other cases.

@@ -252,7 +252,8 @@ def mask_rcnn(
         mask_layers: number of 3x3 convolutions of the mask head; default 4.
         anchor_scale: side of the anchors of a level, in units of its stride; default 8.
         aspect_ratios: ratios height / width of the anchors; default (0.5, 1.0, 2.0).
-        image_mean, image_std: mean and std of each image channel, for images in [0, 1]; default those of ImageNet.
+        image_mean: mean of each image channel, for images in [0, 1]; default that of ImageNet.
+        image_std: standard deviation of each image channel; default that of ImageNet.
         hide_padding: make the detections in an image independent of the other images in its batch; default True.
         mask_threshold: return bool masks, True where the probability is above it; default None for probabilities. Bool
             masks need one byte per pixel instead of four: 1.2 GB for 100 masks of 12 megapixels.

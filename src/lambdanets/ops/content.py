@@ -18,10 +18,13 @@ def content_lambda(
 ) -> Tensor:
     """lambda_c = sum_m kbar[m] v[m]^T, summed over u if present (Eq. 1, first term).
 
-    keys: (b, m, k[, u]), not yet normalized. values: (b, m, v[, u]).
-    normalize_keys: over the context positions m (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, unnormalized.
-    mask: (b, m) bool, or (m,) or (1, m) for all examples, True for valid positions, False for padding; an empty
-        context gives 0.
+    Args:
+        keys: (b, m, k[, u]), not yet normalized.
+        values: (b, m, v[, u]).
+        normalize_keys: over the context positions m (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None,
+            unnormalized.
+        mask: (b, m) bool, or (m,) or (1, m) for all examples, True for valid positions, False for padding; an empty
+            context gives 0.
 
     Returns (b, k, v) in the dtype of the inputs (float32 under float16 autocast). Keys are normalized in float32 or
     wider. Cost: b m k v u multiply-adds. Raises ValueError naming the invalid argument.

@@ -21,19 +21,20 @@ def lambda_interaction(
 ) -> Tensor:
     """y[b,h,n,:] = sum_k q[b,h,n,k] (sum_m kbar[b,n,m,k] v[b,m,:] + sum_m e[n,m,k] v[b,m,:])  (Eqs. 1 and 2, C.2).
 
-    queries: (b, h, n, k).
-    keys: (b, m, k[, u]), not yet normalized, or None to omit the content term.
-    values: (b, m, v[, u]). If values have the axis u, keys and embeddings have it too; it is summed over (C.4).
-    embeddings: (n, m, k[, u]), (b, n, m, k[, u]) for different embeddings per example, or None to omit the position
-        term.
-    mask: bool, True where query n and context position m interact: (n, m), or (b, n, m) for different masks per
-        example; (b, 1, m) if all queries share one context, as in a padded batch, or (1, m) if all examples do too.
-        Sums and normalization are over the context of each query (Fig. 6, with the keys normalized as in its comment).
-        An empty context gives 0.
-    causal: use only context positions m <= n; requires m = n.
-    multi_head: one lambda per head (C.3), with keys (b, h, m, k[, u]), values (b, h, m, v[, u]) and embeddings
-        (h, n, m, k[, u]) or (b, h, n, m, k[, u]).
-    normalize_keys: over the context (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, unnormalized.
+    Args:
+        queries: (b, h, n, k).
+        keys: (b, m, k[, u]), not yet normalized, or None to omit the content term.
+        values: (b, m, v[, u]). If values have the axis u, keys and embeddings have it too; it is summed over (C.4).
+        embeddings: (n, m, k[, u]), (b, n, m, k[, u]) for different embeddings per example, or None to omit the position
+            term.
+        mask: bool, True where query n and context position m interact: (n, m), or (b, n, m) for different masks per
+            example; (b, 1, m) if all queries share one context, as in a padded batch, or (1, m) if all examples do too.
+            Sums and normalization are over the context of each query (Fig. 6, with the keys normalized as in its
+            comment). An empty context gives 0.
+        causal: use only context positions m <= n; requires m = n.
+        multi_head: one lambda per head (C.3), with keys (b, h, m, k[, u]), values (b, h, m, v[, u]) and embeddings (h,
+            n, m, k[, u]) or (b, h, n, m, k[, u]).
+        normalize_keys: over the context (Table 11): "softmax"; "l2", k / sqrt(sum_m k^2); None, unnormalized.
 
     Returns (b, h, n, v) in the dtype of the inputs. Keys are normalized in float32 or wider. float16 inputs are
     computed in float32, and under float16 autocast the result is float32. Twice differentiable.

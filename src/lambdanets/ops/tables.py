@@ -60,12 +60,14 @@ def pairwise_embeddings(
 def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) -> Tensor:
     """Resize a table of relative embeddings to another resolution by linear interpolation.
 
-    table: (r_1..r_D, k[, u]) with odd r.
-    sides: new odd sides r'_1..r'_D. The ends and the center (offset 0) of each axis are kept. An axis that shrinks to
-        one entry keeps its center; an axis that grows from one entry is zero-padded, because embeddings of offsets
-        beyond a table are zero.
-    keep_sum: multiply the entries by prod((r - 1) / (r' - 1)) over all axes where r and r' exceed 1. Lambdas are sums
-        over positions, so this keeps their scale when the resolution changes. If False, the entries are not scaled.
+    Args:
+        table: (r_1..r_D, k[, u]) with odd r.
+        sides: new odd sides r'_1..r'_D. The ends and the center (offset 0) of each axis are kept. An axis that shrinks
+            to one entry keeps its center; an axis that grows from one entry is zero-padded, because embeddings of
+            offsets beyond a table are zero.
+        keep_sum: multiply the entries by prod((r - 1) / (r' - 1)) over all axes where r and r' exceed 1. Lambdas are
+            sums over positions, so this keeps their scale when the resolution changes. If False, the entries are not
+            scaled.
 
     Returns a new tensor (r'_1..r'_D, k[, u]) in the table's dtype, computed in float32 or wider. Differentiable.
     Cost: 2^D k u prod(r') multiply-adds. Raises ValueError naming the invalid argument.

@@ -27,16 +27,17 @@ def position_interaction(
 ) -> Tensor:
     """y[b,h,n,:] = sum_k q[b,h,n,k] sum_m R[m - n, k] v[b,m,:] over context positions m of the grid (Eqs. 1 and 2).
 
-    queries: (b, h, n, k) with n = prod(grid), in row-major order.
-    table: relative embeddings (r_1..r_D, k[, u]) with odd sides, offset 0 at the center, and D = len(grid) = 1, 2 or 3.
-        A table can be used with any grid: offsets beyond the grid are cropped, offsets beyond the table are zero.
-    values: (b, n, v[, u]). If values have the intra-depth axis u, the table has it too; it is summed over (C.4).
-    content: (b, k, v), a lambda shared by all positions of an example, for example from `content_lambda`; adds
-        sum_k q[b,h,n,k] content[b,k,:] to y.
-    dilation: spacing of the offsets, in positions.
-    causal: use only context positions up to and including the query in row-major order.
-    algorithm: a name that `plan` prints, or "auto" to choose by it. Exported graphs have their own
-        choice.
+    Args:
+        queries: (b, h, n, k) with n = prod(grid), in row-major order.
+        table: relative embeddings (r_1..r_D, k[, u]) with odd sides, offset 0 at the center, and D = len(grid) = 1, 2
+            or 3. A table can be used with any grid: offsets beyond the grid are cropped, offsets beyond the table are
+            zero.
+        values: (b, n, v[, u]). If values have the intra-depth axis u, the table has it too; it is summed over (C.4).
+        content: (b, k, v), a lambda shared by all positions of an example, for example from `content_lambda`; adds
+            sum_k q[b,h,n,k] content[b,k,:] to y.
+        dilation: spacing of the offsets, in positions.
+        causal: use only context positions up to and including the query in row-major order.
+        algorithm: a name that `plan` prints, or "auto" to choose by it. Exported graphs have their own choice.
 
     Returns (b, h, n, v) in the dtype of the inputs, exact up to rounding. Sums are in float32 or wider. float16 inputs
     are computed in float32; under float16 autocast the result is float32. Accepts any strides. Twice differentiable;
