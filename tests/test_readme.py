@@ -16,5 +16,5 @@ def test_python_example_runs_and_prints_the_shapes_in_its_comments(capsys):
 
 
 def test_readme_is_short():
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 110
     assert len(README.encode()) <= 10_000
