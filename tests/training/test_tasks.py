@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
@@ -76,10 +75,6 @@ def test_run_writes_its_files_and_result(task, finished):
         *("checkpoints/last.ckpt", "checkpoints/before.ckpt", "checkpoints/best.ckpt"),
         *(name for name in files if name.startswith("tensorboard/events")),
     }
-    for name in FIGURES[task]:
-        with Image.open(finished / name) as figure:
-            assert figure.width > 200
-            assert len(figure.convert("RGB").getcolors(1 << 24)) > 20
     result = json.loads((finished / "result.json").read_text())
     assert {"seconds", "images_per_second", "parameters", "summary", "commit", "versions", "hardware"} <= result.keys()
     assert result["recipe"]["task"] == task
