@@ -46,7 +46,7 @@ from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.images import read_image
 from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.coco_scores import evaluate
-from lambdanets.inference.detection import DetectionEvaluator
+from lambdanets.inference.detection_evaluation import DetectionEvaluator
 from lambdanets.inference.objects import crop_objects
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.provenance import provenance

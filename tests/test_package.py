@@ -47,7 +47,7 @@ REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))
 MODULES = [
     "data.shards",
     *(f"inference.{name}" for name in ("evaluation", "figures")),
-    *(f"inference.{name}" for name in ("detection", "coco_results", "label_images")),  # of `predict`
+    *(f"inference.{name}" for name in ("detection_evaluation", "coco_results", "label_images")),  # of `predict`
 ]
 PREDICTIONS = f"""
 import sys, numpy as np, lambdanets as ln

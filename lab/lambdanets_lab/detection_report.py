@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lambdanets.errors import InputError
+from lambdanets.files import RECIPE
 from lambdanets.records import parse_json
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.text_tables import format_mean, markdown_table, text_table
-from lambdanets.training.recipe import RECIPE, read_recipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets.training.report import RESULT
 
 Format = Literal["text", "markdown"]

@@ -122,9 +122,3 @@ KILLED_WORKER = "a data loading worker was killed, probably because memory ran o
 def is_killed_worker(error: BaseException) -> bool:
     """Whether the error is PyTorch's for a data loading worker that was killed."""
     return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return '; did you mean ...?' for a message about an unknown argument, or "" if no known argument is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else ""

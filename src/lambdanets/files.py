@@ -16,9 +16,10 @@ from lambdanets.signals import uninterrupted
 _SYSTEM_FOLDERS = frozenset(
     ("@eadir", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "__macosx", "lost+found")
 )
+RECIPE = "recipe.json"  # of a run
 # Files and sub-folders by which the output folder of a command is recognized.
 _OUTPUTS = (
-    {"recipe.json"},  # train
+    {RECIPE},  # train
     {"images.json", "results.json"},  # predict, of a detector
     {"classes.csv", "classes"},  # predict, of a segmenter
     {"predictions.partial"},  # predict, unfinished

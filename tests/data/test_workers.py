@@ -15,7 +15,7 @@ import pytest
 from data.test_loader import images, loader
 from lambdanets.data import batches as batches_module
 from lambdanets.data.labeled_images import ImageArray, ImageFiles
-from lambdanets.inference import classification
+from lambdanets.inference.classification_evaluation import ClassificationEvaluator
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load
 from training.teachers import write_teacher
@@ -80,7 +80,7 @@ def test_a_failed_evaluation_kills_hanging_workers(
 
     monkeypatch.setattr(Classifier, "logits", stop)
     with pytest.raises(StoppedError):
-        classification.ClassificationEvaluator(classifier, ImageFiles(paths, [0] * len(paths))).evaluate(2, workers=2)
+        ClassificationEvaluator(classifier, ImageFiles(paths, [0] * len(paths))).evaluate(2, workers=2)
     assert len(workers) == 2
     assert not any(worker.is_running() for worker in workers)
 

@@ -18,7 +18,7 @@ SMALL = ("lambda_resnet20_small", "resnet20_mixer_small", "mobilenetv2_lambda")
 # the small models, and one model of each other family
 FAMILIES = (*SMALL, "lambda_resnet50", "resnet50_lambda", "resnetrs50_plain")
 # without the deepest models, which differ only in the number of blocks, and without U-Nets, which are no classifiers
-SHALLOW = [name for name in list_models() if not re.search("152|[234][0-9]0|unet", name)]
+SHALLOW = [name for name in list_models() if not re.search("152|[2-9][0-9]0|unet", name)]
 parametrize_shallow = pytest.mark.parametrize("name", SHALLOW)
 parametrize_families = pytest.mark.parametrize("name", FAMILIES)
 parametrize_small = pytest.mark.parametrize("name", SMALL)
@@ -163,8 +163,8 @@ def test_pretrained_without_published_weights_raises(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lambda_resnet50", {"head": 8}, "^lambda_resnet50 takes no argument 'head'; did you mean heads\\?$"),
-        ("lambda_resnet50", {"scopes": 7}, "takes no argument 'scopes'; did you mean scope\\?$"),
+        ("lambda_resnet50", {"head": 8}, "^lambda_resnet50 takes no argument 'head'; the nearest is heads$"),
+        ("lambda_resnet50", {"scopes": 7}, "takes no argument 'scopes'; the nearest is scope$"),
         ("resnetrs50_plain", {"scope": 7}, "takes no argument 'scope'$"),
         (
             "local-dir:/no/such/folder",

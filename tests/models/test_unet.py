@@ -73,7 +73,7 @@ def test_weight_decay_excludes_the_tables_of_a_unet():
         ({"widths": (8,)}, r"widths must be two or more positive numbers, got \(8,\)"),
         ({"widths": (8, 0)}, r"widths must be two or more positive numbers, got \(8, 0\)"),
         ({"lambda_stages": 6}, "lambda_stages must be from 0 to 5, got 6"),
-        ({"scopes": 7}, "lambda_unet_small takes no argument 'scopes'; did you mean scope?"),
+        ({"scopes": 7}, "lambda_unet_small takes no argument 'scopes'; the nearest is scope"),
         ({"heads": 3}, "heads"),
     ],
 )

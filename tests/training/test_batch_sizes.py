@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lambdanets.data.image_search import find_images
-from lambdanets.inference import classification
-from lambdanets.inference.classification import MAX_BATCH_SIZE, batch_size_that_fits
+from lambdanets.inference import classification_evaluation
+from lambdanets.inference.classification_evaluation import MAX_BATCH_SIZE, batch_size_that_fits
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.loading import load
@@ -37,7 +37,7 @@ def batch_sizes(monkeypatch):
 
 
 def batch_size_for(free_bytes, classifier, monkeypatch):
-    monkeypatch.setattr(classification, "free_memory", lambda device: free_bytes)
+    monkeypatch.setattr(classification_evaluation, "free_memory", lambda device: free_bytes)
     return batch_size_that_fits(classifier)
 
 
@@ -54,7 +54,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(classifier, two_classes, b
     one_batch = evaluate(classifier, str(two_classes))
     assert batch_sizes[1:] == [20]
     batch_sizes.clear()
-    monkeypatch.setattr(classification, "free_memory", lambda device: 0)
+    monkeypatch.setattr(classification_evaluation, "free_memory", lambda device: 0)
     batches_of_2 = evaluate(classifier, str(two_classes))
     assert batch_sizes[1:] == [2] * 10
     assert one_batch.predicted.tolist() == batches_of_2.predicted.tolist()
@@ -73,7 +73,7 @@ def test_predict_files_uses_batch_size_1(classifier, two_classes, batch_sizes):
 def test_labeling_uses_the_given_batch_size_or_the_largest_that_fits(
     batch_size, free_bytes, expected, two_classes, tmp_path, batch_sizes, monkeypatch
 ):
-    monkeypatch.setattr(classification, "free_memory", lambda device: free_bytes)
+    monkeypatch.setattr(classification_evaluation, "free_memory", lambda device: free_bytes)
     teacher = write_teacher(tmp_path / "a")
     write_shards(sorted(two_classes.glob("*/*.png")), tmp_path / "shards", images_per_shard=20)
     label_shards(teacher, str(tmp_path / "shards"), tmp_path / "labels", batch_size=batch_size)

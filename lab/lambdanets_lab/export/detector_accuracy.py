@@ -16,7 +16,7 @@ from lambdanets.data.image_search import list_images
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result
 from lambdanets.inference.coco_scores import Scores, evaluate
-from lambdanets.inference.detection import DetectionEvaluator
+from lambdanets.inference.detection_evaluation import DetectionEvaluator
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices

@@ -7,7 +7,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.resnet import ResNet
 from torch import nn
 
-from lambdanets.errors import InputError, did_you_mean, nearest_hint
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.models.lambda_resnet import LAMBDA_RESNET_ARGUMENTS, LambdaResNet
 from lambdanets.models.resnet import (
     RESNET_50,
@@ -53,7 +53,7 @@ class MixerResNet(ResNetBase):
         unknown += sorted(resnet.keys() - inspect.signature(ResNet).parameters.keys())
         if unknown:
             known = option_names(mixer)
-            hint = did_you_mean(unknown[0], known) or f"; its options are: {', '.join(known) or 'none'}"
+            hint = nearest_hint(unknown[0], known) or f"; its options are: {', '.join(known) or 'none'}"
             raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}{hint}")
         super().__init__(small_images=small_images, **resnet)
         if mixer == "channel_attention":

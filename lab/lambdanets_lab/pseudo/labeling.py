@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards import open_shards
 from lambdanets.files import remove_unfinished
-from lambdanets.inference.classification import ClassificationEvaluator, batch_size_that_fits
+from lambdanets.inference.classification_evaluation import ClassificationEvaluator, batch_size_that_fits
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load_one_of
 from lambdanets.models.weights import find_weights

@@ -14,11 +14,12 @@ from lambdanets.cli.options import program
 from lambdanets.cli.predict import report_unreadable
 from lambdanets.cli.training import parse_with_recipe, report_errors
 from lambdanets.errors import InputError, explain_missing_extras
+from lambdanets.files import RECIPE
 from lambdanets.progress import Progress
 from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import RECIPE, TrainingRecipe, extended_recipe, read_recipe
+from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe
 from lambdanets.work import describe_differences
 
 # Environment variable that is set in the processes launched by --devices, which have the same arguments.

@@ -91,7 +91,7 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
         with splits in each class folder (see `find_layout`); images outside class folders are left out;
       - a tar file of such folders; if it has no splits, a tar in the same folder whose name is that of a validation or
         test split, such as `val.tar`, is the validation set;
-      - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards/`);
+      - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
     root: the folder of a dataset with a timm prefix.
     validation_share: fraction of the images that are held out for validation if the set has no validation set. They

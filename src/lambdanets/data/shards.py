@@ -153,11 +153,6 @@ class ShardedImages:
         return [shard.images for shard in self._shards]
 
     @property
-    def total_bytes(self) -> int:
-        """Total size of all shards."""
-        return sum(shard.bytes for shard in self._shards)
-
-    @property
     def shard_names(self) -> list[str]:
         """The file name of each shard."""
         return [shard.name for shard in self._shards]

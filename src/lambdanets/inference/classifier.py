@@ -18,7 +18,7 @@ from lambdanets.models import create_model
 from lambdanets.records import check
 
 if TYPE_CHECKING:
-    from lambdanets.inference.classification import ClassificationEvaluator
+    from lambdanets.inference.classification_evaluation import ClassificationEvaluator
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,7 +91,7 @@ class Classifier(Predictor):
     def evaluator(
         self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
     ) -> "ClassificationEvaluator":
-        from lambdanets.inference.classification import open_evaluator  # it imports the formats of datasets
+        from lambdanets.inference.classification_evaluation import open_evaluator  # it imports the formats of datasets
 
         if images is not None:
             raise InputError(f"images must be None for a classifier, got {images!r}; remove it")

@@ -91,7 +91,7 @@ class Detector(CocoPredictor):
     """A trained detector, which `lambdanets.load` returns. Its predictions are `Detections`."""
 
     card_type = DetectorCard
-    evaluator_type = "lambdanets.inference.detection:DetectionEvaluator"
+    evaluator_type = "lambdanets.inference.detection_evaluation:DetectionEvaluator"
     output = "detections"
 
     model: MaskRCNN

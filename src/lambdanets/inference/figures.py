@@ -23,9 +23,9 @@ from lambdanets.terminal import printable
 from lambdanets.text_tables import csv_table
 
 if TYPE_CHECKING:
-    from lambdanets.inference.classification import ClassificationEvaluation
+    from lambdanets.inference.classification_evaluation import ClassificationEvaluation
     from lambdanets.inference.coco_scores import Scores
-    from lambdanets.inference.detection import DetectionEvaluation
+    from lambdanets.inference.detection_evaluation import DetectionEvaluation
     from lambdanets.inference.detector import Detector
     from lambdanets.inference.segmenter import Segmenter
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import RECIPE, atomic_write, encode_utf8
 from lambdanets.inference.model_card import is_public, without_paths
 from lambdanets.records import read_json
 
@@ -46,7 +46,7 @@ model = timm.create_model("local-dir:FOLDER", pretrained=True)
 
 def write_readme(folder: Path, network: Any, run: Path | None, figures: Sequence[str], license: str | None) -> None:
     """Write README.md: how to load the model and, for a run folder, its recipe, scores, versions and figures."""
-    result, recipe = (_read(run, name) for name in ("result.json", "recipe.json"))
+    result, recipe = (_read(run, name) for name in ("result.json", RECIPE))
     if not is_public(recipe.get("data", "")):
         result.pop("data", None)
     parts = []

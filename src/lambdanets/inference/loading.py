@@ -9,14 +9,13 @@ from torch import Tensor
 
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
+from lambdanets.files import RECIPE
 from lambdanets.inference.hub_folder import read_source
 from lambdanets.inference.model_card import ModelCard, read_card, wrong_task
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models.weights import WeightSource, find_weights
 from lambdanets.records import reraise_as_input_error
 from lambdanets.registry import predictor_of
-
-RECIPE = "recipe.json"  # in run folders
 
 
 def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.device | None = None) -> Predictor:

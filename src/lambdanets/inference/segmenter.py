@@ -53,7 +53,7 @@ class Segmenter(CocoPredictor):
     """A trained segmenter, which `lambdanets.load` returns. Its predictions are `Segmentation`."""
 
     card_type = SegmenterCard
-    evaluator_type = "lambdanets.inference.segmentation:SegmentationEvaluator"
+    evaluator_type = "lambdanets.inference.segmentation_evaluation:SegmentationEvaluator"
     output = "segmentations"
 
     card: SegmenterCard

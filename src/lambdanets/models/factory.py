@@ -16,7 +16,7 @@ from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 
 from lambdanets.adoption import adopt, has_foreign_layers
-from lambdanets.errors import InputError, did_you_mean, nearest_hint, one_line
+from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.models.weights import (
     CONFIG,
     find_weights,
@@ -102,7 +102,7 @@ def create_model(
     except Exception as error:  # timm's constructors and loaders raise many types of exceptions
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown:
-            suggestion = did_you_mean(unknown[1], constructor_arguments(name))
+            suggestion = nearest_hint(unknown[1], constructor_arguments(name))
             raise InputError(f"{name} takes no argument {unknown[1]!r}{suggestion}") from error
         options = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{options}: {one_line(error)}") from error

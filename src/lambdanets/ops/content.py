@@ -9,7 +9,7 @@ from lambdanets.ops.causal import causal_content
 from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, sqrt_or_one, without_autocast
 
-# Implemented in `normalize_over_context` and `mask_context`, causal.py, decoding.py and definition.py.
+# Implemented in `normalize_over_context`, `mask_context`, `_interact_with_mask`, causal.py, decoding.py, definition.py.
 NORMALIZATIONS = ("softmax", "l2", None)
 
 
@@ -113,8 +113,10 @@ def normalize_over_context(keys: Tensor, allowed: Tensor | None, normalize_keys:
             return keys.transpose(-3, -1).softmax(dim=-1).transpose(-3, -1)
         # Fill with the lowest finite number instead of -inf: an empty context must not give 0 / 0.
         return keys.masked_fill(~allowed, torch.finfo(keys.dtype).min).softmax(dim=-3).masked_fill(~allowed, 0)
-    keys = keys if allowed is None else keys.masked_fill(~allowed, 0)
-    return keys / sqrt_or_one(keys.square().sum(dim=-3, keepdim=True))
+    if normalize_keys == "l2":
+        keys = keys if allowed is None else keys.masked_fill(~allowed, 0)
+        return keys / sqrt_or_one(keys.square().sum(dim=-3, keepdim=True))
+    raise NotImplementedError(normalize_keys)
 
 
 def _interact_with_mask(

@@ -71,10 +71,11 @@ def _normalize_per_query(keys: Tensor, allowed: Tensor, normalize_keys: str | No
     if normalize_keys == "softmax":
         return keys.masked_fill(~allowed, -torch.inf).softmax(dim=2).nan_to_num()
     keys = keys * allowed
-    if normalize_keys is None:
-        return keys
-    squares = keys.square().sum(dim=2, keepdim=True)
-    return keys / torch.where(squares > 0, squares, 1).sqrt()
+    if normalize_keys == "l2":
+        squares = keys.square().sum(dim=2, keepdim=True)
+        return keys / torch.where(squares > 0, squares, 1).sqrt()
+    assert normalize_keys is None
+    return keys
 
 
 def position_interaction(

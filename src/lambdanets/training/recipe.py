@@ -16,7 +16,6 @@ from lambdanets.registry import TASKS, find
 if TYPE_CHECKING:
     from lambdanets.training.task import Task
 
-RECIPE = "recipe.json"  # of a run
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]  # keys of OPTIMIZERS

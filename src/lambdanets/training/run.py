@@ -17,7 +17,7 @@ from lambdanets.data.readable import check_readable
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision
 from lambdanets.errors import InputError
-from lambdanets.files import encode_utf8, remove_unfinished
+from lambdanets.files import RECIPE, encode_utf8, remove_unfinished
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
@@ -29,7 +29,7 @@ from lambdanets.training.distributed import World, broadcast_from_rank_zero, pro
 from lambdanets.training.initial_weights import identify_weights
 from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import RECIPE, TrainingRecipe, read_recipe, task_class
+from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task

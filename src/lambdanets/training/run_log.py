@@ -220,5 +220,4 @@ class RunLog(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.images_seen, self._sums = state["images"], list(state["sums"])
         self.unreadable = set(state["unreadable"])
-        # rows of an earlier version have no speed
-        self.rows = [row + [None] * (len(self._columns) - len(row)) for row in state["rows"]]
+        self.rows = state["rows"]

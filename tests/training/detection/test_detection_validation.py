@@ -2,7 +2,7 @@
 
 import pytest
 
-from lambdanets.inference.detection import DetectionEvaluator
+from lambdanets.inference.detection_evaluation import DetectionEvaluator
 from lambdanets.inference.detector import Detector
 from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.detection.task import DetectionTask, make_model_card

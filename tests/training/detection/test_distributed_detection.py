@@ -16,7 +16,7 @@ from lambdanets.cli import main
 from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detection import METRICS, DetectionEvaluator
+from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluator
 from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.tasks.detection.task import DetectionTask, build_model

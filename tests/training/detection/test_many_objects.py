@@ -17,7 +17,7 @@ from torch import nn
 
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
-from lambdanets.inference.detection import DetectionEvaluator
+from lambdanets.inference.detection_evaluation import DetectionEvaluator
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.figures import draw_detections
 from lambdanets.recipes.scattered_digits import recipe as DIGITS

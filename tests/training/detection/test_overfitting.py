@@ -8,7 +8,7 @@ from torch import nn
 
 from data.coco.coco_files import image, write
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detection import DetectionEvaluator
+from lambdanets.inference.detection_evaluation import DetectionEvaluator
 from lambdanets.inference.detector import Detector
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
 from lambdanets.tasks.detection.augmentation import augment

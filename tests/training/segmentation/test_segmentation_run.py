@@ -15,7 +15,7 @@ from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
-from lambdanets.inference.segmentation import SegmentationEvaluator
+from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.segmentation.task import SegmentationTask, build_model, make_model_card
@@ -154,7 +154,7 @@ def test_crowds_are_not_scored(tmp_path):
             "model must return one number per class and pixel, .* got .* from resnet18; choose a U-Net",
         ),
         ({"model": "unet"}, "no model named 'unet'"),
-        ({"model_options": {"scopes": 3}}, "takes no argument 'scopes'; did you mean scope"),
+        ({"model_options": {"scopes": 3}}, "takes no argument 'scopes'; the nearest is scope"),
         ({"model_options": {"num_classes": 3}}, "model_options must not have num_classes"),
         ({"training_images": 5}, "training_images must be at most 4, got 5"),
         ({"images": "nowhere"}, "nowhere"),

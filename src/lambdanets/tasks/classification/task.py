@@ -19,7 +19,7 @@ from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.data.order import BatchSlice, Order
 from lambdanets.data.transforms import center_square
 from lambdanets.errors import InputError
-from lambdanets.inference.classification import ClassificationEvaluation, ClassificationEvaluator
+from lambdanets.inference.classification_evaluation import ClassificationEvaluation, ClassificationEvaluator
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.figures import draw_predictions
 from lambdanets.inference.loading import read_model

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import AnnotatedBatch, Target
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detection import METRICS, DetectionEvaluation, DetectionEvaluator
+from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluation, DetectionEvaluator
 from lambdanets.inference.detector import Detector, build_detector
 from lambdanets.inference.figures import draw_detections
 from lambdanets.inference.model_card import DetectorCard, make_card

@@ -20,7 +20,7 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.figures import draw_segmentations
 from lambdanets.inference.model_card import SegmenterCard, make_card
-from lambdanets.inference.segmentation import SegmentationEvaluation, SegmentationEvaluator
+from lambdanets.inference.segmentation_evaluation import SegmentationEvaluation, SegmentationEvaluator
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter, build_segmenter, normalize
 from lambdanets.tasks.coco.task import CocoTask, augmented_batches
