@@ -39,6 +39,8 @@ def command(layer: str, learning_rate: float, seed: int) -> list[object]:
 
 def section(runs: list[dict[str, Any]]) -> str:
     """The text between the page's markers."""
+    if not runs:
+        return "The runs that compare scopes and learning rates are not finished.\n"
     seeds = sorted({run["seed"] for run in runs})
     dice = {(run["layer"], run["learning_rate"], run["seed"]): f"{100 * run['dice']:.1f}" for run in runs}
     rows = [
@@ -56,8 +58,7 @@ def main() -> None:
         keys = [setting | {"seed": seed} for seed in options.seeds for setting in settings()]
         folder = "{layer}-{learning_rate}-{seed}"
         train_missing(options, out, folder, keys, command, lambda run, result: {"dice": result["dice"]})
-    if runs := stored_runs(out):
-        replace_section(options.page, "unet_ablation", section(runs))
+    replace_section(options.page, "unet_ablation", section(stored_runs(out)))
 
 
 if __name__ == "__main__":
