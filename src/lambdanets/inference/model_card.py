@@ -193,9 +193,14 @@ def wrong_task(path: Path, tasks: Sequence[str], task: str) -> str:
 
 
 def parse_card(content: str, card_type: type[Card], source: str) -> Card:
-    """Parse the JSON of a card. source: the file, for messages. Raises InputError also for a field that is missing."""
+    """Parse the JSON of a card. source: the file, for messages.
+
+    Raises InputError also for a missing field that builds the network or prepares its images: the default of a later
+    version could be another one.
+    """
     fields = json.loads(content)
-    for kind, given in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
+    building = [base for base in card_type.__mro__ if base.__module__ == Architecture.__module__]
+    for kind, given in (*((base, fields) for base in building), (Preprocessing, fields.get("preprocessing"))):
         for field in dataclasses.fields(kind):
             if isinstance(given, dict) and field.name not in given:
                 raise InputError(f"{source}: {field.name} must be given, got none")
