@@ -115,7 +115,7 @@ print(f"lambda layers:    {100 * train(network):.1f}% of the test images")
 #
 # A lambda layer never computes an attention map, but its output is a weighted sum of the values, and
 # `attention_map` returns the exact weights, by content and by position, for one output position.
-# The position here is in the upper left digit, on a map of 8 x 8.
+# `at` is a pixel (row, column) of the image, here in the upper left digit; the map has 8 x 8 positions.
 
 # %%
 image = test_images[:1]

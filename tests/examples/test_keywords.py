@@ -40,6 +40,8 @@ def test_commands_have_the_options_of_the_task(recipe, tmp_path, capsys):
     assert main(command) == 0
     (scores,) = capsys.readouterr().out.splitlines()[-1:]
     assert scores.startswith("accuracy ")
+    assert main(["train", str(FILE), "--resume", str(tmp_path / "run")]) == 0  # finished
+    assert capsys.readouterr().out.splitlines()[-1] == scores
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["100 recordings", scores]
     assert main(["train", str(FILE), "--dry-run", "--training-recordings", "33", "--batch-size", "8"]) == 0

@@ -115,8 +115,10 @@ def _dispatch(arguments: list[str]) -> int:
 def _without_group(arguments: list[str]) -> list[str]:
     """Translate a command of the previous version, such as `detect train digits`."""
     group, *words = arguments
-    if group not in _GROUPS or not words or words[0] not in _VERBS:
+    if group not in _GROUPS:
         return arguments
+    if not words or words[0] not in _VERBS:
+        raise InputError(f"lambdanets {group} is now: lambdanets {' | '.join(_VERBS)}")
     if words[0] == "train":
         if not words[1:] or (words[1].startswith("-") and not any(word.startswith("--resume") for word in words)):
             words.insert(1, "digits")  # the default; --resume has the recipe of the run

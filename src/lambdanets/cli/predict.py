@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -69,8 +69,9 @@ def main(arguments: list[str]) -> int:
 
     weights = find_weights(options.model)
     predictor = load(weights, device=options.device)
-    # refuses the options of other tasks
-    options, task_options = _parse(arguments, (kinds[predictor.card.task],), f" {options.model}")
+    kind = kinds[predictor.card.task]
+    _check_task(arguments, kind, kinds.values())
+    options, task_options = _parse(arguments, (kind,), f" {options.model}")
     stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
     if isinstance(task_options, MaskOptions):
@@ -86,6 +87,16 @@ def main(arguments: list[str]) -> int:
     finally:
         report_unreadable(unreadable)
     return 0
+
+
+def _check_task(arguments: list[str], kind: type[Any], kinds: Iterable[type[Any]]) -> None:
+    """Raise InputError for an option that only the models of other tasks have."""
+    for flag in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        having = [each for each in dict.fromkeys(kinds) if name in each.__annotations__]
+        if having and not issubclass(kind, tuple(having)):
+            tasks = " and ".join((each.__doc__ or "").rstrip(".").lower() for each in having)
+            raise InputError(f"{flag} is an option of {tasks}, not of this model; remove it")
 
 
 def _parse(arguments: list[str], kinds: tuple[type[Any], ...], model: str = "") -> list[Any]:

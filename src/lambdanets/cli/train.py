@@ -82,8 +82,9 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
 
     has_recipe = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if has_recipe else "digits"
+    given = find_recipe(name)  # a file may register the task of the run
     stored = _stored_recipe(arguments)
-    recipe = find_recipe(name) if stored is None else stored
+    recipe = given if stored is None else stored
     words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
     options, requested = parse_with_recipe(
@@ -94,7 +95,7 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
         description=f"Train a model for {recipe.task}." if has_recipe else _describe_recipes(),
     )
     if options.resume is not None:
-        if has_recipe or options.run is not None:
+        if (has_recipe and not name.endswith(".py")) or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
         fixed = [each.without_changeable_fields().fields() for each in (recipe, requested)]
         differing = describe_differences(*fixed)
@@ -147,7 +148,8 @@ def _train(command: TrainCommand) -> tuple[dict[str, Any], Path] | int:
         from lambdanets.training.quicktest import quicktest_recipe
 
         recipe = quicktest_recipe(recipe, data)
-    with report_errors(f"{program()} train --resume {shlex.quote(str(folder))}", folder / RECIPE):
+    file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
+    with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
         result = start(folder=folder, recipe=recipe)
     return result, folder
@@ -155,8 +157,9 @@ def _train(command: TrainCommand) -> tuple[dict[str, Any], Path] | int:
 
 def _dry_run(command: TrainCommand) -> int:
     options = command.options
-    if options.resume is not None or options.run is not None or options.quicktest:
-        raise InputError("--dry-run trains nothing; remove --resume, --run and --quicktest")
+    given = [name for name in ("resume", "run", "quicktest") if getattr(options, name)]
+    if given:
+        raise InputError(f"--dry-run trains nothing; remove --{' and --'.join(given)}")
     if options.devices is not None and LAUNCHED not in os.environ:
         return _launch(options.devices, ["train", *command.arguments])
     from lambdanets.training.distributed import get_world
