@@ -24,7 +24,7 @@ Second command, after the first or after a change, with the parts that are wante
 
 `--table runs/gpu/gpu.jsonl` prints measured times and everything that failed.
 
-Each part runs in its own process and ends at its limit. A case that raises is named in a row, and the part goes on; a
+Each part runs in its own process and ends at its limit. A case that raises is named in a row, and the next one runs; a
 corrupted CUDA context ends the part. Two files are written: rows go to gpu.jsonl as they come, standard error to
 errors.txt. `--dry-run` tries the script on a CPU, with tiny problems in Triton's interpreter (NumPy
 below 2.4 with Triton 3.6).

@@ -78,7 +78,7 @@ print(f"area: median {np.median(areas):.0f} pixels, from {areas.min():.0f} to {a
 # ## A folder of images, and your own model
 #
 # The command writes for each image a figure and a label image, for all of them a table and results in COCO
-# format, and goes on where it was interrupted:
+# format, and resumes if it was interrupted:
 #
 #     lambdanets predict nuclei MICROGRAPHS --out counted
 #

@@ -113,10 +113,9 @@ def normalize_over_context(keys: Tensor, allowed: Tensor | None, normalize_keys:
             return keys.transpose(-3, -1).softmax(dim=-1).transpose(-3, -1)
         # Fill with the lowest finite number instead of -inf: an empty context must not give 0 / 0.
         return keys.masked_fill(~allowed, torch.finfo(keys.dtype).min).softmax(dim=-3).masked_fill(~allowed, 0)
-    if normalize_keys == "l2":
-        keys = keys if allowed is None else keys.masked_fill(~allowed, 0)
-        return keys / sqrt_or_one(keys.square().sum(dim=-3, keepdim=True))
-    raise NotImplementedError(normalize_keys)
+    assert normalize_keys == "l2", normalize_keys
+    keys = keys if allowed is None else keys.masked_fill(~allowed, 0)
+    return keys / sqrt_or_one(keys.square().sum(dim=-3, keepdim=True))
 
 
 def _interact_with_mask(
