@@ -26,7 +26,6 @@ from lambdanets.inference.segmenter import Segmentation, Segmenter
 from lambdanets.models.weights import save_weights
 from lambdanets.tasks.detection import task as detection
 from lambdanets.tasks.segmentation import task as segmentation
-from lambdanets_lab.demo.uploads import read_upload
 from training.detection.tiny_detection import tiny_recipe
 from training.segmentation.tiny_segmentation import tiny_segmentation
 from training.teachers import write_teacher
@@ -243,7 +242,6 @@ def test_a_file_gives_the_same_pixels_in_every_way(models, seen, tmp_path, capsy
     (tmp_path / "objects.json").write_text(json.dumps(coco))
     annotated = open_annotated(tmp_path / "objects.json", tmp_path / "images")
     ways["annotated"] = {path.name: annotated.load(index)[0] for index, path in enumerate(paths)}
-    ways["page"] = {path.name: read_upload(path.read_bytes(), path.name) for path in paths}
     for name, (_, pixels) in READABLE.items():
         image = ways["labeled"][name]
         if pixels is not None:
@@ -260,7 +258,6 @@ def test_a_file_is_refused_with_the_same_sentence_in_every_way(name, models, see
     messages = []
     readers = [
         lambda: ImageFiles([path], [0]).load(0),
-        lambda: read_upload(path.read_bytes(), str(path)),
         *(lambda model=model: model.predict(path) for model in models.values()),
     ]
     for read in readers:

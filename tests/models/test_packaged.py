@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors import safe_open
 
 import lambdanets as ln
+from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.models.weights import FOLDER, find_weights, packaged_models
 from lambdanets_lab.demo.examples import draw_nuclei
-from lambdanets_lab.demo.uploads import read_upload
 from lambdanets_lab.demo.views import predict_image
 
 NAMES = packaged_models()
@@ -53,7 +53,7 @@ def test_nuclei_are_found_in_12_bit_files_images_and_uploads(tmp_path):
     detector = ln.load("nuclei", device="cpu")
     inputs = (tmp_path / "a.png", Image.fromarray(values))
     counts = [len(detector.predict(source)[0].above(0.5)) for source in inputs]
-    upload = read_upload((tmp_path / "a.png").read_bytes(), "a.png", stretch=detector.card.stretch)
+    upload = read_image(tmp_path / "a.png", stretch=detector.card.stretch)
     counts.append(len(predict_image(detector, upload, "a.png").summary["rows"]))
     assert counts[0] == counts[1] == counts[2] >= 6
 

@@ -36,8 +36,7 @@ def main(arguments: list[str]) -> int:
         "lambda layers look at. No data leaves the machine.",
     )
     with explain_missing_extras("demo"):
-        from lambdanets_lab.demo.app import LOOPBACK
-        from lambdanets_lab.demo.server import serve
+        from lambdanets_lab.demo.app import LOOPBACK, serve
     from lambdanets.inference.loading import load
     from lambdanets.models.weights import packaged_models
 

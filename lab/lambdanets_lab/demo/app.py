@@ -1,4 +1,4 @@
-"""The page of `lambdanets demo` as a web application: its routes, and which requests it refuses.
+"""The page of `lambdanets demo` as a web application: its routes, its server, and which requests it refuses.
 
 All responses are made in memory. A client sends the image with every request, and names nothing on this machine:
 models are numbers, and layers and heads are checked. So there are no sessions, and no files to protect or remove.
@@ -7,37 +7,42 @@ models are numbers, and layers and heads are checked. So there are no sessions, 
 import asyncio
 import contextlib
 import io
-import ipaddress
 import json
 import re
 import socket
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path, PurePath
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
+import uvicorn
 from anyio import CapacityLimiter, to_thread
 from pydantic import Field
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lambdanets.data.images import read_image
 from lambdanets.errors import InputError, is_out_of_memory
 from lambdanets.records import check
 from lambdanets_lab.demo.examples import example_images
-from lambdanets_lab.demo.uploads import MAX_BYTES, MAX_PIXELS, MAX_SIDE, read_upload
 from lambdanets_lab.demo.views import ImagePrediction, Model, attention_maps, predict_image
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_BYTES = 32 * 2**20
+MAX_PIXELS = 5_000_000
 MAX_REQUESTS = 8  # images that are processed or wait
-MAX_REQUESTS_OF_CLIENT = 2
+MAX_CONNECTIONS = 64
 MAX_SECONDS = 60  # to receive an image
 MAX_NAME = 60  # characters of a file name
 _KEPT_PREDICTIONS = 4  # so that a click needs no second prediction
@@ -52,14 +57,60 @@ _HEADERS = {
 }
 
 
+@dataclass(frozen=True)
+class Server:
+    """A running server. url: of the page. wait: waits until the server ends."""
+
+    url: str
+    wait: Callable[[], None]
+
+
+@contextlib.contextmanager
+def serve(models: Mapping[str, Model], host: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
+    """Serve the page for models by name within the block. port: 0 for a free one.
+
+    Raises InputError if the address cannot be used.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except (OSError, ValueError) as error:  # ValueError for an invalid host name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"host and port must be a free address of this machine, got {host}:{port} ({reason})"
+        ) from error
+    config = uvicorn.Config(
+        build_app(models, host),
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    # not the main thread, so that signals end the command at once
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    with listener:
+        thread.start()
+        try:
+            while thread.is_alive() and not server.started:
+                time.sleep(0.01)
+            name = f"[{host}]" if ":" in host else host
+            yield Server(f"http://{name}:{listener.getsockname()[1]}", thread.join)
+        finally:
+            server.should_exit = True
+            thread.join(timeout=5)
+
+
 def build_app(models: Mapping[str, Model], host: str = "127.0.0.1") -> Starlette:
-    """Return the application for models by name. host: address to listen on, which decides about `Host` headers."""
+    """Return the application for models by name.
+
+    host: address to listen on. Another site may have a name that points to this machine, so requests to other names
+    are refused if only this machine can open the page.
+    """
     examples = [example_images(model) for model in models.values()]
     short_names = [Path(name).name for name in models]
-    limits = (
-        f"PNG, JPEG, TIFF and other images, at most {MAX_BYTES >> 20} MB, {MAX_PIXELS:,} pixels, "
-        f"and {MAX_SIDE:,} pixels on a side."
-    )
     contents = {
         "models": [
             {
@@ -69,12 +120,12 @@ def build_app(models: Mapping[str, Model], host: str = "127.0.0.1") -> Starlette
             }
             for name, short_name, images in zip(models, short_names, examples, strict=True)
         ],
-        "limits": limits,
+        "limits": f"PNG, JPEG, TIFF and other images, at most {MAX_BYTES >> 20} MB and {MAX_PIXELS:,} pixels.",
         "max_bytes": MAX_BYTES,
     }
     static = files("lambdanets_lab.demo") / "static"
     fixed = {
-        f"/{name}": Response((static / (name or "index.html")).read_bytes(), media_type=media_type)
+        f"/{name}": Response((static / (name or "index.html")).read_bytes(), headers=_HEADERS, media_type=media_type)
         for name, media_type in _FILES.items()
     }
     fixed["/models"] = _json(contents)
@@ -82,7 +133,7 @@ def build_app(models: Mapping[str, Model], host: str = "127.0.0.1") -> Starlette
         for index, (image, _) in enumerate(images):
             png = io.BytesIO()
             image.save(png, "PNG")
-            fixed[f"/examples/{number}/{index}"] = Response(png.getvalue(), media_type="image/png")
+            fixed[f"/examples/{number}/{index}"] = Response(png.getvalue(), headers=_HEADERS, media_type="image/png")
     handlers = _ImageRequests(list(models.values()))
     return Starlette(
         routes=[
@@ -90,7 +141,7 @@ def build_app(models: Mapping[str, Model], host: str = "127.0.0.1") -> Starlette
             Route("/predict", handlers.predict, methods=["POST"]),
             Route("/maps", handlers.maps, methods=["POST"]),
         ],
-        middleware=[Middleware(_Guard, host=host.lower())],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK if host in LOOPBACK else ["*"])],
         exception_handlers={
             HTTPException: lambda _, error: _sentence(error.detail, error.status_code),
             InputError: lambda _, error: _sentence(str(error), 400),
@@ -103,7 +154,7 @@ class _ImageRequests:
 
     def __init__(self, models: list[Model]) -> None:
         self.models = models
-        self.clients: Counter[str] = Counter()
+        self.num_requests = 0
         self.limiter = CapacityLimiter(1)
         self.predict_content = lru_cache(_KEPT_PREDICTIONS)(self._predict_content)
 
@@ -116,7 +167,11 @@ class _ImageRequests:
     async def _answer(
         self, request: Request, view: Callable[[ImagePrediction, QueryParams], dict[str, Any]]
     ) -> Response:
-        query = request.query_params
+        query, origin = request.query_params, request.headers.get("origin", "")
+        if urlsplit(origin).netloc != request.headers.get("host"):
+            raise HTTPException(403, f"Origin must be this page, got {origin!r}")
+        if self.num_requests >= MAX_REQUESTS:
+            raise HTTPException(503, f"{MAX_REQUESTS} images are in work; try again in a moment")
 
         def process(content: bytes) -> Response:
             channel = _integer(query, "channel", 0, 9999) if query.get("channel") else None
@@ -129,27 +184,18 @@ class _ImageRequests:
                     raise
                 raise HTTPException(503, "there is not enough memory for this image; reduce its size") from error
 
-        async with self._place(request.client.host if request.client else ""):
+        self.num_requests += 1
+        try:
             content = await _read_body(request)
             return await to_thread.run_sync(process, content, limiter=self.limiter)
+        finally:
+            self.num_requests -= 1
 
     def _predict_content(self, number: int, content: bytes, name: str, channel: int | None) -> ImagePrediction:
         model = self.models[number]
-        return predict_image(model, read_upload(content, name, channel, model.card.stretch), name)
-
-    @contextlib.asynccontextmanager
-    async def _place(self, client: str) -> AsyncIterator[None]:
-        """Count a request within the block. Raises HTTPException if there are too many."""
-        if self.clients[client] >= MAX_REQUESTS_OF_CLIENT:
-            raise HTTPException(429, f"{MAX_REQUESTS_OF_CLIENT} of your images are in work; try again in a moment")
-        if self.clients.total() >= MAX_REQUESTS:
-            raise HTTPException(503, f"{MAX_REQUESTS} images are in work; try again in a moment")
-        self.clients[client] += 1
-        try:
-            yield
-        finally:
-            self.clients[client] -= 1
-            self.clients += Counter()  # removes clients without requests
+        stretch = model.card.stretch
+        image = read_image(io.BytesIO(content), name, channel=channel, stretch=stretch, max_pixels=MAX_PIXELS)
+        return predict_image(model, image, name)
 
 
 def _maps(prediction: ImagePrediction, query: QueryParams) -> dict[str, Any]:
@@ -167,58 +213,18 @@ def _integer(query: QueryParams, name: str, minimum: int, maximum: int) -> int:
 
 async def _read_body(request: Request) -> bytes:
     """Read the body of a request. Raises HTTPException if it is too large or too slow."""
-    too_large = HTTPException(413, f"the image must have at most {MAX_BYTES >> 20} MB")
-    if int(request.headers.get("content-length", "0")) > MAX_BYTES:
-        raise too_large
     content = bytearray()
     try:
         async with asyncio.timeout(MAX_SECONDS):
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > MAX_BYTES:
-                    raise too_large
+                    raise HTTPException(413, f"the image must have at most {MAX_BYTES >> 20} MB")
     except TimeoutError:
         raise HTTPException(408, f"the image must arrive within {MAX_SECONDS} seconds") from None
     except ClientDisconnect:
         raise HTTPException(400, "the image must be sent completely") from None
     return bytes(content)
-
-
-class _Guard:
-    """ASGI middleware that refuses requests to other host names and from other sites, and sets the headers.
-
-    Other sites can let a browser send requests here, also under a name of their own that points to this machine.
-    """
-
-    def __init__(self, app: ASGIApp, host: str) -> None:
-        self.app = app
-        self.host = host
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
-
-        await (self._refusal(Request(scope)) or self.app)(scope, receive, send_with_headers)
-
-    def _refusal(self, request: Request) -> Response | None:
-        host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
-        name = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#]+)(:[0-9]{1,5})?", host)
-        if name is None or not self._is_own(name[1].strip("[]")):
-            return _sentence(f"Host must be the address of this page, got {host!r}; see --host", 403)
-        if origin not in (f"http://{host}", f"https://{host}") and not (origin is None and request.method == "GET"):
-            return _sentence(f"Origin must be this page, http://{host}, got {origin!r}", 403)
-        return None
-
-    def _is_own(self, name: str) -> bool:
-        if name in LOOPBACK or name == self.host:
-            return True
-        if self.host in LOOPBACK:
-            return False
-        with contextlib.suppress(ValueError):  # a number cannot be a name that another site points to this machine
-            return bool(ipaddress.ip_address(name))
-        return name == socket.gethostname().lower()
 
 
 def _sentence(text: str, status: int) -> Response:
@@ -227,4 +233,4 @@ def _sentence(text: str, status: int) -> Response:
 
 def _json(content: Mapping[str, Any], status: int = 200) -> Response:
     """Return a JSON response in ASCII, because names from files may not be valid Unicode."""
-    return Response(json.dumps(content), status, media_type="application/json")
+    return Response(json.dumps(content), status, _HEADERS, media_type="application/json")

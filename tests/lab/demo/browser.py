@@ -47,7 +47,7 @@ def open_page(models, width=1200, height=900):
     """Serve models by name and open the page; yields a `Tab` within the block, after the first example is shown."""
     from playwright.sync_api import sync_playwright
 
-    from lambdanets_lab.demo.server import serve
+    from lambdanets_lab.demo.app import serve
 
     with serve(models) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

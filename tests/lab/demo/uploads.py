@@ -48,13 +48,6 @@ def unreadable_files():
     ]
 
 
-def slow_jpeg():
-    """A progressive JPEG file of 4 million pixels with thousands of passes over them, which takes minutes to decode."""
-    content = encode(Image.new("L", (2000, 2000)), "JPEG", progressive=True)
-    last_pass = content[content.rindex(b"\xff\xda") : -2]
-    return content[:-2] + last_pass * (2_000_000 // len(last_pass)) + content[-2:]
-
-
 def readable_files():
     """File name and content of unusual images that are read."""
     palette = Image.fromarray(NOISE.integers(0, 4, (12, 12), np.uint8)).convert("P")
