@@ -63,7 +63,7 @@ def generate(folder: Path, size: Size) -> None:
         keys = [f"n{number:010}" for number in range(first, first + n)]
         classes = (best[:, None] + 7 * np.arange(size.top)) % size.classes
         probabilities = np.stack([confidence, *others], axis=1)
-        write_table(folder / f"{names[shard]}.parquet", labels, keys, np.arange(n), classes, probabilities)
+        write_table(folder / f"{names[shard]}.parquet", keys, np.arange(n), classes, probabilities)
     write_json(folder / DESCRIPTION, asdict(labels))
 
 

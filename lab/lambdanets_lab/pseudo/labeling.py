@@ -109,7 +109,7 @@ def label_shards(
                 unreadable += skipped
                 check_unreadable(unreadable, max_unreadable)
                 keys = [shard.key(int(position)) for position in positions]
-                write_table(table, labels, keys, positions, classes, probabilities)
+                write_table(table, keys, positions, classes, probabilities)
                 report(name, len(keys), time.monotonic() - start)
                 num_shards, num_images = num_shards + 1, num_images + len(keys)
         except InUseError:

@@ -21,7 +21,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import nfc
 from lambdanets.tasks.classification.task import ClassificationTask, make_batches, write_random_weights
 from lambdanets_lab.pseudo.labeling import label_shards
-from lambdanets_lab.pseudo.tables import SELECTION, Selection, read_selection, read_table, select
+from lambdanets_lab.pseudo.tables import SELECTION, read_selection, read_table, select
 from lambdanets_lab.shards import write_shards
 
 
@@ -50,7 +50,7 @@ class PseudoLabeledImages:
             raise InputError(f"{folder} has labels of other shards than those in pseudo_images; check pseudo_images")
         self.shard_sizes = [*selection.shards.values()]
         self.fingerprint = sha256((folder / SELECTION).read_bytes()).hexdigest()
-        self._folder, self._selection, self._images = folder, selection, images
+        self._folder, self._top_k, self._images = folder, selection.top_k, images
         self._names = [*selection.shards]
         self._class_index = np.array([class_index[nfc(name)] for name in selection.classes])
         self._num_classes, self._soft = len(classes), soft
@@ -85,9 +85,7 @@ class PseudoLabeledImages:
         table = self._tables.get(shard)
         if table is None:
             path = self._folder / f"{self._names[shard]}.parquet"
-            table = self._tables[shard] = _Table(path, self._selection)
-            if len(table.rows) != self.shard_sizes[shard]:
-                raise InputError(f"{path} has changed since the selection; select again")
+            table = self._tables[shard] = _Table(path, self._top_k)
             if len(self._tables) > 2 * WINDOW:
                 self._tables.popitem(last=False)
         self._tables.move_to_end(shard)
@@ -101,12 +99,12 @@ class PseudoLabeledImages:
 class _Table:
     """The table of a shard in memory. rows: row of each image, repeated for copies."""
 
-    def __init__(self, path: Path, selection: Selection) -> None:
-        table = read_table(path, selection)
+    def __init__(self, path: Path, top_k: int) -> None:
+        table = read_table(path)
         self.positions = table["position"].to_numpy()
         self.rows = np.repeat(np.arange(len(table)), table["copies"].to_numpy())
         self.classes, self.probabilities = (
-            table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, selection.top_k)
+            table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, top_k)
             for name in ("classes", "probabilities")
         )
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lambdanets.records import write_json
-from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, Origin, read_table, write_table
+from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, read_table, write_table
 
-ORIGIN = Origin(("ant", "bee", "cat", "dog"), {"model": "m", "weights": "w"}, 2)
+CLASSES = ("ant", "bee", "cat", "dog")
 # Few values, so that ties are frequent.
 CONFIDENCES = [0.0, 0.1, 0.25, 0.3, 0.5, 0.75, float(np.nextafter(np.float32(1), np.float32(0))), 1.0]
 
@@ -32,7 +32,7 @@ def random_labels(count: int, seed: int = 0, num_classes: int = 4) -> list[Label
     ]
 
 
-def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin = ORIGIN) -> Path:
+def write_labels(folder: Path, shards: Sequence[Sequence[Label]]) -> Path:
     """Write one table per shard into a folder: train-00000.parquet and so on."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, labels in enumerate(shards):
@@ -40,14 +40,13 @@ def write_labels(folder: Path, shards: Sequence[Sequence[Label]], origin: Origin
         confidences = np.array([label.confidence for label in labels], np.float32)
         write_table(
             folder / f"train-{number:05}.parquet",
-            origin,
             [label.key for label in labels],
             np.arange(len(labels)),
-            np.stack([class_indices, (class_indices + 1) % len(origin.classes)], axis=1),
+            np.stack([class_indices, (class_indices + 1) % len(CLASSES)], axis=1),
             np.stack([confidences, np.zeros_like(confidences)], axis=1),
         )
     names = tuple(f"train-{number:05}" for number in range(len(shards)))
-    write_json(folder / DESCRIPTION, asdict(Labels(**vars(origin), shards=names)))
+    write_json(folder / DESCRIPTION, asdict(Labels(CLASSES, {"model": "m", "weights": "w"}, 2, names)))
     return folder
 
 
@@ -76,7 +75,7 @@ def read_copies(folder: Path) -> dict[str, int]:
     """Return the number of copies of each key in a selection, and assert that no key occurs twice."""
     copies: dict[str, int] = {}
     for path in sorted(folder.glob("*.parquet")):
-        table = read_table(path, ORIGIN)
+        table = read_table(path)
         rows = dict(zip(table["key"].to_pylist(), table["copies"].to_pylist(), strict=True))
         assert len(rows) == len(table)
         assert not rows.keys() & copies.keys()

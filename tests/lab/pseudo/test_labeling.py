@@ -41,7 +41,7 @@ def test_each_training_shard_gets_a_table_with_its_keys(teacher, shards, tmp_pat
     labels = open_labels(tmp_path / "out")
     assert (list(labels.shards), labels.classes) == (SHARDS, CLASSES)
     for number, name in enumerate(SHARDS):
-        table = read_table(tmp_path / f"out/{name}.parquet", labels)
+        table = read_table(tmp_path / f"out/{name}.parquet")
         assert table["key"].to_pylist() == [images.key(2 * number), images.key(2 * number + 1)]
         assert table["position"].to_pylist() == [0, 1]
 
@@ -52,9 +52,8 @@ def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path
     transform = classifier.card.preprocessing.transform()
     images = open_shards(str(shards))[0]["train"]
     index = 0
-    labels = open_labels(tmp_path / "out")
     for name in SHARDS:
-        for row in read_table(tmp_path / f"out/{name}.parquet", labels).to_pylist():
+        for row in read_table(tmp_path / f"out/{name}.parquet").to_pylist():
             image = transform(images.load(index)[0].convert("RGB"))
             with torch.inference_mode():
                 logits = classifier.model(image[None].to(next(classifier.model.parameters()).device))[0]
@@ -147,7 +146,7 @@ def test_labeling_skips_and_lists_unreadable_images(teacher, shards, tmp_path):
     result = label_shards(teacher, str(shards), tmp_path / "out")
     assert (result.num_shards, result.num_images, len(result.unreadable)) == (8, 15, 1)
     assert result.unreadable[0].startswith(f"{damaged_shard}/")
-    table = read_table(tmp_path / "out/train-00002.parquet", open_labels(tmp_path / "out"))
+    table = read_table(tmp_path / "out/train-00002.parquet")
     assert table["position"].to_pylist() == [1]
     assert table["key"].to_pylist() == [open_shards(str(shards))[0]["train"].key(5)]
 
