@@ -87,7 +87,7 @@ def commands(scratch: Path) -> dict[str, Command]:
         ),
         "predict": Command(f"predict {run} {images} --out {{}}", "*.partial"),
         "predict objects": Command(f"predict {detector} {images} --score 0 --out {{}}", "*.partial"),
-        "shard": Command(f"shard {images} {{}} --images-per-shard 3 --processes 2", "*.tar"),
+        "shard": Command(f"shard {images} {{}} --images-per-shard 3 --threads 2", "*.tar"),
         "pseudo-label": Command(f"pseudo-label {run} {shards} {{}}", "*.parquet"),
         "pseudo-label select": Command(
             f"pseudo-label select {labels} {{}} --confidence 0 --per-class 9", "*.parquet"

@@ -130,7 +130,7 @@ def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any
     ]
     return f"""# Training on 130 million images
 
-    lambdanets shard IMAGES SHARDS --unlabeled --processes 32
+    lambdanets shard IMAGES SHARDS --unlabeled --threads 32
     torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 -m -- lambdanets pseudo-label TEACHER SHARDS LABELS
     lambdanets pseudo-label select LABELS SELECTION --confidence 0.3 --per-class 130000
     torchrun --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nnodes 8 --nproc-per-node 8 --max-restarts 100 -m -- lambdanets train imagenet_pseudo \\

@@ -18,8 +18,7 @@ from lambdanets.terminal import echo
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
 CACHE_BYTES = "LAMBDANETS_SHARDS_CACHE_BYTES"
-ATTEMPTS = 6  # at most, after transient errors: dropped connection, timeout, status 5xx
-_ATTEMPTS_UNREACHABLE = 3  # if no server responds, because the URL may be mistyped
+ATTEMPTS = 5  # after transient errors: dropped connection, timeout, status 5xx
 DELAY = 2.0  # seconds before the first retry, doubled for each further retry
 _RETRIED_STATUSES = {408, 429}  # the transient errors among 4xx: timeout, too many requests
 
@@ -101,13 +100,9 @@ def _download(url: str, path: Path, shard: Shard) -> BinaryIO:
         if (digest := file_sha256(download)) != shard.sha256:
             size = download.tell()
             download.close()
-            raise _DamagedError(f"the download has {size} bytes and SHA-256 {digest[:12]}..., not as in {SHARD_LIST}")
+            raise OSError(f"the download has {size} bytes and SHA-256 {digest[:12]}..., not as in {SHARD_LIST}")
         download.seek(0)
         return download
-
-
-class _DamagedError(Exception):
-    """The hash of a download differs from shards.json."""
 
 
 def _with_retries(url: str, function: Callable[[], T]) -> T:
@@ -117,36 +112,20 @@ def _with_retries(url: str, function: Callable[[], T]) -> T:
         try:
             return function()
         except Exception as error:  # fsspec file systems raise exceptions of any type
-            limit = _max_attempts(error)
-            if attempt >= limit:
-                suffix = f" (tried {attempt} times)" if limit > 1 else ""
-                raise OSError(f"{_describe(error)}{suffix}") from error
+            if isinstance(error, FileNotFoundError):
+                raise
+            status = getattr(error, "status", None)
+            refused = isinstance(status, int) and 400 <= status < 500 and status not in _RETRIED_STATUSES
+            full = getattr(error, "errno", None) == errno.ENOSPC
+            if refused or full or isinstance(error, PermissionError | ImportError | ValueError):
+                raise OSError(one_line(error)) from error
+            if attempt == ATTEMPTS:
+                raise OSError(f"{one_line(error)} (tried {attempt} times)") from error
             seconds = DELAY * 2 ** (attempt - 1)
-            retry = f"retrying in {seconds:g} s ({attempt} of {limit - 1})"
-            echo(f"{url}: {retry}: {_describe(error)}", file=sys.stderr)
+            retry = f"retrying in {seconds:g} s ({attempt} of {ATTEMPTS - 1})"
+            echo(f"{url}: {retry}: {one_line(error)}", file=sys.stderr)
         time.sleep(seconds)
         attempt += 1
-
-
-def _max_attempts(error: Exception) -> int:
-    status, code = getattr(error, "status", None), getattr(error, "errno", None)
-    if isinstance(status, int) and 400 <= status < 500:
-        return ATTEMPTS if status in _RETRIED_STATUSES else 1
-    if isinstance(error, FileNotFoundError | PermissionError | ImportError | ValueError) or code == errno.ENOSPC:
-        return 1
-    is_unreachable = code == errno.ECONNREFUSED or (isinstance(code, int) and code < 0)  # negative: unknown host
-    return _ATTEMPTS_UNREACHABLE if is_unreachable else ATTEMPTS
-
-
-def _describe(error: Exception) -> str:
-    status = getattr(error, "status", None)
-    if isinstance(status, int):
-        return f"the server responded with status {status}"
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file"
-    if isinstance(error, TimeoutError) and not error.errno:
-        return "the server timed out"
-    return one_line(error)
 
 
 def _file_system(url: str) -> Any:

@@ -1,15 +1,13 @@
-"""Writes a dataset as WebDataset shards, in several processes, and resumes after interruptions."""
+"""Writes a dataset as WebDataset shards, several at a time, and resumes after interruptions."""
 
 import contextlib
 import hashlib
 import io
-import multiprocessing
 import os
-import signal
 import tarfile
-from collections.abc import Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -35,11 +33,12 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.progress import Progress
 from lambdanets.records import read_json, write_json
-from lambdanets.signals import SIGNALS, check_signals, exit_with_parent
+from lambdanets.signals import check_signals
 from lambdanets.work import WorkFolder
 from lambdanets_lab.shard_checks import inspect_tar
 
 _OPTIONS = ".writing.json"  # options of unfinished shards
+_reading = threading.Lock()  # image sets are not made for several threads
 
 
 @dataclass(frozen=True)
@@ -50,19 +49,12 @@ class _Split:
     shards: list[np.ndarray]  # indices of each shard's images, in order
 
 
-@dataclass(frozen=True)
-class _Job:
-    out: Path
-    splits: dict[str, _Split]
-    check_images: bool
-
-
 def write_shards(
     source: Splits | Sequence[Path],
     out: Path,
     *,
     images_per_shard: int = 10_000,
-    processes: int = 1,
+    threads: int = 1,
     seed: int = 0,
     check_images: bool = True,
     max_unreadable: int = 100,
@@ -71,13 +63,13 @@ def write_shards(
 
     source: a dataset from `open_splits`, or paths of images without classes.
     images_per_shard: maximum number of images in a shard.
-    processes: number of worker processes, each of which writes a shard at a time.
+    threads: number of shards that are written at a time.
     seed: for the shuffling of the images of each split, so that every shard has images of different classes.
     check_images: decode each image once.
     max_unreadable: maximum number of unreadable images, which are skipped.
 
     Image files are copied without changes; images in memory are written as PNG. The output depends only on the source
-    and the options, not on the number of processes or on interruptions. Unfinished work is resumed if the image names,
+    and the options, not on the number of threads or on interruptions. Unfinished work is resumed if the image names,
     classes and options are equal; file contents are not compared. The names of all images are in memory.
 
     Raises InputError for a folder with other files, for a split without readable images
@@ -99,7 +91,7 @@ def write_shards(
         check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)
     with folder.open():
         write_json(out / _OPTIONS, options)
-        shards, unreadable = _write_all(_Job(out, splits, check_images), processes, max_unreadable)
+        shards, unreadable = _write_all(splits, out, check_images, threads, max_unreadable)
         content = ShardList(classes, shards, options | {"unreadable": unreadable})
         write_json(out / SHARD_LIST, asdict(content))
         (out / _OPTIONS).unlink()
@@ -170,89 +162,63 @@ def _key(name: str) -> str:
     return f"{folder}{slash}{stem.replace('.', '_')}"
 
 
-def _write_all(job: _Job, processes: int, max_unreadable: int) -> tuple[dict[str, tuple[Shard, ...]], list[str]]:
+def _write_all(
+    splits: dict[str, _Split], out: Path, check: bool, threads: int, max_unreadable: int
+) -> tuple[dict[str, tuple[Shard, ...]], list[str]]:
     """Write the shards that are missing or incomplete; return the shards of each split, and unreadable images."""
-    tasks = [(name, number) for name, split in job.splits.items() for number in range(len(split.shards))]
+    tasks = [(name, number) for name, split in splits.items() for number in range(len(split.shards))]
     shards: dict[tuple[str, int], Shard] = {}
     unreadable: list[str] = []
-    total = sum(len(split.keys) for split in job.splits.values())
-    with (
-        Progress("writing shards", total, "images") as progress,
-        contextlib.closing(_write_in_processes(job, tasks, processes)) as written,
-    ):
-        for task, shard, messages in written:
-            shards[task] = shard
-            unreadable += messages
-            progress.update(shard.images + len(messages))
-            check_unreadable(unreadable, max_unreadable)
-    return {name: tuple(shards[task] for task in tasks if task[0] == name) for name in job.splits}, sorted(unreadable)
-
-
-_Written = tuple[tuple[str, int], Shard, list[str]]  # split and number, shard, messages about unreadable images
-
-
-def _write_in_processes(job: _Job, tasks: list[tuple[str, int]], processes: int) -> Generator[_Written, None, None]:
-    if processes == 1:
-        yield from (_write(*task, job) for task in tasks)
-        return
-    stopped = multiprocessing.Event()
-    with ProcessPoolExecutor(min(processes, len(tasks)), initializer=_init_worker, initargs=(job, stopped)) as pool:
+    stopped = threading.Event()
+    total = sum(len(split.keys) for split in splits.values())
+    with ThreadPoolExecutor(threads) as pool, Progress("writing shards", total, "images") as progress:
+        running = {
+            pool.submit(_write, splits[name], number, out / f"{name}-{number:05}.tar", check, stopped): (name, number)
+            for name, number in tasks
+        }
         try:
-            remaining = {pool.submit(_write, *task) for task in tasks}
-            while remaining:
-                done, remaining = wait(remaining, 0.5, FIRST_COMPLETED)
+            while running:
+                done, _ = wait(running, 0.5, FIRST_COMPLETED)
                 check_signals()
-                yield from (future.result() for future in done)
-        except BrokenProcessPool as error:
-            raise InputError(
-                f"a process that wrote shards to {job.out} was killed, perhaps out of memory; run it again"
-            ) from error
+                for future in done:
+                    shard, messages = future.result()
+                    shards[running.pop(future)] = shard
+                    unreadable += messages
+                    progress.update(shard.images + len(messages))
+                    check_unreadable(unreadable, max_unreadable)
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
+    return {name: tuple(shards[task] for task in tasks if task[0] == name) for name in splits}, sorted(unreadable)
 
 
-_job: _Job  # in worker processes; passed once to each, because it may be large
-_stopped: Any = None
-
-
-def _init_worker(job: _Job, stopped: Any) -> None:
-    global _job, _stopped
-    _job, _stopped = job, stopped
-    for number in SIGNALS:  # the parent process handles signals to the group, and stops its workers
-        signal.signal(number, signal.SIG_IGN)
-    exit_with_parent()
-
-
-def _write(name: str, number: int, job: _Job | None = None) -> _Written:
-    """Write a shard, unless it is complete. job: the worker's by default."""
-    job = job or _job
-    split, path = job.splits[name], job.out / f"{name}-{number:05}.tar"
+def _write(split: _Split, number: int, path: Path, check: bool, stopped: threading.Event) -> tuple[Shard, list[str]]:
+    """Write a shard, unless it is complete; return it, and messages about unreadable images."""
     unreadable: list[str] = []
     indices = split.shards[number]
     with contextlib.suppress(InputError):  # it is missing or damaged
         shard, _ = inspect_tar(path)
         if shard.images == len(indices):  # otherwise unreadable images may have been repaired
-            return (name, number), shard, []
+            return shard, []
     with atomic_open(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for index in indices.tolist():
-            check_signals()
-            if _stopped is not None and _stopped.is_set():
+            if stopped.is_set():
                 raise InputError("the command was stopped")
             try:
-                content, suffix = _read(split, index, job.check_images)
+                content, suffix = _read(split, index, check)
             except UnreadableImage as error:
                 unreadable.append(f"{split.images.name(index)}: {error.reason}")
                 continue
             _add_member(tar, split.keys[index] + suffix, content)
             if split.labels[index] != UNLABELED:
                 _add_member(tar, f"{split.keys[index]}.cls", str(split.labels[index]).encode())
-    return (name, number), inspect_tar(path)[0], unreadable
+    return inspect_tar(path)[0], unreadable
 
 
 def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
     """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
-    content, suffix = image_file(split.images, index)
+    with _reading:
+        content, suffix = image_file(split.images, index)
     if check:
         read_image(io.BytesIO(content), split.images.name(index))
     return content, suffix

@@ -1,13 +1,9 @@
 """Datasets are written as shards, resumed, verified and indexed."""
 
 import json
-import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from PIL import Image
 
@@ -67,18 +63,17 @@ def test_a_list_of_images_is_written_without_classes(two_classes, tmp_path):
     assert splits["train"].labels.tolist() == [splits["train"].load(0)[1]] * 20 == [UNLABELED] * 20
 
 
-def test_written_bytes_do_not_depend_on_the_number_of_processes(two_classes, tmp_path):
+def test_written_bytes_do_not_depend_on_the_number_of_threads(two_classes, tmp_path):
     write_shards(open_splits(str(two_classes)), tmp_path / "first", images_per_shard=3)
     splits = open_splits(str(tmp_path / "first"))  # shards can be written from shards
-    for processes in (1, 2):
-        write_shards(splits, tmp_path / str(processes), images_per_shard=5, processes=processes)
+    for threads in (1, 2):
+        write_shards(splits, tmp_path / str(threads), images_per_shard=5, threads=threads)
     assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
     write_shards(splits, tmp_path / "3", images_per_shard=5, seed=1)
     assert read_files(tmp_path / "1") != read_files(tmp_path / "3")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, tmp_path, monkeypatch, processes):
+def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, tmp_path, monkeypatch):
     splits = open_splits(str(two_classes))
     write_shards(splits, tmp_path / "uninterrupted", images_per_shard=3)
     with tarfile.open(tmp_path / "uninterrupted/train-00003.tar") as tar:
@@ -94,7 +89,7 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
     with monkeypatch.context() as patch:
         patch.setattr(module, "image_file", fail)
         with pytest.raises(RuntimeError, match="the disk is gone"):
-            write_shards(splits, tmp_path / "out", images_per_shard=3, processes=processes)
+            write_shards(splits, tmp_path / "out", images_per_shard=3, threads=2)
     assert not (tmp_path / "out/shards.json").exists()
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
     assert 3 <= len(finished) < 8
@@ -104,38 +99,6 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
     write_shards(splits, tmp_path / "out", images_per_shard=3)
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
     assert read_files(tmp_path / "out") == read_files(tmp_path / "uninterrupted")
-
-
-def test_killed_writing_leaves_no_workers_and_resumes_bit_identically(two_classes, tmp_path):
-    script = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from lambdanets_lab import shards\n"
-        "from lambdanets.data.datasets import open_splits\n"
-        "image_file = shards.image_file\n"
-        "def wait(images, index):\n"
-        "    if len([*Path(sys.argv[2]).glob('*.tar')]) >= 2: time.sleep(600)\n"
-        "    return image_file(images, index)\n"
-        "shards.image_file = wait\n"
-        "shards.write_shards(open_splits(sys.argv[1]), Path(sys.argv[2]), images_per_shard=2, processes=2)\n"
-    )
-    out = tmp_path / "out"
-    process = subprocess.Popen([sys.executable, "-c", script, str(two_classes), str(out)])
-    deadline = time.monotonic() + 120
-    while len([*out.glob("*.tar")]) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    workers = psutil.Process(process.pid).children()
-    process.kill()
-    process.wait()
-    assert workers
-    assert not psutil.wait_procs(workers, timeout=60)[1]
-    finished = {path: path.stat().st_mtime_ns for path in out.glob("*.tar")}
-    (out / ".train-00005.tar.17.unfinished").write_bytes(b"incomplete")
-    splits = open_splits(str(two_classes))
-    write_shards(splits, out, images_per_shard=2)
-    write_shards(splits, tmp_path / "uninterrupted", images_per_shard=2)
-    assert finished == {path: path.stat().st_mtime_ns for path in finished}
-    assert read_files(out) == read_files(tmp_path / "uninterrupted")
 
 
 def test_finished_shards_are_not_written_again(two_classes, tmp_path):
@@ -153,7 +116,7 @@ def test_unreadable_images_are_skipped_and_listed(two_classes, tmp_path):
     (two_classes / "dark/03.png").write_bytes(b"no image")
     (two_classes / "light/04.png").write_bytes((two_classes / "light/05.png").read_bytes()[:50])
     (two_classes / "light/06.png").unlink()
-    content = write_shards(splits, tmp_path / "out", images_per_shard=4, processes=2)
+    content = write_shards(splits, tmp_path / "out", images_per_shard=4, threads=2)
     assert num_images(content) == 17
     unreadable = content.metadata["unreadable"]
     assert unreadable[0] == f"{two_classes}/dark/03.png: it is not an image of a known format"
@@ -243,7 +206,7 @@ def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys
         return code, capsys.readouterr().out
 
     (two_classes / "dark/00.png").write_bytes(b"no image")
-    code, out = shard(two_classes, tmp_path / "out", "--images-per-shard", 4, "--processes", 2, "--verify")
+    code, out = shard(two_classes, tmp_path / "out", "--images-per-shard", 4, "--threads", 2, "--verify")
     assert code == 0
     assert "skipped 1 unreadable images:" in out
     assert f"19 images in 5 shards of {tmp_path}/out" in out

@@ -36,8 +36,8 @@ class Shard:
     """Fraction of each class used for validation if the data has no validation split."""
     images_per_shard: PositiveInt = 10_000
     """Maximum number of images per shard."""
-    processes: PositiveInt | None = None
-    """Number of worker processes; one per CPU core by default."""
+    threads: PositiveInt | None = None
+    """Number of shards that are written or verified at a time; one per CPU core by default."""
     seed: Seed = 0
     """Random seed of the shuffling and the validation split."""
     check_images: bool = True
@@ -50,15 +50,15 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets shard` and return its exit code, 2 for damaged shards."""
     description = "Write a dataset as WebDataset shards, or verify or index existing shards."
     options = parse(Shard, arguments, prog="lambdanets shard", description=description)
-    processes = (os.cpu_count() or 1) if options.processes is None else options.processes
+    threads = options.threads or os.cpu_count() or 1
     if options.out is not None and not options.index:
-        return _write(options, options.out, processes)
+        return _write(options, options.out, threads)
     if options.out is not None or options.verify == options.index:
         raise InputError("OUT, or one of --verify and --index, must be given")
-    return _verify(options.data, processes) if options.verify else _index(options)
+    return _verify(options.data, threads) if options.verify else _index(options)
 
 
-def _write(options: Shard, out: Path, processes: int) -> int:
+def _write(options: Shard, out: Path, threads: int) -> int:
     from lambdanets.data.datasets import open_splits
     from lambdanets.data.image_search import describe_classes, describe_left_out, list_images
     from lambdanets_lab.shards import write_shards
@@ -79,7 +79,7 @@ def _write(options: Shard, out: Path, processes: int) -> int:
             found.paths if options.unlabeled else splits,
             out,
             images_per_shard=options.images_per_shard,
-            processes=processes,
+            threads=threads,
             seed=options.seed,
             check_images=options.check_images,
             max_unreadable=options.max_unreadable,
@@ -89,14 +89,14 @@ def _write(options: Shard, out: Path, processes: int) -> int:
     images, size = (sum(getattr(shard, name) for shard in written.shards) for name in ("images", "bytes"))
     echo(f"{images:,} images in {len(written.shards):,} shards of {out}, {size / 1e9:.3g} GB")
     echo(f"written in {time.monotonic() - started:.0f} s; train with --data {out}")
-    return _verify(str(out), processes) if options.verify else 0
+    return _verify(str(out), threads) if options.verify else 0
 
 
-def _verify(location: str, processes: int) -> int:
+def _verify(location: str, threads: int) -> int:
     from lambdanets_lab.shard_checks import verify_shards
 
     with uninterrupted():
-        content, damaged = verify_shards(location, threads=processes)
+        content, damaged = verify_shards(location, threads=threads)
     echo(*damaged)
     shards, images = len(content.shards), sum(shard.images for shard in content.shards)
     echo(f"{shards - len(damaged):,} of {shards:,} shards are intact; {images:,} images in shards.json")

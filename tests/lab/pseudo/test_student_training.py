@@ -103,7 +103,7 @@ def test_student_training_with_commands_from_shards_to_evaluation(data, tmp_path
         folder.mkdir(parents=True, exist_ok=True)
         splits.train.load(number)[0].save(folder / f"{number}.png")
     shards, out = tmp_path / "shards", tmp_path / "labels"
-    run_command("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--processes", 1)
+    run_command("shard", tmp_path / "images", shards, "--images-per-shard", 5, "--threads", 1)
     run_command("train", "--data", shards, *options, "--run", tmp_path / "teacher")
     output = run_command("pseudo-label", tmp_path / "teacher", shards, out, "--top", 3, "--device", "cpu")
     assert "20 images in 4 shards labeled" in output
