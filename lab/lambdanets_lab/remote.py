@@ -100,7 +100,7 @@ def _download(url: str, path: Path, shard: Shard) -> BinaryIO:
         if (digest := file_sha256(download)) != shard.sha256:
             size = download.tell()
             download.close()
-            raise OSError(f"the download has {size} bytes and SHA-256 {digest[:12]}..., not as in {SHARD_LIST}")
+            raise RuntimeError(f"the download has {size} bytes and SHA-256 {digest[:12]}..., not as in {SHARD_LIST}")
         download.seek(0)
         return download
 
