@@ -44,7 +44,7 @@ from lambdanets_lab.benchmark.model import capture_inputs, layer_errors, set_bat
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
 from lambdanets_lab.benchmark.peers import Skipped, build_peer
 from lambdanets_lab.benchmark.reference import Error, Expected, compute_expected, reference_copy
-from lambdanets_lab.mixers import GlobalAttention
+from lambdanets_lab.mixers.attention import GlobalAttention
 from lambdanets_lab.results import read_results, write_results
 
 CPU = torch.device("cpu")

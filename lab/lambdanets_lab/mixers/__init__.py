@@ -9,18 +9,11 @@ from collections.abc import Callable
 from torch import nn
 
 from lambdanets.layers.lambda_layer import LambdaLayer2d
-from lambdanets_lab.mixers.augmented_attention import AugmentedAttention
-from lambdanets_lab.mixers.axial_attention import AxialAttention
-from lambdanets_lab.mixers.channel_attention import ChannelAttention
-from lambdanets_lab.mixers.convolution import Convolution
-from lambdanets_lab.mixers.double_attention import DoubleAttention
-from lambdanets_lab.mixers.efficient_attention import EfficientAttention
-from lambdanets_lab.mixers.global_attention import GlobalAttention
+from lambdanets_lab.mixers.attention import AugmentedAttention, AxialAttention, GlobalAttention
+from lambdanets_lab.mixers.channel import ChannelAttention, Convolution
+from lambdanets_lab.mixers.linear import DoubleAttention, EfficientAttention, ReluPerformer, SoftmaxPerformer
+from lambdanets_lab.mixers.local import LocalRelation, PairwiseAttention, PatchwiseAttention
 from lambdanets_lab.mixers.local_attention import LocalAttention
-from lambdanets_lab.mixers.local_relation import LocalRelation
-from lambdanets_lab.mixers.pairwise_attention import PairwiseAttention
-from lambdanets_lab.mixers.patchwise_attention import PatchwiseAttention
-from lambdanets_lab.mixers.performer import ReluPerformer, SoftmaxPerformer
 
 # All have the signature (dim, dim_out=None, *, stride=1, **options, device=None, dtype=None).
 MIXERS: dict[str, Callable[..., nn.Module]] = {
@@ -45,22 +38,3 @@ def option_names(mixer: str) -> tuple[str, ...]:
     """Return the names of the options that only this mixer has, without stride, device and dtype."""
     arguments = inspect.signature(MIXERS[mixer]).parameters
     return tuple(name for name in arguments if name not in {"dim", "dim_out", "stride", "device", "dtype"})
-
-
-__all__ = [
-    "MIXERS",
-    "AugmentedAttention",
-    "AxialAttention",
-    "ChannelAttention",
-    "Convolution",
-    "DoubleAttention",
-    "EfficientAttention",
-    "GlobalAttention",
-    "LocalAttention",
-    "LocalRelation",
-    "PairwiseAttention",
-    "PatchwiseAttention",
-    "ReluPerformer",
-    "SoftmaxPerformer",
-    "option_names",
-]

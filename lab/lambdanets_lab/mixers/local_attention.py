@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.ops.tracing import unfold
+from lambdanets_lab.mixers.attention import attend, extend_keys, extend_queries, relative_to_absolute
+from lambdanets_lab.mixers.local import check_scope
 from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1
-from lambdanets_lab.mixers.neighborhoods import check_scope
-from lambdanets_lab.mixers.relative_attention import attend, extend_keys, extend_queries, relative_to_absolute
 
 TILE = 8  # side of a tile; larger tiles compute more masked pairs, smaller tiles copy more overlapping halos
 
@@ -20,7 +20,7 @@ class LocalAttention(Mixer):
     each.
 
     The implementation calls SDPA once. Each tile of 8x8 queries attends to the tile and a halo of r // 2 positions
-    around it, with a mask. The position term is part of the dot product (see `relative_attention`), so there is no bias
+    around it, with a mask. The position term is part of the dot product (see `attention.py`), so there is no bias
     tensor of all pairs.
 
     Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).

@@ -20,7 +20,7 @@ from lambdanets.models.resnet import (
     parse_pattern,
 )
 from lambdanets_lab.mixers import MIXERS, option_names
-from lambdanets_lab.mixers.channel_attention import squeeze_excitation
+from lambdanets_lab.mixers.channel import squeeze_excitation
 
 
 class MixerResNet(ResNetBase):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.ops import lambda_interaction
-from lambdanets_lab.mixers.linear_attention import linear_attention
+from lambdanets_lab.mixers.linear import linear_attention
 
 Sizes = Mapping[str, int]
 Operation = Callable[[Any], object]

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from lambdanets_lab.mixers import ReluPerformer, SoftmaxPerformer
-from lambdanets_lab.mixers.performer import orthogonal_rows
+from lambdanets_lab.mixers.linear import ReluPerformer, SoftmaxPerformer, orthogonal_rows
 
 
 def random_heads(*shape):

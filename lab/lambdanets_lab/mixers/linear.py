@@ -1,14 +1,137 @@
-"""Linear attention with random features (FAVOR+)."""
+"""Linear attention: content lambdas with softmax or with random features (Appendix D.3)."""
 
 import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_sizes
-from lambdanets.ops.precision import accumulation_dtype, without_autocast
-from lambdanets_lab.mixers.linear_attention import linear_attention
+from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
 from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """phi(x) = elu(x) + 1, the feature function of Katharopoulos et al. (2020)."""
+    return F.elu(x) + 1
+
+
+def linear_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    feature: Callable[[Tensor], Tensor] = elu_plus_one,
+    *,
+    multi_head: bool = False,
+) -> Tensor:
+    """y_n = (sum_m phi(k_m) v_m^T)^T phi(q_n) / (sum_m phi(k_m))^T phi(q_n): a content-only lambda (D.3, Eqs. 3, 4).
+
+    The denominator is the same lambda with ones as values. If phi is a softmax (over m for keys, over k for queries),
+    no denominator is needed: this is a lambda layer with normalize_queries="softmax" and position=False.
+
+    queries: (b, h, n, k). keys: (b, m, k). values: (b, m, v). If multi_head, keys and values have a head axis before m,
+    as in standard attention.
+    feature: phi, which must be positive: the result is NaN where every phi(q_n) phi(k_m) is 0.
+    Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds. Raises ValueError in the same cases as
+    `lambda_interaction`.
+    """
+    compute_dtype, result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)
+    # numerator and denominator may exceed the range of float16
+    queries, keys, values = (x.to(compute_dtype) for x in (queries, keys, values))
+    values_and_ones = F.pad(values, (0, 1), value=1.0)
+    output = lambda_interaction(
+        feature(queries), feature(keys), values_and_ones, None, normalize_keys=None, multi_head=multi_head
+    )
+    return (output[..., :-1] / output[..., -1:]).to(result_dtype)
+
+
+class EfficientAttention(Mixer):
+    """Efficient attention (Shen et al. 2018, Sec. 3.2): y[n,h] = softmax_k(q[n,h])^T (softmax_m(k[:,h])^T v[:,h]).
+
+    Queries are normalized over their channels, keys over all positions m. Heads are concatenated and projected by W_o.
+    There is no position term. The implementation is a multi-head lambda with only the content term and normalized
+    queries.
+
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
+
+    Args:
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        heads: h, must divide dim_out; default 8. Each head has dim_out / h channels of queries, keys and values.
+
+    Parameters: 3 dim dim_out + dim_out^2. Cost per image: n (parameters + 2 dim_out^2 / heads) multiply-adds.
+    Omitted: biases, and the shortcut, which belongs to the residual block.
+    Raises ValueError naming the invalid argument.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        stride: int = 1,
+        heads: int = 8,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, dim_out, stride)
+        check_divides("heads", heads, self.dim_out)
+        self.heads = heads
+        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
+        self.output_projection = conv1x1(self.dim_out, self.dim_out, device, dtype)
+
+    def mix(self, x: Tensor) -> Tensor:
+        queries, keys, values = (split_heads(part, self.heads) for part in self.projection(x).chunk(3, dim=1))
+        output = lambda_interaction(queries.softmax(-1).to(keys.dtype), keys, values, None, multi_head=True)
+        return self.output_projection(join_heads(output, *x.shape[2:]))
+
+
+class DoubleAttention(Mixer):
+    """Double attention (Chen et al. 2018, A2-Nets, Sec. 3): Z = (A softmax_n(B)^T) softmax_c(V), y = W_o Z.
+
+    A, B and V are 1x1 projections of x to `depth` channels each. The first factor gathers second-order features over
+    all positions n. The second factor distributes them, weighted by a softmax over the channels c of V. The
+    implementation is a lambda with only the content term and normalized queries.
+
+    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
+
+    Args:
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
+        depth: number of channels of A, B and V; default None for dim_out / 2, which reproduces Table 3 of the
+            LambdaNetworks paper most closely.
+
+    Parameters: 3 dim depth + depth dim_out. Cost per image: n (parameters + 2 depth^2) multiply-adds.
+    Omitted: biases, and the shortcut and norm, which belong to the residual block. The original inserts the layer
+    between blocks of convolutions; here it replaces the 3x3 convolutions.
+    Raises ValueError naming the invalid argument.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        stride: int = 1,
+        depth: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, dim_out, stride)
+        depth = max(self.dim_out // 2, 1) if depth is None else depth
+        check_sizes(depth=depth)
+        self.projection = conv1x1(dim, 3 * depth, device, dtype)
+        self.output_projection = conv1x1(depth, self.dim_out, device, dtype)
+
+    def mix(self, x: Tensor) -> Tensor:
+        features, keys, queries = (split_heads(part, 1) for part in self.projection(x).chunk(3, dim=1))
+        output = lambda_interaction(queries.softmax(-1).to(keys.dtype), keys.squeeze(1), features.squeeze(1), None)
+        return self.output_projection(join_heads(output, *x.shape[2:]))
+
 
 _RELU_FLOOR = 1e-3  # keeps denominators positive; the value is from the authors' code
 
