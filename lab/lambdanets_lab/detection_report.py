@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
-from lambdanets.records import parse_json
+from lambdanets.records import read_json
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.text_tables import format_mean, markdown_table, text_table
 from lambdanets.training.recipe import read_recipe
@@ -19,38 +19,6 @@ Format = Literal["text", "markdown"]
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _KINDS = {"bbox": "box", "segm": "mask"}
 _FILES = ("initial_weights", "training_data")
-
-
-@dataclass(frozen=True)
-class _Scores:
-    AP: float | None
-    AP50: float | None
-    AP75: float | None
-    APs: float | None
-    APm: float | None
-    APl: float | None
-
-
-@dataclass(frozen=True)
-class _Recipe:
-    model: str
-    model_options: dict[str, Any]
-    seed: int
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What result.json must have."""
-
-    recipe: _Recipe
-    bbox: _Scores
-    segm: _Scores
-    data: str
-    images: int
-    parameters: int
-    initial_weights: dict[str, str] | None
-    training_data: dict[str, str]
-    validation_data: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -84,11 +52,9 @@ def report(runs: Sequence[Path], format: Format) -> str:
 
     Runs that differ in the content of their initial weights or training data have separate rows, labeled with the file.
 
-    Raises InputError for an empty list of runs, a missing or damaged result.json, a run of another task, runs with
+    Raises InputError for a missing or damaged result.json, a run of another task, runs with
     different validation data, and two runs with the same configuration and seed.
     """
-    if not runs:
-        raise InputError("runs must name at least one folder of a run, got none")
     results = {folder: _read(folder) for folder in runs}
     (first_folder, first), *others = results.items()
     for folder, result in others:
@@ -114,15 +80,11 @@ def report(runs: Sequence[Path], format: Format) -> str:
 
 def _read(folder: Path) -> dict[str, Any]:
     """Read a result, and add its identity and the SHA-256 of its validation data."""
-    path = folder / RESULT
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{folder} has no {RESULT} to report: {error.strerror}") from error
+    if not (folder / RESULT).is_file():
+        raise InputError(f"{folder} must be the folder of a finished run, got one without {RESULT}")
     if (folder / RECIPE).is_file() and (task := read_recipe(folder / RECIPE).task) != "detection":
         raise InputError(f"{folder} must be a detection run, got a {task} run, whose scores are in its {RESULT}")
-    parse_json(content, _Result, f"{path} is damaged")
-    result: dict[str, Any] = json.loads(content)
+    result = read_json(folder / RESULT, dict[str, Any])
     ignored = ("seed", *DetectionRecipe.CHANGEABLE)
     identity = {name: value for name, value in result["recipe"].items() if name not in ignored}
     for name in _FILES:  # by content: moved files are the same

@@ -1,7 +1,6 @@
 """Attention baselines: softmax attention over the scope of a lambda layer, with relative position biases."""
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets_lab.benchmark import reference
-from lambdanets_lab.benchmark.peers import Skipped, installed_version
-
-NAMES = ("sdpa", "flex-attention", "natten")
 
 
 class AttentionLayer(nn.Module):
@@ -40,15 +36,12 @@ class AttentionLayer(nn.Module):
         """Attention of each head; all tensors are (b, h, n, c)."""
         raise NotImplementedError
 
-    def reference_bias(self) -> Tensor:
-        """Biases of the scores, (h or 1, n, n) in float64; -inf for positions outside the scope."""
-        return relative_bias(self.table.double(), self.grid)
-
     def reference(self, x: Tensor) -> Tensor:
         """The output for float64 x, computed from the equation without optimizations."""
         weights = self.projection.weight.double()
         projected = F.conv2d(x, weights).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(3, 4)
-        output = reference.attention(projected[:, 0], projected[:, 1], projected[:, 2], self.reference_bias())
+        bias = relative_bias(self.table.double(), self.grid)
+        output = reference.attention(projected[:, 0], projected[:, 1], projected[:, 2], bias)
         return output.transpose(2, 3).flatten(1, 2).unflatten(2, self.grid)
 
 
@@ -98,41 +91,7 @@ class _Flex(AttentionLayer):
         return _compiled_flex()(queries, keys, values, score_mod=with_bias, block_mask=self._mask)
 
 
-class _Natten(AttentionLayer):
-    """natten's neighborhood attention, without bias. At the edges, its window is shifted inward and keeps its size."""
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        natten = importlib.import_module("natten")
-        maps = [t.transpose(1, 2).unflatten(1, self.grid) for t in (queries, keys, values)]  # (b, H, W, h, c)
-        output = natten.na2d(*maps, kernel_size=self._window_sizes())
-        return output.flatten(1, 2).transpose(1, 2)
-
-    def reference_bias(self) -> Tensor:
-        in_window_by_axis = []
-        for side, window in zip(self.grid, self._window_sizes(), strict=True):
-            positions = torch.arange(side, device=self.table.device)
-            first = (positions - window // 2).clamp(0, side - window).unsqueeze(1)
-            in_window_by_axis.append((positions >= first) & (positions < first + window))
-        in_rows, in_columns = in_window_by_axis
-        in_window = (in_rows[:, None, :, None] & in_columns[None, :, None, :]).flatten(2).flatten(0, 1)
-        bias = torch.zeros(in_window.shape, dtype=torch.float64, device=in_window.device)
-        return bias.masked_fill(~in_window, -torch.inf)[None]
-
-    def _window_sizes(self) -> tuple[int, ...]:
-        return tuple(min(window, side) for window, side in zip(self.table.shape[1:], self.grid, strict=True))
-
-
-def build_attention(name: str, dim: int, heads: int, scope: int, grid: tuple[int, int]) -> AttentionLayer:
-    """Build an attention layer by name. Raises Skipped if its package is not installed or cannot be imported."""
-    if name == "natten":
-        if installed_version("natten") is None:
-            raise Skipped("not installed; pip install natten")
-        try:
-            importlib.import_module("natten")
-        except ImportError as error:
-            raise Skipped(f"cannot be imported: {error}") from error
-    classes: dict[str, Callable[..., AttentionLayer]] = {"sdpa": _Sdpa, "flex-attention": _Flex, "natten": _Natten}
-    return classes[name](dim, heads, scope, grid)
+ATTENTION: dict[str, type[AttentionLayer]] = {"sdpa": _Sdpa, "flex-attention": _Flex}
 
 
 class RelativeBias:

@@ -16,7 +16,7 @@ from lambdanets_lab.benchmark.peers import PEERS, Skipped, build_peer
 from lambdanets_lab.benchmark.reference import Expected, compute_expected, reference_copy
 
 OURS, CONVOLUTION = "lambdanets", "convolution"
-NAMES = [OURS, *PEERS, *attention.NAMES, CONVOLUTION]
+NAMES = [OURS, *PEERS, *attention.ATTENTION, CONVOLUTION]
 
 
 def make_cases(options: LayerOptions, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
@@ -73,7 +73,7 @@ def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, p
         if baseline == "sdpa":
             check_memory_limit(needed_bytes, free_memory(device) / 2)
         torch.manual_seed(options.seed)
-        module = attention.build_attention(baseline, dim, options.heads, scope, (height, width))
+        module = attention.ATTENTION[baseline](dim, options.heads, scope, (height, width))
         module = module.to(device, dtype).train(training)
         return prepare_module(module, *inputs(), lambda: _expected_attention(module, *inputs()))
 
@@ -84,7 +84,7 @@ def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, p
 
     builders: dict[str, Callable[[], Prepared]] = {OURS: prepare_ours}
     builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
-    builders |= {name: functools.partial(prepare_attention, name) for name in attention.NAMES}
+    builders |= {name: functools.partial(prepare_attention, name) for name in attention.ATTENTION}
     builders[CONVOLUTION] = prepare_convolution
     sizes = {"shape": shape, "scope": scope, "pass": phase}
     return Case(sizes, select_candidates(builders, options.candidates), OURS)

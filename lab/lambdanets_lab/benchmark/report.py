@@ -19,7 +19,7 @@ from lambdanets_lab.benchmark.options import CommonOptions
 from lambdanets_lab.results import installed_version
 
 RESULTS = "results.json"
-BASELINE_PACKAGES = ("lambda-networks", "pylocron", "natten")
+BASELINE_PACKAGES = ("lambda-networks", "pylocron")
 
 
 @dataclass
