@@ -25,7 +25,8 @@ from lambdanets import adopt
 from lambdanets.errors import one_line
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.model import set_batch_norm_statistics
+from lambdanets_lab.benchmark.model import capture_inputs, set_batch_norm_statistics
+from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 
 sys.path.append(str(ROOT / "tests"))  # the networks of d-li14 and leaderj1001, written from their formulas
@@ -48,13 +49,11 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
     make, side = NETWORKS[name]
     torch.manual_seed(0)
     original, images = make(), torch.randn(batch, 3, side, side)
-    for module in original.modules():
-        if isinstance(module, nn.BatchNorm2d) and not module.weight.any():
-            nn.init.constant_(module.weight, 0.2)  # not 0 (zero_init_last), so that the outputs depend on the block
+    fill_zero_norm_weights(original)
     set_batch_norm_statistics(original, images)
     adopted = copy.deepcopy(original)
     layers = list(adopt(adopted))
-    inputs = _inputs_of_layers(original, layers, images)
+    captured = capture_inputs(original.eval(), layers, functools.partial(_step, original, images, False))
     rows = []
     for phase in ("inference", "training"):
         training = phase == "training"
@@ -73,7 +72,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
                     errors[f"{kind}, {layout}"] = one_line(error)
         rows.append({"what": "network", "phase": phase, "difference": difference, "errors": errors})
         rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
-        pairs = [(original.get_submodule(n), adopted.get_submodule(n), inputs[n]) for n in layers]
+        pairs = [(original.get_submodule(n), adopted.get_submodule(n), captured[n][0]) for n in layers]
         difference = max(_difference(a.eval(), b.eval(), x, LAYER_TOLERANCE) for a, b, x in pairs)
         runs = {
             "original, contiguous": functools.partial(_steps, [(a.train(training), x) for a, _, x in pairs], training),
@@ -97,20 +96,6 @@ def _step(network: nn.Module, x: Tensor, training: bool) -> None:
 def _steps(pairs: list[tuple[nn.Module, Tensor]], training: bool) -> None:
     for layer, x in pairs:
         _step(layer, x, training)
-
-
-def _inputs_of_layers(network: nn.Module, names: list[str], images: Tensor) -> dict[str, Tensor]:
-    inputs: dict[str, Tensor] = {}
-
-    def keep(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        inputs[name] = arguments[0].detach().clone()
-
-    hooks = [network.get_submodule(name).register_forward_pre_hook(functools.partial(keep, name)) for name in names]
-    with torch.no_grad():
-        network.eval()(images)
-    for hook in hooks:
-        hook.remove()
-    return inputs
 
 
 @torch.no_grad()

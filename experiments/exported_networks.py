@@ -21,7 +21,7 @@ from pages import RESULTS, Script, replace_section
 from lambdanets import create_model, export
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab.benchmark.model import set_batch_norm_statistics
-from lambdanets_lab.export.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
+from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.export.runtimes import RUNTIMES
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 
@@ -41,8 +41,7 @@ def make_network(model: str, options: dict[str, Any], image_size: int) -> torch.
     """Create a network with random weights whose outputs depend on all layers, in evaluation mode."""
     torch.manual_seed(0)
     network = create_model(model, **options)
-    for weight in zero_norm_weights(network):
-        torch.nn.init.constant_(weight, INITIAL_NORM_WEIGHT)
+    fill_zero_norm_weights(network)
     set_batch_norm_statistics(network, torch.randn(4, 3, image_size, image_size))
     return network.eval()
 
@@ -74,7 +73,7 @@ def measure(names: list[str], folder: Path, threads: int, batch: int, seconds: f
             errors[name, to] = max(exported.errors.values())
             sizes[name, to] = sum(file.stat().st_size for file in exported.files)
         network.to(memory_format=torch.channels_last)
-        runs[name, "PyTorch"] = functools.partial(_run, network, images.contiguous(memory_format=torch.channels_last))
+        runs[name, "PyTorch"] = functools.partial(infer, network, images.contiguous(memory_format=torch.channels_last))
     rows = []
     for (name, to), times in time_in_turn(runs, repeats=50, seconds=seconds, unit=1e-3, digits=2).items():
         row = {"network": name, "to": to, "threads": threads, "batch": batch}
@@ -84,7 +83,7 @@ def measure(names: list[str], folder: Path, threads: int, batch: int, seconds: f
 
 
 @torch.inference_mode()
-def _run(network: torch.nn.Module, images: torch.Tensor) -> None:
+def infer(network: torch.nn.Module, images: torch.Tensor) -> None:
     network(images)
 
 

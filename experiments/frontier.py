@@ -1,8 +1,7 @@
 """Accuracy against speed (Figure 4 of the paper): LambdaResNets, ResNet-RS, EfficientNets and DeiT on this machine.
 
-    python experiments/frontier.py all WORK --out FILE --page PAGE    the three commands below, 30 to 45 minutes
     python experiments/frontier.py export WORK [--names NAME ...]     export the networks to OpenVINO, untimed
-    python experiments/frontier.py measure WORK --out FILE            time them in PyTorch and OpenVINO
+    python experiments/frontier.py measure WORK --out FILE            time them in PyTorch and OpenVINO, 30 minutes
     python experiments/frontier.py [--out FILE] [--page PAGE]         write the table and the figure from results
 
 Accuracies are published ones, of networks trained on ImageNet without extra data: LambdaResNets from Table 18 of the
@@ -17,8 +16,6 @@ import gc
 import itertools
 import math
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,7 +163,8 @@ def measure_group(phase: str, rows: list[Row], work: Path, *, repeats: int, seco
         network = make_network(row.model, 224 if row.family != "DeiT" else row.image_size)
         network.to(memory_format=torch.channels_last).train(phase == "training")
         images = images.contiguous(memory_format=torch.channels_last)
-        runs[row.name] = functools.partial(train_step if phase == "training" else infer, network, images)
+        run = train_step if phase == "training" else exported_networks.infer
+        runs[row.name] = functools.partial(run, network, images)
         runs[row.name]()
         results[row.name]["peak_bytes"] = peak_bytes(runs[row.name], torch.device("cpu"))
         results[row.name]["parameters"] = sum(parameter.numel() for parameter in network.parameters())
@@ -177,11 +175,6 @@ def measure_group(phase: str, rows: list[Row], work: Path, *, repeats: int, seco
     make_network.cache_clear()
     gc.collect()
     return list(results.values())
-
-
-@torch.inference_mode()
-def infer(network: nn.Module, images: Tensor) -> None:
-    network(images)
 
 
 def train_step(network: nn.Module, images: Tensor) -> None:
@@ -278,7 +271,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = Script(__doc__, "results.md")
-    parser.add_argument("action", choices=["all", "export", "measure", "page"], nargs="?", default="page")
+    parser.add_argument("action", choices=["export", "measure", "page"], nargs="?", default="page")
     parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
     parser.add_argument("--names", nargs="+", help="models, such as resnetrs50; all by default")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs per network and phase, at most")
@@ -286,18 +279,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.action != "page" and options.work is None:
         parser.error("WORK must name a folder")
-    if options.action in ("all", "measure") and options.out is None:
+    if options.action == "measure" and options.out is None:
         parser.error("--out must name a file for the results")
     rows = [row for row in all_rows() if options.names is None or row.model in options.names]
-    if unknown := {*(options.names or ())} - {row.model for row in rows}:
-        parser.error(f"--names must be among {', '.join(dict.fromkeys(r.model for r in all_rows()))}, got {unknown}")
-    if options.action == "all":
-        # each in a new process, so that the export leaves no memory to the measurement
-        for action in ("export", "measure", "page"):
-            subprocess.run(
-                [sys.executable, __file__, *(action if value == "all" else value for value in sys.argv[1:])], check=True
-            )
-    elif options.action == "export":
+    if options.action == "export":
         export_all(rows, options.work)
     elif options.action == "measure":
         keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time

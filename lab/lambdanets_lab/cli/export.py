@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
@@ -13,8 +13,6 @@ from lambdanets.terminal import echo
 from lambdanets.work import check_new_file
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from lambdanets_lab.export.export import Exported
     from lambdanets_lab.export.quantization import Quantization
 
@@ -63,12 +61,18 @@ def main(arguments: list[str]) -> int:
     )
     out = options.out or Path(DEFAULT_FILES[options.to])
     check_new_file(out)  # before PyTorch is imported, which takes seconds
+    from lambdanets.models import create_model
     from lambdanets_lab.export.export import export
+    from lambdanets_lab.export.graphs import fill_zero_norm_weights
     from lambdanets_lab.export.runtimes import RUNTIMES
 
     size = options.image_size
+    source: Any = options.source
+    if not _is_path(source):  # an architecture with random weights
+        source = create_model(source)
+        fill_zero_norm_weights(source)
     exported = export(
-        options.source if _is_path(options.source) else _make_random_model(options.source),
+        source,
         out,
         to=options.to,
         image_size=None if not size else (size[0], size[-1]),
@@ -96,19 +100,6 @@ def _is_path(source: str) -> bool:
     if weights_in(path) or path.suffix.lower() in WEIGHTS or ":" in source:
         return True
     return source in packaged_models() or (os.sep in source and not source.startswith("timm/"))
-
-
-def _make_random_model(name: str) -> "nn.Module":
-    """Create a model with random weights and no zero-initialized norm, so that all layers are compared."""
-    from torch import nn
-
-    from lambdanets.models import create_model
-    from lambdanets_lab.export.graphs import INITIAL_NORM_WEIGHT, zero_norm_weights
-
-    model = create_model(name)
-    for weight in zero_norm_weights(model):
-        nn.init.constant_(weight, INITIAL_NORM_WEIGHT)
-    return model
 
 
 def _report_int8(result: "Quantization") -> None:

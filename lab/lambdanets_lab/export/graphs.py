@@ -23,8 +23,7 @@ Outputs = Sequence[Tensor]
 
 _MAX_ERROR = 1e-4  # relative norm: deep networks in float32 differ by up to 1e-5, layers by less than 1e-6
 _MAX_MISSING = 0.02  # fraction of objects: the order of two equal scores may decide which box suppresses the other
-# replaces the zeros of `zero_norm_weights` in random networks; with 1, they amplify rounding errors up to 200 times
-INITIAL_NORM_WEIGHT = 0.2
+_INITIAL_NORM_WEIGHT = 0.2  # with 1, random networks amplify rounding errors up to 200 times
 _MIN_IOU, _MAX_SCORE_ERROR = 0.99, 1e-3
 
 
@@ -107,6 +106,12 @@ def zero_norm_weights(network: nn.Module) -> list[Tensor]:
     """
     weights = [getattr(m, "weight", None) for m in network.modules() if "Norm" in type(m).__name__]
     return [weight for weight in weights if isinstance(weight, Tensor) and not weight.any()]
+
+
+def fill_zero_norm_weights(network: nn.Module) -> None:
+    """Replace the zeros of `zero_norm_weights`, so that the outputs of a random network depend on all layers."""
+    for weight in zero_norm_weights(network):
+        nn.init.constant_(weight, _INITIAL_NORM_WEIGHT)
 
 
 @torch.no_grad()
