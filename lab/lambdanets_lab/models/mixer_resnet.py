@@ -32,7 +32,7 @@ class MixerResNet(ResNetBase):
             timm's seresnet50.
         mixer_blocks: for each of c2 to c5, the blocks with a mixer, counted from 1. In a block with a stride, the mixer
             runs at the input resolution and is followed by average pooling.
-        mixer_options: options of the mixer, by name; default none.
+        mixer_options: options of the mixer, by name.
         small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
         resnet: arguments of timm's ResNet.
 
@@ -44,14 +44,11 @@ class MixerResNet(ResNetBase):
         *,
         mixer: str,
         mixer_blocks: Blocks,
-        mixer_options: dict[str, Any] | None = None,
+        mixer_options: dict[str, Any],
         small_images: bool = False,
         **resnet: Any,
     ) -> None:
-        options = dict(mixer_options or {})
-        unknown = sorted(options.keys() - set(option_names(mixer)))
-        unknown += sorted(resnet.keys() - inspect.signature(ResNet).parameters.keys())
-        if unknown:
+        if unknown := sorted(resnet.keys() - inspect.signature(ResNet).parameters.keys()):
             known = option_names(mixer)
             hint = nearest_hint(unknown[0], known) or f"; its options are: {', '.join(known) or 'none'}"
             raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}{hint}")
@@ -61,14 +58,14 @@ class MixerResNet(ResNetBase):
                 for block in (stage[number - 1] for number in numbers):
                     weight = block.conv3.weight
                     factory_kwargs: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-                    block.se = squeeze_excitation(block.conv3.out_channels, **options, **factory_kwargs)
+                    block.se = squeeze_excitation(block.conv3.out_channels, **mixer_options, **factory_kwargs)
         elif mixer != "convolution":
 
             def make_layer(conv: nn.Conv2d) -> nn.Module:
                 # timm replaces stride by dilation for output_stride; mixers do not need the dilation
                 factory_kwargs = {"device": conv.weight.device, "dtype": conv.weight.dtype}
                 return MIXERS[mixer](
-                    conv.in_channels, conv.out_channels, stride=conv.stride[0], **options, **factory_kwargs
+                    conv.in_channels, conv.out_channels, stride=conv.stride[0], **mixer_options, **factory_kwargs
                 )
 
             self.replace(mixer_blocks, make_layer)
@@ -92,9 +89,8 @@ def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
     Args:
         mixer: a name in `lambdanets_lab.mixers.MIXERS`; default "lambda", which builds `resnet50_lambda`.
         pattern: one letter for each of the stages c2 to c5: L for the mixer, C for convolutions; default "LLLL".
-        mixer_options: dict of options of the mixer; default none. They may also be passed as keyword arguments, as in
-            create_model("resnet50_mixer", mixer="local_attention", scope=5).
-        overrides: arguments of timm's ResNet.
+        overrides: options of the mixer, as in create_model("resnet50_mixer", mixer="local_attention", scope=5), and
+            arguments of timm's ResNet.
 
     Raises TypeError for an unknown argument, and ValueError for an invalid value.
     """
@@ -124,15 +120,9 @@ def _build(
     if mixer not in MIXERS:
         similar = nearest_hint(mixer, MIXERS) if isinstance(mixer, str) else ""
         raise InputError(f"mixer must be one of {', '.join(MIXERS)}; got {mixer!r}{similar}")
-    options = overrides.pop("mixer_options", None) or {}
-    if not isinstance(options, dict):
-        raise InputError(f"mixer_options must be a dict, got {options!r}")
-    duplicates = sorted(options.keys() & overrides.keys())
-    if duplicates:
-        raise InputError(f"mixer_options must not repeat keyword arguments, got {', '.join(duplicates)} in both")
     if mixer == "lambda":
-        arguments = arguments | {"lambda_blocks": blocks} | options | overrides
+        arguments = arguments | {"lambda_blocks": blocks} | overrides
         return build_model_with_cfg(LambdaResNet, name, pretrained, **arguments)
-    options = options | {option: overrides.pop(option) for option in option_names(mixer) if option in overrides}
+    options = {option: overrides.pop(option) for option in option_names(mixer) if option in overrides}
     arguments = arguments | {"mixer": mixer, "mixer_blocks": blocks, "mixer_options": options} | overrides
     return build_model_with_cfg(MixerResNet, name, pretrained, **arguments)

@@ -47,15 +47,11 @@ def test_pattern_selects_the_stages_with_mixers():
     assert model.layer3[0].conv2.stride == 2
 
 
-def test_mixer_options_may_be_keywords_or_a_dict():
+def test_mixer_options_are_keywords():
     with torch.device("meta"):
-        keyword_model = create_model("resnet50_mixer", mixer="local_attention", pattern="CCCL", scope=5)
-        dict_model = create_model(
-            "resnet50_mixer", mixer="local_attention", pattern="CCCL", mixer_options={"scope": 5}, num_classes=7
-        )
-    for model in (keyword_model, dict_model):
-        assert [layer.scope for layer in model.modules() if isinstance(layer, LocalAttention)] == [5] * 3
-    assert dict_model.num_classes == 7
+        model = create_model("resnet50_mixer", mixer="local_attention", pattern="CCCL", scope=5, num_classes=7)
+    assert [layer.scope for layer in model.modules() if isinstance(layer, LocalAttention)] == [5] * 3
+    assert model.num_classes == 7
 
 
 def test_output_stride_does_not_dilate_mixers():
@@ -76,7 +72,6 @@ def test_mixer_lambda_accepts_lambda_resnet_arguments():
     [
         ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
         ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
-        ({"mixer": "local_attention", "mixer_options": {"scope": 3}, "scope": 3}, "mixer_options must not repeat"),
         ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
     ],
 )
