@@ -165,13 +165,3 @@ def test_mixers_with_the_same_seed_have_equal_initial_weights():
     shared = [name for name, x in networks[0].items() if name in networks[1] and x.shape == networks[1][name].shape]
     assert len(shared) > 100
     assert all(networks[0][name].equal(networks[1][name]) for name in shared)
-
-
-def test_section_is_not_written_without_its_markers(tmp_path):
-    page = tmp_path / "page.md"
-    write_empty_page(page, "claims")
-    text = page.read_text(encoding="utf-8").partition("\n")[0] + "\nafter\n"
-    page.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match="must have the lines"):
-        load_script("experiments/pages.py").replace_section(page, "claims", "text\n")
-    assert page.read_text(encoding="utf-8") == text

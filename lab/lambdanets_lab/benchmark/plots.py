@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lambdanets.timing import summarize
 from lambdanets_lab import plot_style
@@ -125,7 +124,7 @@ def draw_scaling(rows: Sequence[Row]) -> Figure | None:
             ax.set(xlabel="positions n", ylabel=ylabel)
             ax.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=10)
             ax.set_xticks([], minor=True)
-            _format_log_ticks(ax.yaxis)
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             ax.grid(**GRID)
         time_axes.legend(fontsize=9)
     return figure
@@ -140,18 +139,6 @@ def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
         return plot_style.OURS, "o"
     baselines = [other for other in names if other != OURS]
     return BASELINES[baselines.index(name) % len(BASELINES)]
-
-
-class _PlainNumbers(LogFormatter):
-    """Labels such as 20 instead of 2 x 10^1, also between powers of ten if the axis has few of them."""
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        return f"{value:g}" if super().__call__(value, position) else ""
-
-
-def _format_log_ticks(axis: Axis) -> None:
-    axis.set_major_formatter(_PlainNumbers())
-    axis.set_minor_formatter(_PlainNumbers(minor_thresholds=(2, 0.5)))
 
 
 def _legend(figure: Figure, plotted: Sequence[str], names: Sequence[str], title: str) -> None:

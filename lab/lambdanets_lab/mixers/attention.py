@@ -99,12 +99,7 @@ class GlobalAttention(Mixer):
     positions m, with c = dim_out / h. Queries, keys and values are 1x1 projections without bias. All heads share the
     tables R_row and R_column.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     Args:
-        dim: number of input channels.
-        dim_out: number of output channels; default dim.
-        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
         heads: h, must divide dim_out; default 8.
         max_distance: largest offset of the tables, in rows and columns; larger offsets are clipped to it (Shaw et al.
             2018). The default 55 covers 56x56, the largest map of a ResNet for images of 224x224.
@@ -112,7 +107,6 @@ class GlobalAttention(Mixer):
     Parameters: 3 dim dim_out + 2 (2 max_distance + 1) c.
     Cost per image: 3 n dim dim_out + 2 h n^2 (c + H + W) multiply-adds; memory linear in n with SDPA's fused kernels.
     Omitted: the output projection, because a 1x1 convolution of the residual block follows.
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -148,15 +142,12 @@ class AxialAttention(Mixer):
     y[n,h] = sum_m softmax_m(q[n,h] . (k[m,h] + R[m - n]) / sqrt(c)) v[m,h] over the positions m of the same column or
     row, with c = dim_out / h.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     The arguments are those of `GlobalAttention`.
 
     Parameters: 3 dim dim_out + 3 dim_out^2 + 2 (2 max_distance + 1) c.
     Cost per image: 3 n dim_out (dim + dim_out) + 2 n (H (dim_out + h H) + W (dim_out + h W)) multiply-adds.
     Omitted from Axial-DeepLab: the positional terms of keys and values, which SDPA does not support, the halved depth
     of the keys, and the batch norms within the layer.
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -210,12 +201,7 @@ class AugmentedAttention(Mixer):
     dim_out / h) channels each, and values have dv = value_ratio dim_out channels, both rounded to multiples of h. The
     convolution outputs the remaining dim_out - dv channels.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     Args:
-        dim: number of input channels.
-        dim_out: number of output channels; default dim.
-        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
         heads: h; default 8.
         key_ratio: kappa of the paper, query channels as a fraction of dim_out; default 0.2, as in its
             ResNets.
@@ -226,7 +212,6 @@ class AugmentedAttention(Mixer):
     Cost per image: n times the parameters of the projections and the convolution, plus
     2 h n^2 max(dk / h + H + W, dv / h) multiply-adds.
     Omitted: the downsampling before the attention in the first stage, which saves memory for attention maps.
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(

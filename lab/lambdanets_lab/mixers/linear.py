@@ -54,17 +54,11 @@ class EfficientAttention(Mixer):
     There is no position term. The implementation is a multi-head lambda with only the content term and normalized
     queries.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     Args:
-        dim: number of input channels.
-        dim_out: number of output channels; default dim.
-        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
         heads: h, must divide dim_out; default 8. Each head has dim_out / h channels of queries, keys and values.
 
     Parameters: 3 dim dim_out + dim_out^2. Cost per image: n (parameters + 2 dim_out^2 / heads) multiply-adds.
     Omitted: biases, and the shortcut, which belongs to the residual block.
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -96,19 +90,13 @@ class DoubleAttention(Mixer):
     all positions n. The second factor distributes them, weighted by a softmax over the channels c of V. The
     implementation is a lambda with only the content term and normalized queries.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     Args:
-        dim: number of input channels.
-        dim_out: number of output channels; default dim.
-        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
         depth: number of channels of A, B and V; default None for dim_out / 2, which reproduces Table 3 of the
             LambdaNetworks paper most closely.
 
     Parameters: 3 dim depth + depth dim_out. Cost per image: n (parameters + 2 depth^2) multiply-adds.
     Omitted: biases, and the shortcut and norm, which belong to the residual block. The original inserts the layer
     between blocks of convolutions; here it replaces the 3x3 convolutions.
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -146,19 +134,13 @@ class Performer(Mixer):
     W is sampled once, shared by the heads, and a buffer in the state dict; `redraw_features` samples it again. Features
     and sums are computed in float32 or float64.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     Args:
-        dim: number of input channels.
-        dim_out: number of output channels; default dim.
-        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
         heads: h, must divide dim_out; default 8.
         random_features: r, the number of random features; default None for c log c, rounded up (Theorem 4 of the
             original paper), at least 1.
 
     Parameters: 3 dim dim_out. Cost per image: 3 n dim dim_out + n r (4 dim_out + 2 h) multiply-adds.
     Omitted: causal attention, the output projection, and a schedule for sampling the features again.
-    Raises ValueError naming the invalid argument.
     """
 
     weights: Tensor

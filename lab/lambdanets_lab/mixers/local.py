@@ -60,12 +60,7 @@ class LocalRelation(Mixer):
     one of the three similarities of the original paper. P, the geometry prior, is an MLP of the offset (y, x) / (r //
     2), with two linear layers, a ReLU and one hidden channel per group.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     Args:
-        dim: number of input channels.
-        dim_out: number of output channels; default dim.
-        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
         scope: r, the odd side of the neighborhood, in positions; default 7.
         share: number of channels that share weights, m in the original paper; must divide dim_out; default 8.
 
@@ -73,7 +68,6 @@ class LocalRelation(Mixer):
     projected by dim dim_out more parameters.
     Cost per image: 2 n dim g + n r r (g + dim_out) multiply-adds.
     Omitted: the wider blocks of the original network, and its local relation layer in the stem.
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -122,12 +116,7 @@ class PairwiseAttention(Mixer):
     channels. q and k have t = dim_out / 4 channels, v has dim_out. p is a linear map of the coordinates, from -1 to 1
     on each axis, to two channels. gamma is batch norm, ReLU, linear to t, batch norm, ReLU, linear to dim_out / share.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     Args:
-        dim: number of input channels.
-        dim_out: number of output channels; default dim.
-        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
         scope: r, the odd side of the neighborhood, in positions; default 7.
         share: number of channels that share a weight; must divide dim_out; default 8.
 
@@ -136,7 +125,6 @@ class PairwiseAttention(Mixer):
     n r r (t + 2), and several times as much in training.
     Omitted: the biases of q, k and p, which differences and norms cancel, and of v. Padding replicates the border; the
     original reflects, which requires sides above r // 2.
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(
@@ -190,14 +178,11 @@ class PatchwiseAttention(Mixer):
     of gamma weights `share` channels. q and k have t = dim_out / 4 channels, v has dim_out. gamma is batch norm, ReLU,
     linear to g = dim_out / share, batch norm, ReLU, linear to r r g; there is no softmax.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     The arguments are those of `PairwiseAttention`.
 
     Parameters: dim (2 t + dim_out) + t (r r + 1) (g + 2) + 2 g + (g + 1) r r g.
     Cost per image: n dim (2 t + dim_out) + n r r ((t + g) g + dim_out) multiply-adds; memory n r r t.
     Omitted: the biases of q, k and v. Padding replicates the border, as in `PairwiseAttention`.
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(

@@ -23,19 +23,13 @@ class LocalAttention(Mixer):
     around it, with a mask. The position term is part of the dot product (see `attention.py`), so there is no bias
     tensor of all pairs.
 
-    Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)).
-
     Args:
-        dim: number of input channels.
-        dim_out: number of output channels; default dim.
-        stride: stride of the average pooling after the layer, as in `LambdaLayer2d`; default 1.
         heads: h, must divide dim_out, with an even c; default 8.
         scope: r, the odd side of the neighborhood, in positions; default 7.
 
     Parameters: 3 dim dim_out + r dim_out. Cost per image: 3 n dim dim_out + 2 h n (7 + r)^2 (c + 2 (7 + r))
     multiply-adds; memory n (1 + (r - 1) / 8)^2 h (c + 2 (7 + r)) for the tiles with halos.
     Unlike in the original, logits are divided by sqrt(c).
-    Raises ValueError naming the invalid argument.
     """
 
     def __init__(

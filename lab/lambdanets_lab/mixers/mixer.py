@@ -13,8 +13,14 @@ class Mixer(Layer):
     """Base class of the baselines.
 
     Input: (b, dim, H, W), any H and W. Output: (b, dim_out, ceil(H / stride), ceil(W / stride)), in the memory format
-    of the input. Subclasses implement `mix` at the input resolution; layers with a stride apply average pooling after
-    it, as `LambdaLayer2d` does (Sec. F.2 of the paper).
+    of the input. Subclasses implement `mix` at the input resolution.
+
+    Args of all baselines:
+        dim: number of input channels.
+        dim_out: number of output channels; default dim.
+        stride: stride of the average pooling after the layer, as in `LambdaLayer2d` (Sec. F.2 of the paper); default 1.
+
+    Raises ValueError naming the invalid argument.
     """
 
     def __init__(self, dim: int, dim_out: int | None, stride: int) -> None:

@@ -1,8 +1,8 @@
 """Trains a student on labeled and pseudo-labeled images."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,6 @@ class PseudoLabeledImages:
         self._num_classes, self._soft = len(classes), soft
         self._ends = np.cumsum(self.shard_sizes, dtype=np.int64)
         self._first_indices = np.concatenate([[0], np.cumsum(images.shard_sizes)])
-        self._tables: OrderedDict[int, _Table] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -82,18 +81,9 @@ class PseudoLabeledImages:
     def _find(self, index: int) -> tuple["_Table", int, int]:
         """Return the table of an image, its row in the table, and its index in the shards."""
         shard = int(np.searchsorted(self._ends, index, side="right"))
-        table = self._tables.get(shard)
-        if table is None:
-            path = self._folder / f"{self._names[shard]}.parquet"
-            table = self._tables[shard] = _Table(path, self._top_k)
-            if len(self._tables) > 2 * WINDOW:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(shard)
+        table = _open_table(self._folder / f"{self._names[shard]}.parquet", self._top_k)
         row = int(table.rows[index - (self._ends[shard] - self.shard_sizes[shard])])
         return table, row, int(self._first_indices[shard] + table.positions[row])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tables": OrderedDict()}
 
 
 class _Table:
@@ -107,6 +97,11 @@ class _Table:
             table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, top_k)
             for name in ("classes", "probabilities")
         )
+
+
+@lru_cache(2 * WINDOW)  # as many as shards that are open
+def _open_table(path: Path, top_k: int) -> _Table:
+    return _Table(path, top_k)
 
 
 @dataclass(frozen=True)

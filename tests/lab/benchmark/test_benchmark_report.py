@@ -45,14 +45,6 @@ def test_exponent_is_fitted_to_the_larger_half_of_sizes():
     assert entry["exponent_of_time"] == pytest.approx(1.0)
 
 
-def test_case_table_has_times_or_the_reason_of_each_candidate():
-    table = report.case_table(KINDS["layer"], LAYERS[2:], "lambdanets", batch_size=8).splitlines()
-    assert table[1] == "shape b, scope 7, pass inference"
-    assert [line.split()[0] for line in table[2:]] == ["candidate", "lambdanets", "convolution", "timm"]
-    assert "8000.00" in table[4]
-    assert table[5].endswith("skipped: not installed; pip install timm")
-
-
 def test_results_file_has_every_sample(tmp_path):
     rows = [*LAYERS, Row({"shape": "c"}, "wrong", skip_reason="wrong", errors={"output": float("inf")})]
     report.Report("layer", Layer(), "cpu", "2026-01-01", rows).write(tmp_path)

@@ -44,16 +44,6 @@ def test_expected_attention_equals_full_attention():
     assert relative_error(expected.tensors["output"], full[:, :, checked_positions]) < 1e-12
 
 
-def test_every_algorithm_and_attention_are_measured():
-    rows = []
-    for case in scaling.make_cases(SMALL, CPU, rows):
-        measure_case(case, rows, MeasureOptions(CPU, time=True, memory=True, repeats=3, seconds=600.0))
-    assert [row.candidate for row in rows] == scaling.NAMES * 4
-    # the fused kernels need a GPU
-    assert all(bool(row.skip_reason) == (row.candidate == "fused") for row in rows), [row.skip_reason for row in rows]
-    assert all(3 <= len(row.seconds) <= 9 and row.peak_bytes > 0 for row in rows if not row.skip_reason)  # 9 if noisy
-
-
 def test_sizes_above_one_that_was_too_slow_are_skipped():
     sizes = {"setting": "square map", "n": 16, "pass": "inference"}
     rows = [Row(sizes, "query_order", seconds=[5.0])]

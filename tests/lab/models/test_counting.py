@@ -7,8 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d
 from lambdanets_lab.models.counting import count_flops, count_parameters, count_parameters_in_use
-from lambdanets_lab.paper_models import PAPER_MODELS, find_model
-from lambdanets_lab.tables.paper import paper_numbers
+from lambdanets_lab.paper_models import find_model
 
 
 def flops(table, row):
@@ -91,11 +90,6 @@ def test_flops_count_separate_or_single_applications():
 )
 def test_flops_of_networks_match_manual_counts(table, row, billions):
     assert flops(table, row) / 1e9 == pytest.approx(billions, abs=6e-5)
-
-
-def test_every_table_row_with_a_model_exists_in_the_paper():
-    paper_rows = {(figure.table, figure.row) for figure in paper_numbers()}
-    assert {(table, row) for table, rows in PAPER_MODELS.items() for row in rows} <= paper_rows
 
 
 def test_flops_count_transposed_convolutions_and_dilated_scopes():

@@ -1,10 +1,7 @@
-import multiprocessing
-
 import numpy as np
 import pytest
 import torch
 
-from lambdanets.data.datasets import open_splits
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
@@ -89,42 +86,6 @@ def test_shard_locked_by_another_process_is_skipped(teacher, shards, tmp_path):
     assert label_shards(teacher, str(shards), tmp_path / "out").num_shards == 1
 
 
-def run_in_processes(count, function):
-    """Call function(process_index, barrier) in forked processes, and return their exit codes."""
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(count)
-    processes = [context.Process(target=function, args=(process_index, barrier)) for process_index in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(100)
-    return [process.exitcode for process in processes]
-
-
-@pytest.mark.forks
-@pytest.mark.slow
-def test_two_processes_label_each_shard_once(teacher, shards, tmp_path):
-    def label(process_index, barrier):
-        torch.set_num_threads(1)
-        with (tmp_path / f"labeled-{process_index}").open("w") as file:
-            has_waited = []
-
-            def report(name, images, seconds):
-                file.write(f"{name}\n")
-                if not has_waited:
-                    has_waited.append(True)
-                    barrier.wait(60)  # each process labels a shard before either continues
-
-            label_shards(teacher, str(shards), tmp_path / "out", report=report)
-
-    assert run_in_processes(2, label) == [0, 0]
-    labeled = [(tmp_path / f"labeled-{process_index}").read_text().split() for process_index in range(2)]
-    assert all(labeled)
-    assert sorted(labeled[0] + labeled[1]) == SHARDS
-    label_shards(teacher, str(shards), tmp_path / "single")
-    assert read_tables(tmp_path / "out") == read_tables(tmp_path / "single")
-
-
 @pytest.mark.parametrize("difference", ["other weights", "top 2, not 3", "other images"])
 def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shards, two_classes, difference, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=2)
@@ -158,13 +119,3 @@ def test_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tm
     assert [*read_tables(tmp_path / "out")] == SHARDS[:4]
     second.write_bytes(second.read_bytes().replace(b"XXXX", b"IHDR"))
     assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).num_images == 8
-
-
-def test_shard_without_images_gets_an_empty_table(teacher, two_classes, tmp_path):
-    for image in sorted((two_classes / "dark").iterdir())[:5]:  # more than are held out
-        image.write_bytes(b"damaged")
-    write_shards(open_splits(str(two_classes)), tmp_path / "shards", images_per_shard=1)
-    result = label_shards(teacher, str(tmp_path / "shards"), tmp_path / "out")
-    images = open_shards(str(tmp_path / "shards"))[0]["train"]
-    assert 0 in images.shard_sizes
-    assert (result.num_shards, result.num_images) == (len(images.shard_sizes), len(images))

@@ -1,7 +1,6 @@
 """Training a student on labeled and pseudo-labeled images."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from lambdanets.data.datasets import open_splits, subset
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
-from lambdanets.training.recipe import read_recipe
 from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.shards import write_shards
 from training.runs import assert_same_result, interrupted_run
@@ -65,15 +63,6 @@ def test_rejects_resuming_a_student_with_another_selection(recipe, data, tmp_pat
     (folder / "recipe.json").write_text(replace(recipe, pseudo_labels=str(other)).to_json())
     with pytest.raises(InputError, match="the data has changed since the run started"):
         run.resume(folder)
-
-
-def test_student_resumes_from_a_moved_selection(recipe, data, tmp_path, monkeypatch):
-    run.start(recipe, tmp_path / "uninterrupted")
-    folder = interrupted_run(recipe, tmp_path / "interrupted", monkeypatch)
-    shutil.copytree(data / "student/selection", tmp_path / "moved")
-    run.start(replace(recipe, pseudo_labels=str(tmp_path / "moved")), folder)
-    assert_same_result(tmp_path / "uninterrupted", folder)
-    assert read_recipe(folder / "recipe.json").pseudo_labels == str(tmp_path / "moved")
 
 
 @pytest.mark.parametrize(

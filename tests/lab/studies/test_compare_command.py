@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lambdanets import cli
-from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import micro_batches, run
+from lambdanets.training import run
 from lambdanets.work import WorkFolder
 from lambdanets_lab.studies.catalog import MODEL
 from lambdanets_lab.studies.execution import begin, make_plan, read_plan, read_results, train_all
@@ -80,14 +79,6 @@ def test_resume_trains_only_unfinished_runs(recipe, tmp_path, monkeypatch):
     assert [r["variant"] for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
 
 
-def test_variant_that_exceeds_memory_is_rejected_before_training(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(micro_batches, "free_memory", lambda device: 4_000_000)
-    plan = make_plan(["mixers"], ["convolution", "pairwise attention"], [0], recipe)
-    with pytest.raises(InputError, match="training resnet20_mixer_small with a micro-batch of 2 needs"):
-        begin(plan, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
     out = tmp_path / "out"
@@ -112,18 +103,14 @@ def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monk
     ("arguments", "message"),
     [
         (["mixer"], "studies must be among mixers, .*, got 'mixer'; the nearest is mixers"),
-        (["scope,mixerz"], "studies must be among .*, got 'mixerz'"),
         (["scope,scope"], "studies must differ from each other, got scope, scope"),
         (["scope", "--variants", "3x4"], "variants must be among 3x3, .*, got '3x4'"),
         (["scope", "--seeds", "1", "1"], "seeds must differ from each other, got 1, 1"),
         (["mixers,scope", "--variants", "lambda"], r"at least one of scope \(3x3, .*\), got lambda"),
-        (["scope", "image_folder"], "data must be given"),
         (["scope", "--model-options", "scope", "5"], "model_options must not have scope, which the variants set"),
         (["scope", "--seed", "5"], "--seed must not be given, got 5"),
-        (["scope", "--model", "resnet50"], "resnet50 takes no argument 'mixer'"),
         (["--resume", "a", "--report", "b"], "must have one of --resume and --report, got both"),
         (["--resume", "nowhere"], "nowhere must be the folder of a comparison, got one without plan.json"),
-        (["--report", "nowhere.json"], "nowhere.json: No such file or directory"),
     ],
 )
 def test_rejects_invalid_arguments_in_one_line_without_files(arguments, message, tmp_path, monkeypatch, capsys):

@@ -44,15 +44,6 @@ def results():
     return [result(content, 3, 0.5), result(position, 3, 0.7), result(content, 5, 0.6), result(position, 5, 0.8)]
 
 
-def test_mean_and_std_are_over_seeds_and_the_best_mean_is_first(plan, results):
-    rows = collect(plan, results)["studies"]["content_position"]["variants"]
-    assert [row["label"] for row in rows] == ["position only", "content only"]
-    assert rows[0]["mean_top1"] == pytest.approx(0.75)
-    assert rows[0]["std_top1"] == pytest.approx(0.1 / 2**0.5, abs=1e-6)
-    assert (rows[0]["min_top1"], rows[0]["max_top1"]) == (0.7, 0.8)
-    assert (rows[0]["seeds"], rows[0]["paper_top1"], rows[0]["quoted"]) == (2, 78.1, False)
-
-
 def test_unfinished_comparison_is_marked_and_variants_with_one_run_are_last(plan, results):
     summary = collect(plan, results[:3])
     assert not summary["finished"]

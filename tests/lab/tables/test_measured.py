@@ -66,48 +66,12 @@ def test_training_speeds_of_table_4_are_an_additional_table(measurements_file):
     assert "out of memory" in to_text(comparisons, measured)
 
 
-@pytest.fixture
-def layer_file(tmp_path):
-    sizes = {"shape": "7x7x64", "scope": 7, "pass": "inference"}
-    candidates = {
-        "lambdanets": (2e-3, None),
-        "sdpa": (1e-3, None),
-        "natten": (None, "not installed"),
-        "convolution": (3e-3, None),
-    }
-    rows = [
-        {"sizes": sizes, "candidate": name, "skip_reason": reason, "median_seconds": seconds, "peak_bytes": None}
-        for name, (seconds, reason) in candidates.items()
-    ]
-    content = {"kind": "layer", "options": {"batch_size": 8, "heads": 4, "dtype": "float32"}, "rows": rows}
-    return write_results(tmp_path / "layer.json", content)
-
-
-def test_names_candidates_faster_than_the_lambda_layer(layer_file):
-    (table,) = read([layer_file]).additional["4"]
-    assert table.header == (
-        "map", "scope", "pass", "lambda layer", "sdpa", "natten", "convolution", "faster than the lambda layer",
-    )  # fmt: skip
-    assert table.rows == (("7x7x64", "7", "inference", "2.0", "1.0 (0.50 x)", "[1]", "3.0 (1.50 x)", "sdpa"),)
-    assert table.notes == (
-        "faster than the lambda layer: sdpa in 1 of 1 cases, convolution in 0 of 1 cases",
-        "[1] natten: not installed",
-    )
-
-
 def test_rejects_files_from_different_machines(measurements_file, tmp_path):
     other = write_results(tmp_path / "o.json", tables_results([]) | {"versions": {"torch": "3"}})
     with pytest.raises(
         InputError, match="must be from the same machine and setup, got P, 2 of 2 cores, PyTorch 2, float32, and P"
     ):
         read([measurements_file, other])
-
-
-def test_several_files_are_read_together(measurements_file, layer_file):
-    measured = read([measurements_file, layer_file])
-    assert len(measured.additional["4"]) == 2
-    text = to_markdown(compare(select_numbers(["4"]), measured.values), measured)
-    assert text.index("Forward and backward pass") < text.index("next to attention over the same context")
 
 
 @pytest.mark.parametrize("content", [{}, {"kind": "model", "rows": []}, tables_results([{}]), tables_results(3)])

@@ -64,13 +64,6 @@ def test_runs_with_different_seeds_are_one_row_of_mean_and_std(make_run):
     assert caption.endswith("Mean ± std over seeds.")
 
 
-def test_rows_of_the_same_model_name_the_fields_that_differ(make_run):
-    runs = [make_run("a", BOXES, MASKS), make_run("b", BOXES, MASKS, changes={"epochs": 9})]
-    text = report(runs, "text")
-    assert "resnet50 epochs=3" in text
-    assert "resnet50 epochs=9" in text
-
-
 def test_runs_from_different_initial_weights_have_separate_rows(make_run):
     runs = [
         make_run("random", BOXES, MASKS),
