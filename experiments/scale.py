@@ -1,35 +1,20 @@
 """Writes docs/scale.md: the estimated cost of 350 epochs with 130 million pseudo-labeled images.
 
-    python experiments/scale.py --measure [--out scale.json]   measure this machine (one minute)
-    python experiments/scale.py [--page docs/scale.md]         write the page from experiments/results
+    python experiments/scale.py [--page docs/scale.md]
 
-Bytes and milliseconds per image on a CPU core, per checkpoint and per row of labels are measured. The images/s of
-devices are those of the paper (Table 5).
+Bytes and milliseconds per image on a CPU core, per checkpoint and per row of labels were measured, by scripts of the
+commits in the results. The images/s of devices are those of the paper (Table 5).
 """
 
-import io
 import statistics
-import tempfile
-import time
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from pages import RESULTS, Script
-from PIL import Image
+from pages import RESULTS, PageScript
 
-from lambdanets.data.images import read_image
-from lambdanets.models import create_model
 from lambdanets.progress import format_duration
-from lambdanets.recipes import find_recipe
-from lambdanets.tasks.classification.task import make_transform
 from lambdanets.text_tables import markdown_table
-from lambdanets.training.checkpoints import AtomicCheckpointIO
-from lambdanets_lab.results import read_results, write_results
+from lambdanets_lab.results import read_results
 
-IMAGE_SIZES = {"50_128": 128, "152_224": 224, "152_288": 288}  # by the suffix of the imagenet_350 recipe
 NUM_PSEUDO_LABELED, NUM_LABELED = 130_000_000, 1_281_167
 EPOCHS = 350  # over the labeled images
 PSEUDO_RATIO = 14  # of pseudo-labeled to labeled images in a batch
@@ -37,61 +22,6 @@ DEVICES = (8, 64, 512)
 TRAIN_RATE, LABEL_RATE = 1620 / 8, 6100 / 8  # images/s of a TPUv3 core, LambdaResNet-152 at 288 (Table 5)
 HOURS_PER_FAILURE = 54 * 24 * 16_384 / 419  # device hours: 419 failures in 54 days on 16,384 GPUs (arXiv:2407.21783)
 SHARD_IMAGES = 10_000
-
-
-def measure() -> dict[str, Any]:
-    """Measure bytes and milliseconds per image, and bytes and seconds per checkpoint, with one thread."""
-    torch.set_num_threads(1)
-    files = [generate_jpeg(number) for number in range(64)]
-    milliseconds = {}
-    for name, size in IMAGE_SIZES.items():
-        recipe = find_recipe(f"imagenet_350_{name}")
-        transform = make_transform(recipe)
-        milliseconds[str(size)] = 1000 * median_seconds(partial(prepare_all, files, transform)) / len(files)
-    model = create_model("lambda_resnet152")
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    copies = [{name: tensor.clone() for name, tensor in state.items()} for _ in range(2)]
-    checkpoint = {"state_dict": state, "current": copies[0], "momentum": copies[1]}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "last.ckpt")
-        seconds = median_seconds(lambda: AtomicCheckpointIO().save_checkpoint(checkpoint, path))
-        checkpoint_bytes = path.stat().st_size
-    return {
-        "file_bytes": statistics.mean(map(len, files)),
-        "milliseconds_per_image": milliseconds,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "checkpoint_bytes": checkpoint_bytes,
-        "checkpoint_seconds": seconds,
-    }
-
-
-def prepare_all(files: list[bytes], transform: Any) -> list[Any]:
-    """Decode and transform images, as a worker of a data loader does."""
-    return [transform(read_image(io.BytesIO(file), "")) for file in files]
-
-
-def median_seconds(function: Any) -> float:
-    """The median seconds of three calls after a warm-up call."""
-    function()
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
-def generate_jpeg(seed: int, width: int = 500, height: int = 375, quality: int = 92) -> bytes:
-    """A JPEG file of noise with equal power in each octave; by default about as large as a file of ImageNet."""
-    generator = np.random.default_rng(seed)
-    pixels = np.full((height, width, 3), 128.0, np.float32)
-    for octave in range(1, int(np.log2(height))):
-        small = np.clip(128 + generator.normal(0, 22, ((height >> octave) + 1, (width >> octave) + 1, 3)), 0, 255)
-        layer = Image.fromarray(small.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
-        pixels += np.asarray(layer, np.float32) - 128
-    file = io.BytesIO()
-    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=quality)
-    return file.getvalue()
 
 
 def page(scale: dict[str, Any], selection: dict[str, Any], loader: dict[str, Any]) -> str:
@@ -195,14 +125,9 @@ Milliseconds per image in one process. Decoding and transforming, which are the 
 
 
 def main() -> None:
-    folder = RESULTS / "xeon-2-cores"
-    parser = Script(__doc__, "scale.md", folder / "scale.json")
-    parser.add_argument("--measure", action="store_true", help="measure this machine before writing the page")
-    options = parser.parse_args()
-    if options.measure:
-        write_results(options.out, measure())
-    paths = (options.out, folder / "select.json", folder / "loader.json")
-    options.page.write_text(page(*map(read_results, paths)), encoding="utf-8")
+    target = PageScript(__doc__, "scale.md").parse_args().page
+    results = (read_results(RESULTS / f"xeon-2-cores/{name}.json") for name in ("scale", "select", "loader"))
+    target.write_text(page(*results), encoding="utf-8")
 
 
 if __name__ == "__main__":
