@@ -1,7 +1,7 @@
 """Noisy Student on Fashion-MNIST: a teacher trained on 2,000 labels, students also on 58,000 pseudo-labels.
 
     python experiments/noisy_student.py FASHION_MNIST --work FOLDER [--seeds 0 1 2]    train three runs per seed
-    python experiments/noisy_student.py                                                write docs/pseudo_labels.md
+    python experiments/noisy_student.py [--page docs/pseudo_labels.md]                 write the page's sections
 
 Every step is a `lambdanets` command that writes into FOLDER. After an interruption, run the script again to resume.
 FASHION_MNIST is the root folder of torchvision's FashionMNIST. The 10,000 test images are not used to select
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pages import RESULTS, Script
+from pages import RESULTS, Script, replace_section
 
 from lambdanets.data.datasets import open_splits
 from lambdanets.text_tables import markdown_table
@@ -43,7 +43,8 @@ def main() -> None:
         if options.work is None:
             parser.error("--work must name a folder for images and runs")
         measure(options)
-    options.page.write_text(page(read_results(options.out)), encoding="utf-8")
+    for name, text in sections(read_results(options.out)).items():
+        replace_section(options.page, f"noisy_student {name}", text + "\n")
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -61,8 +62,8 @@ def measure(options: argparse.Namespace) -> None:
     print({name: content[name] for name in (*RUNS, "gain")})
 
 
-def page(results: dict[str, Any]) -> str:
-    """The text of docs/pseudo_labels.md."""
+def sections(results: dict[str, Any]) -> dict[str, str]:
+    """The text of each section of docs/pseudo_labels.md by name."""
     header = ["seed", "teacher", "control", "student", "student - teacher, percentage points"]
     rows = []
     for seed in results["seeds"]:
@@ -73,38 +74,16 @@ def page(results: dict[str, Any]) -> str:
     minutes = statistics.mean(seed["training_seconds"] for seed in results["seeds"]) / 60
     recipe_gain = 100 * (results["control"]["mean"] - results["teacher"]["mean"])
     label_gains = [100 * (seed["student"] - seed["control"]) for seed in results["seeds"]]
-    commands = "\n".join(f"    {command}" for command in results["commands"].values())
-    return f"""# Pseudo-labels
-
-{commands}
-    lambdanets evaluate student --data test
-
-Noisy Student (Xie et al. 2020): a teacher learns from labeled images and labels others, the confident labels are
-selected and balanced over classes, and a student learns from both. Labeling can be distributed over processes, each
-of which labels some of the shards. Every command can be resumed after an interruption.
-
-`labeled` and `test` are folders with `train/CLASS/*.png` and `val/CLASS/*.png`; `unlabeled` is a folder of images.
-`lambdanets pseudo-label --help` and `lambdanets pseudo-label select --help` list the options.
-
-## Results
-
-Top-1 on the 10,000 test images of Fashion-MNIST. The teacher is trained on {results["labeled"]:,} labeled images and labels the other
-{results["pseudo_labeled"]:,}. The student has the same architecture (`lambda_resnet20_small`). The control is trained with the
-student's recipe without pseudo-labels.
-
-{markdown_table(header, *rows, ["mean ± std", *means, mean_gain])}
-
-{recipe_gain:.2f} percentage points of the gain are due to the recipe alone. The pseudo-labels change top-1 by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, on
-average by {format_difference(label_gains)}, with the 95% interval over seeds in parentheses. The three trainings of a seed took {minutes:.0f} minutes on one thread of {results["hardware"]["processor"]}, with other
-work on the machine, November 2026.
-
-The seed determines the labeled images, the weights and the order of the images. The test images are not used to select weights:
-500 of them are evaluated after each epoch, but the weights are always those of the last epoch. The student's recipe is the
-second one; the first recipe, 10 epochs with the teacher's crops and no EMA, gained 0.6 and 0.1 points on seeds 0 and 2.
-
-`python experiments/noisy_student.py FASHION_MNIST --work FOLDER` runs these commands for three seeds and writes this page.
-[Training on 130 million images](scale.md) estimates the cost of the paper's pseudo-labels.
-"""  # noqa: E501
+    summary = (
+        f"{recipe_gain:.2f} percentage points of the gain are due to the recipe alone. The pseudo-labels change top-1 "
+        f"by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, on\naverage by {format_difference(label_gains)}, "
+        "with the 95% interval over seeds in parentheses. The three trainings of a seed took "
+        f"{minutes:.0f} minutes on one thread of {results['hardware']['processor']}, with other\nwork on the machine, "
+        "November 2026."
+    )
+    table = markdown_table(header, *rows, ["mean ± std", *means, mean_gain])
+    commands = [f"    {command}" for command in results["commands"].values()]
+    return {"commands": "\n".join(commands), "results": f"{table}\n\n{summary}"}
 
 
 def mean_and_std(values: list[float]) -> dict[str, float]:
