@@ -76,8 +76,9 @@ def sections(results: dict[str, Any]) -> dict[str, str]:
     label_gains = [100 * (seed["student"] - seed["control"]) for seed in results["seeds"]]
     summary = (
         f"{recipe_gain:.2f} percentage points of the gain are due to the recipe alone. The pseudo-labels change top-1 "
-        f"by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, on\naverage by {format_difference(label_gains)}, "
-        "with the 95% interval over seeds in parentheses. The three trainings of a seed took "
+        f"by {min(label_gains):+.2f} to {max(label_gains):+.2f} points, on\naverage by "
+        f"{format_difference(label_gains)}, with the 95% interval over seeds in parentheses. The three trainings of a "
+        "seed took "
         f"{minutes:.0f} minutes on one thread of {results['hardware']['processor']}, with other\nwork on the machine, "
         "November 2026."
     )

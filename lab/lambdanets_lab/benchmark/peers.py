@@ -38,12 +38,6 @@ class Peer:
         return source.view(gradient).reshape([sizes[letter] for letter in "yxk"])
 
 
-# Packages whose lambda layer differs from the paper's, with the difference.
-KNOWN_INCORRECT = {
-    "xformers": "its position term does not mix positions, and its softmax of the keys is over their depth"
-}
-
-
 def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("lambda_networks")
     return module.LambdaLayer(
@@ -63,6 +57,7 @@ def _timm(layer: LambdaLayer2d) -> nn.Module:
     return module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=_scope(layer))
 
 
+# Without xformers: its position term does not mix positions, and its softmax of the keys is over their depth.
 PEERS = {
     "lambda-networks": Peer("lambda-networks", _lambda_networks, LUCIDRAINS),
     "timm": Peer("timm", _timm, TIMM),

@@ -19,7 +19,6 @@ from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.kinds import KINDS, Kind
 from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
 from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, check_candidates
-from lambdanets_lab.benchmark.peers import KNOWN_INCORRECT, installed_version
 from lambdanets_lab.benchmark.report import RESULTS, Report, aggregates_table, case_table, noise_warning, read_settings
 
 
@@ -41,7 +40,7 @@ def run(kind: str, options: CommonOptions) -> Path:
         if work_folder.is_started():
             report.resume(folder)
             echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
-        echo(*_heading(device, options))
+        echo(_heading(device, options))
         try:
             _measure_all(KINDS[kind].make_cases(options, device, report.rows), report, device, folder)
             report.finished = True
@@ -111,10 +110,8 @@ def _measure_options(
     )
 
 
-def _heading(device: torch.device, options: CommonOptions) -> list[str]:
+def _heading(device: torch.device, options: CommonOptions) -> str:
     machine = hardware()
     threads = options.threads or machine["threads"]
     cpu = f"{machine['processor']}, {threads} of {machine['cores']} cores"
-    lines = [f"{options.dtype} on {machine['gpu'] if device.type == 'cuda' else cpu}, PyTorch {torch.__version__}"]
-    lines += [f"skipped: {name} ({reason})" for name, reason in KNOWN_INCORRECT.items() if installed_version(name)]
-    return lines
+    return f"{options.dtype} on {machine['gpu'] if device.type == 'cuda' else cpu}, PyTorch {torch.__version__}"

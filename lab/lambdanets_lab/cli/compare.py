@@ -119,7 +119,7 @@ def _train(folder: Path) -> None:
     """Train the unfinished runs of a folder's plan, update the results after each, and print them at the end."""
     from lambdanets_lab.studies.execution import read_plan, read_results, train_all
     from lambdanets_lab.studies.results import collect
-    from lambdanets_lab.studies.summary import RESULTS, TABLE, is_written, markdown, write_summary
+    from lambdanets_lab.studies.summary import RESULTS, TABLE, markdown, write_summary
 
     plan = read_plan(folder)
     num_runs, num_resumed = len(plan.runs()), len(read_results(plan, folder))
@@ -143,8 +143,7 @@ def _train(folder: Path) -> None:
         echo(f"{num_runs - len(results)} runs are in progress in other processes; the last process writes the results")
         return
     summary = collect(plan, results)
-    if not is_written(summary, folder):  # the process that trained the last run was killed
-        write_summary(summary, folder)
+    write_summary(summary, folder)
     echo("", *markdown(summary).split("\n"))
     if num_resumed < num_runs:
         echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")

@@ -1,11 +1,12 @@
 """Example images for a model, which are drawn or taken from installed packages: nothing is downloaded."""
 
-from collections.abc import Sequence
+import io
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
+from lambdanets.data.coco.scattered_digits import scattered_digits
 from lambdanets.data.images import read_image
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
@@ -19,7 +20,7 @@ def example_images(source: Classifier | Detector | Segmenter) -> list[tuple[Imag
     """Return images with captions that suit the classes of a model."""
     digits = {str(digit) for digit in range(10)}
     if digits.issuperset(source.card.classes):
-        return _scanned_digits() if isinstance(source, Classifier) else [_digit_scene(seed) for seed in range(3)]
+        return _scanned_digits() if isinstance(source, Classifier) else _scattered_digits()
     if not isinstance(source, Classifier) and any("nucle" in name or "cell" in name for name in source.classes):
         return [draw_nuclei(count, seed) for seed, count in enumerate((8, 20, 45))]
     photos = _photos()
@@ -48,29 +49,18 @@ def draw_nuclei(count: int, seed: int, side: int = 256) -> tuple[Image.Image, st
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), f"{len(centers)} blobs"
 
 
-def _load_digits() -> tuple[np.ndarray, Sequence[int]]:
+def _scanned_digits() -> list[tuple[Image.Image, str]]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    return (digits.images * (255 / 16)).astype(np.uint8), digits.target.tolist()
-
-
-def _scanned_digits() -> list[tuple[Image.Image, str]]:
-    images, labels = _load_digits()
+    images, labels = (digits.images * (255 / 16)).astype(np.uint8), digits.target.tolist()
     chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)]
     return [(Image.fromarray(images[index]), f"digit {labels[index]}") for index in chosen]
 
 
-def _digit_scene(seed: int, side: int = 128, scale: int = 4) -> tuple[Image.Image, str]:
-    """Paste three scanned digits on a dark image."""
-    images, labels = _load_digits()
-    random = np.random.default_rng(seed)
-    scene = Image.new("L", (side, side))
-    chosen = random.integers(0, len(images), 3)
-    for index, corner in zip(chosen, random.permutation([(6, 8), (70, 14), (20, 72), (76, 78)]), strict=False):
-        digit = Image.fromarray(images[index]).resize((8 * scale, 8 * scale), Image.Resampling.BICUBIC)
-        scene.paste(digit, tuple(corner.tolist()))
-    return scene, "digits " + ", ".join(str(labels[index]) for index in chosen)
+def _scattered_digits() -> list[tuple[Image.Image, str]]:
+    _, files = scattered_digits(1, 3, seed=0)["val"]
+    return [(read_image(io.BytesIO(file), name), Path(name).stem) for name, file in files.items()]
 
 
 def _photos() -> list[tuple[Image.Image, str]]:

@@ -131,10 +131,7 @@ def read_plan(folder: Path) -> Plan:
     path = folder / PLAN
     if not path.is_file():
         raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
-    plan = read_json(path, Plan, "start the comparison again in another folder")
-    fields = read_json(path, dict[str, Any])["recipe"]
-    recipe = ClassificationRecipe.from_fields(fields, str(path))  # rejects unknown fields
-    return make_plan(plan.studies, plan.variants, plan.seeds, recipe)
+    return read_json(path, Plan, "start the comparison again in another folder")
 
 
 def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], None]) -> None:

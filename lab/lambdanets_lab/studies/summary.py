@@ -1,6 +1,5 @@
 """Tables and figures of a comparison."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
 from lambdanets_lab.plot_style import GRID, OURS, REFERENCE
-from lambdanets_lab.results import read_results
 
 RESULTS, TABLE = "results.json", "comparison.md"
 
@@ -22,12 +20,6 @@ def write_summary(summary: dict[str, Any], folder: Path) -> None:
     write_json(folder / RESULTS, summary)
     atomic_write(folder / TABLE, encode_utf8(markdown(summary)))
     draw_all(summary, folder)
-
-
-def is_written(summary: dict[str, Any], folder: Path) -> bool:
-    """Whether results.json has this content; False if the process was killed before `write_summary`."""
-    path = folder / RESULTS
-    return path.is_file() and read_results(path) == json.loads(json.dumps(summary))
 
 
 def markdown(summary: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lambdanets_lab.models.counting import count_flops, count_parameters, count_parameters_in_use
-from lambdanets_lab.paper_models import OTHER_NETWORKS, ModelSpec, find_model, structure
+from lambdanets_lab.paper_models import OTHER_NETWORKS, PAPER_MODELS, ModelSpec, structure
 from lambdanets_lab.tables import complexity
 from lambdanets_lab.tables.memory import paper_memory
 from lambdanets_lab.tables.paper import COUNTABLE, PaperNumber
@@ -71,7 +71,7 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 
 
 def _compare_number(number: PaperNumber, measured: CellValues) -> Comparison:
-    spec = find_model(number.table, number.row)
+    spec = PAPER_MODELS.get(number.table, {}).get(number.row)
     model = "" if spec is None else str(spec)
     key = (number.table, number.row, number.column)
     if key in measured:
@@ -100,8 +100,8 @@ def _compare_counted(number: PaperNumber, spec: ModelSpec | None, model: str) ->
         ours = _count(number.column, spec, single_application) / _UNITS[number.column, number.unit]
     if ours is None:
         raise ValueError(f"number must have a model or a formula, got {number.row!r} of table {number.table}")
-    if (number.table, number.row) in OTHER_NETWORKS:
-        return Comparison(number, ours, OTHER_NETWORK, OTHER_NETWORKS[number.table, number.row], model)
+    if number.table == "3" and number.row in OTHER_NETWORKS:
+        return Comparison(number, ours, OTHER_NETWORK, OTHER_NETWORKS[number.row], model)
     if number.matches(ours):
         return Comparison(number, ours, MATCH, model=model)
     if number.unreproducible:

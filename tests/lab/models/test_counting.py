@@ -7,11 +7,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d
 from lambdanets_lab.models.counting import count_flops, count_parameters, count_parameters_in_use
-from lambdanets_lab.paper_models import find_model
+from lambdanets_lab.paper_models import PAPER_MODELS
 
 
 def flops(table, row):
-    build = find_model(table, row)
+    build = PAPER_MODELS[table][row]
     return count_flops(build.create(), build.image_size)
 
 
@@ -43,11 +43,11 @@ EXPECTED_PARAMETERS = {
     ("row", "count"), EXPECTED_PARAMETERS.items(), ids=lambda value: " ".join(value) if type(value) is tuple else ""
 )
 def test_parameters_are_exact(row, count):
-    assert count_parameters(find_model(*row).create()) == count
+    assert count_parameters(PAPER_MODELS[row[0]][row[1]].create()) == count
 
 
 def test_parameters_in_use_exclude_offsets_beyond_the_maps():
-    model = find_model("8", "k=32,h=8,u=1").create()
+    model = PAPER_MODELS["8"]["k=32,h=8,u=1"].create()
     assert count_parameters_in_use(model, 224) == 15_741_400
     assert count_parameters_in_use(model, 448) == count_parameters(model)
 
