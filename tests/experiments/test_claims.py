@@ -7,7 +7,6 @@ import statistics
 import pytest
 
 from lambdanets_lab.mixers import MIXERS
-from lambdanets_lab.studies.results import read_comparison
 from scripts import ROOT, load_script
 
 
@@ -54,13 +53,6 @@ def test_pages_have_the_mask_scores_of_nuclei():
     assert "mask AP {} with lambda layers and {} with 3x3 convolutions".format(*means) in text_of("README.md")
     before = [f"{statistics.mean(s):.1f} ± {statistics.stdev(s):.1f}" for s in mask_scores("nuclei_norms_not_frozen")]
     assert "mask AP was {} with lambda layers and {} with convolutions".format(*before) in text_of("docs/detection.md")
-
-
-def test_ten_mixers_have_three_seeds_on_real_images():
-    summary = read_comparison(ROOT / "experiments/results/xeon-2-cores/fashion_mnist.json")
-    mixers = [row for row in summary["studies"]["mixers"]["variants"] if row["seeds"] >= 3]
-    assert len(mixers) >= 10
-    assert summary["validation_images"] == 10_000
 
 
 def test_page_of_mixers_cites_a_paper_for_each():

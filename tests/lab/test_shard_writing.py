@@ -101,16 +101,6 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
     assert read_files(tmp_path / "out") == read_files(tmp_path / "uninterrupted")
 
 
-def test_finished_shards_are_not_written_again(two_classes, tmp_path):
-    splits = open_splits(str(two_classes))
-    first = write_shards(splits, tmp_path / "out")
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert write_shards(splits, tmp_path / "out") == first
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
-    with pytest.raises(InputError, match="has shards with other images, names or classes"):
-        write_shards(open_splits(str(two_classes), seed=5), tmp_path / "out")
-
-
 def test_unreadable_images_are_skipped_and_listed(two_classes, tmp_path):
     splits = open_splits(str(two_classes))
     (two_classes / "dark/03.png").write_bytes(b"no image")

@@ -117,13 +117,3 @@ def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tm
     monkeypatch.chdir(tmp_path)
     assert message in error_line(capsys, *arguments)
     assert not list(tmp_path.iterdir())
-
-
-def test_benchmark_that_measures_nothing_fails(tmp_path, capsys, monkeypatch):
-    def broken(package, layer):
-        raise RuntimeError("no kernel")
-
-    monkeypatch.setattr(layer, "build_peer", broken)
-    arguments = ["layer", *COMMANDS["layer"][: -len(NAMES)], "timm", "--out", str(tmp_path / "out")]
-    assert "nothing was measured: RuntimeError: no kernel; " in error_line(capsys, *arguments)
-    assert json.loads((tmp_path / "out" / RESULTS).read_text())["finished"]

@@ -122,13 +122,6 @@ def test_outputs_and_gradients_are_accurate_under_autocast(name, dtype):
     assert error < (0.3 if dtype == torch.bfloat16 else 0.05)
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_runs_on_the_meta_device(name):
-    with torch.device("meta"):
-        layer = MIXERS[name](64)
-    assert layer(torch.empty(1, 64, 9, 9, device="meta")).shape == (1, 64, 9, 9)
-
-
 @pytest.mark.parametrize("name", [name for name in MIXERS if name not in {"convolution", "channel_attention"}])
 def test_rejects_inputs_with_a_wrong_number_of_channels(name):
     with pytest.raises(ValueError, match=r"x must be \(b, dim = 16, height, width\), got shape \(2, 8, 4, 4\)"):

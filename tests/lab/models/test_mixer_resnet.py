@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from lambdanets import LambdaLayer2d, create_model
+from lambdanets import create_model
 from lambdanets_lab.mixers import MIXERS
 from lambdanets_lab.mixers.attention import GlobalAttention
 from lambdanets_lab.mixers.local_attention import LocalAttention
@@ -58,13 +58,6 @@ def test_output_stride_does_not_dilate_mixers():
     with torch.device("meta"):
         model = create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL", output_stride=16)
         assert model.forward_features(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 2048, 4, 4)
-
-
-def test_mixer_lambda_accepts_lambda_resnet_arguments():
-    with torch.device("meta"):
-        model = create_model("resnet50_mixer", mixer="lambda", share_embeddings=True, scope=7)
-    layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
-    assert len({id(layer.embedding) for layer in layers}) == 4
 
 
 @pytest.mark.parametrize(

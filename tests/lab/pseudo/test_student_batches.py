@@ -101,15 +101,6 @@ def test_pseudo_labeled_images_have_their_own_epochs(shard_sizes):
     assert len({*map(tuple, epochs)}) > 12
 
 
-def test_repeated_images_are_augmented_differently():
-    values = [
-        value
-        for batch in iterate_epochs(make_loader(add_noise, labeled=8, pseudo_batch_size=7), 4)
-        for value in batch.images[4:, 0, 0, 0].tolist()
-    ]
-    assert len(values) == len({*values}) == 8 * 7
-
-
 @pytest.mark.parametrize("batch_slice", SLICES, ids=str)
 @pytest.mark.parametrize("steps_done", [0, 1, 2, 3, 7])
 def test_batches_of_both_sets_resume_in_mid_epoch(steps_done, batch_slice):

@@ -62,24 +62,6 @@ def test_results_have_no_local_paths(plan, results, tmp_path):
     )
 
 
-def test_gains_are_paired_by_seed():
-    plan = make_plan(["content_position"], [], [3, 5], replace(DIGITS, data="d", model="resnet20_mixer_small"))
-    scores = {"lambda": (0.5, 0.7), "lambda content=False": (0.6, 0.9), "lambda position=False": (0.4, None)}
-    results = [
-        result(name, seed, top1)
-        for name, per_seed in scores.items()
-        for seed, top1 in zip((3, 5), per_seed, strict=True)
-        if top1
-    ]
-    study = collect(plan, results)["studies"]["content_position"]
-    gains = {row["label"]: (row["mean_difference"], row["std_difference"]) for row in study["variants"]}
-    assert gains["position only"] == (0.15, pytest.approx(0.070711))
-    assert gains["content only"] == (-0.1, None)
-    text = markdown(collect(plan, results))
-    assert "paired difference to content and position" in text
-    assert "| position only | 75.00 ± 21.21 | 60.00 to 90.00 | 2 | +15.00 ± 7.07 | -48.53 to +78.53 |" in text
-
-
 def write(summary, path):
     path.write_text(json.dumps(summary), encoding="utf-8")
     return path
