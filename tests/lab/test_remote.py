@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,58 +29,39 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lambdanets/shards"
 
 
-class FaultyServer(ThreadingHTTPServer):
-    """A server of a folder, in which the first requests for a file fail.
-
-    faults: for each file name, the faults of the first requests: a status code, "damage" or "drop".
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.faults: dict[str, list[str]] = {}
-        self.requests: Counter[str] = Counter()
-        super().__init__(("127.0.0.1", 0), _Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: FaultyServer
-
-    def do_GET(self) -> None:
-        name = self.path.strip("/")
-        self.server.requests[name] += 1
-        faults = self.server.faults.get(name, [])
-        fault = faults.pop(0) if faults else ""
-        if fault.isdecimal():
-            return self.send_error(int(fault))
-        content = (self.server.folder / name).read_bytes()
-        if fault == "damage":
-            content = content[:-1] + b"x"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if fault == "drop":
-            self.wfile.write(content[:700])
-        else:
-            self.wfile.write(content)
-        return None
-
-    def log_message(self, *arguments: object) -> None:
-        """Print nothing."""
-
-
 @pytest.fixture
-def faulty(shards: Path) -> Iterator[FaultyServer]:
-    server = FaultyServer(shards)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def faulty(shards: Path) -> Iterator[SimpleNamespace]:
+    """A server of the shards: its `url`, the `requests` by file, and the `faults` of the first requests by file.
+
+    A fault is a status code, "damage" or "drop".
+    """
+    state = SimpleNamespace(faults={}, requests=Counter())
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.strip("/")
+            state.requests[name] += 1
+            faults = state.faults.get(name, [])
+            fault = faults.pop(0) if faults else ""
+            if fault.isdecimal():
+                return self.send_error(int(fault))
+            content = (shards / name).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if fault == "damage":
+                content = content[:-1] + b"x"
+            self.wfile.write(content[:700] if fault == "drop" else content)
+            return None
+
+        def log_message(self, *arguments: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        state.url = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield state
+        server.shutdown()
 
 
 def open_train(url):

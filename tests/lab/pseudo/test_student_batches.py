@@ -15,12 +15,10 @@ from data.same_batches import assert_same
 from lambdanets.data.labeled_images import ImageArray
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.order import BatchSlice
-from lambdanets.data.shards import open_shards
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.micro_batches import accumulation_steps, images_per_rank
 from lambdanets_lab.pseudo.recipe import StudentRecipe
-from lambdanets_lab.pseudo.student import PseudoLabeledImages, StudentImages, StudentOrder, StudentTask
-from training.teachers import CLASSES, write_selection
+from lambdanets_lab.pseudo.student import StudentImages, StudentOrder, StudentTask
 
 SLICES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), BatchSlice(1, 2, 2)]
 
@@ -77,17 +75,6 @@ def iterate_epochs(batches, count):
         yield from batches
 
 
-def test_each_step_has_labeled_and_pseudo_labeled_images():
-    batches = make_loader()
-    assert len(batches) == 3
-    for _ in range(2):
-        sizes = [
-            (sum(n < 100 for n in brightness(batch)), sum(n >= 100 for n in brightness(batch))) for batch in batches
-        ]
-        assert sizes == [(4, 6), (4, 6), (3, 6)]
-    assert [batch.step_images for batch in batches] == [10, 10, 9]
-
-
 @pytest.mark.parametrize("shard_sizes", [[7], [2, 0, 1, 4]])
 def test_pseudo_labeled_images_have_their_own_epochs(shard_sizes):
     loader = make_loader(
@@ -115,15 +102,6 @@ def test_batches_of_both_sets_resume_in_mid_epoch(steps_done, batch_slice):
     resumed.load_state_dict(interrupted.state_dict())
     actual = [*resumed, *resumed]
     assert_same(actual, expected[steps_done * batch_slice.accumulation_steps :][: len(actual)])
-
-
-def test_batches_of_both_sets_do_not_depend_on_workers(shards, tmp_path):
-    labeled = open_shards(str(shards))[0]["train"]
-    pseudo = PseudoLabeledImages(str(shards), write_selection(shards, tmp_path / "s"), CLASSES, soft=True)
-    images = StudentImages(labeled, pseudo, len(CLASSES), 0.1)
-    options = {"channels": 1, "batch_size": 4, "seed": 0, "training": True}
-    order = StudentOrder(images, 4, 6, 0, BatchSlice())
-    assert_same(*([*ImageBatches(images, add_noise, workers=workers, order=order, **options)] for workers in (0, 2)))
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])

@@ -62,12 +62,6 @@ def test_images_are_repeated_as_often_as_they_have_copies(shards, tmp_path):
     assert labels == dict.fromkeys({row["class"] for row in rows}, 40)
 
 
-def test_shards_without_selected_rows_are_skipped(shards, tmp_path):
-    images = open_images(shards, write_selection(shards, tmp_path / "student", per_class=2))
-    assert 0 in images.shard_sizes
-    assert len(load_all(images)) == len(images) == sum(images.shard_sizes)
-
-
 def test_soft_label_divides_remaining_probability_equally(shards, selection):
     classes = ("none", *reversed(CLASSES), "neither")  # in another order, with two more classes
     images = open_images(shards, selection, classes=classes)

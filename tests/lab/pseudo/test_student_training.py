@@ -69,9 +69,7 @@ def test_rejects_resuming_a_student_with_another_selection(recipe, data, tmp_pat
     ("fields", "message"),
     [
         ({"pseudo_labels": ""}, "pseudo_labels must be given; set it with --pseudo-labels PATH"),
-        ({"pseudo_images": ""}, "pseudo_images must be given; set it with --pseudo-images PATH"),
         ({"pseudo_labels": "nowhere"}, "nowhere must be a finished selection of pseudo-labels"),
-        ({"pseudo_images": "nowhere"}, "nowhere"),
     ],
 )
 def test_missing_pseudo_labels_are_rejected_without_creating_a_folder(recipe, fields, message, tmp_path):
