@@ -1,147 +1,117 @@
-"""Reference implementations of the baselines: loops over positions, with the weights of the layers.
+"""Reference implementations of the baselines over all pairs of positions, with the weights of the layers.
 
-Each function takes a layer and maps x (b, dim, H, W). Positions n and m are pairs (row, column).
+Each function takes a layer and maps x (b, dim, H, W). Positions n and m are rows of x; the indices of neighbors are j.
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 
 
 def project(convolution, x):
-    """Apply a 1x1 convolution to x (d, H, W); returns (H, W, channels)."""
-    return torch.einsum("od,dyx->yxo", convolution.weight[:, :, 0, 0], x)
+    """Apply a 1x1 convolution; returns (b, n, channels)."""
+    return x.flatten(2).mT @ convolution.weight[:, :, 0, 0].mT
 
 
-def positions(x):
-    return [(row, column) for row in range(x.shape[1]) for column in range(x.shape[2])]
+def to_maps(rows, x):
+    """Return rows (b, n, c) as maps with the sides of x."""
+    return rows.mT.unflatten(2, x.shape[2:])
 
 
-def per_example(mix):
-    def batched(layer, x):
-        return torch.stack([mix(layer, example) for example in x])
-
-    return batched
-
-
-def softmax_attention(queries, logits, values):
-    """Return rows (n, v); logits(n, m) is a function of the indices of query and key."""
-    output = []
-    for n in range(len(queries)):
-        scores = torch.stack([logits(n, m) for m in range(len(values))])
-        weights = (scores - scores.max()).exp()
-        output.append((weights[:, None] * values).sum(0) / weights.sum())
-    return torch.stack(output)
+def coordinates(x):
+    """Return row and column of each position, (n,)."""
+    height, width = x.shape[2:]
+    return torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
 
 
-def clipped_entry(offset, table):
+def offsets(x):
+    """Return m - n in rows and in columns, (n, m) each."""
+    return [axis[None] - axis[:, None] for axis in coordinates(x)]
+
+
+def split_heads(rows, heads):
+    return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(rows):
+    return rows.transpose(1, 2).flatten(2)
+
+
+def attend(queries, keys, values, heads, embeddings, allowed=None):
+    """Return softmax_m(q[n] . (k[m] + embeddings[n, m]) / sqrt(c)) v[m] of all heads, (b, n, h v)."""
+    queries, keys, values = (split_heads(rows, heads) for rows in (queries, keys, values))
+    logits = torch.einsum("bhnc,bhnmc->bhnm", queries, keys.unsqueeze(2) + embeddings) / math.sqrt(keys.shape[-1])
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    return join_heads(logits.softmax(-1) @ values)
+
+
+def clipped_entries(table, offset):
     middle = len(table) // 2
-    return table[middle + max(-middle, min(middle, offset))]
+    return table[offset.clamp(-middle, middle) + middle]
 
 
-def relative_attention(x, queries, keys, values, heads, row_table, column_table):
-    """Multi-head attention with clipped relative positions: queries, keys and values (H, W, h c) to (h v, H, W)."""
-    grid_positions = positions(x)
-    output = []
-    per_head = (torch.stack([t[n] for n in grid_positions]).chunk(heads, dim=1) for t in (queries, keys, values))
-    for q, k, v in zip(*per_head, strict=True):
-
-        def logits(n, m, q=q, k=k):
-            (n_y, n_x), (m_y, m_x) = grid_positions[n], grid_positions[m]
-            key = k[m] + clipped_entry(m_y - n_y, row_table) + clipped_entry(m_x - n_x, column_table)
-            return q[n] @ key / math.sqrt(len(key))
-
-        output.append(softmax_attention(q, logits, v))
-    return torch.cat(output, dim=1).mT.reshape(-1, *x.shape[1:])
+def relative_attention(layer, x, queries, keys, values):
+    rows, columns = offsets(x)
+    embeddings = clipped_entries(layer.rows.table, rows) + clipped_entries(layer.columns.table, columns)
+    return to_maps(attend(queries, keys, values, layer.heads, embeddings), x)
 
 
-@per_example
 def global_attention(layer, x):
-    q, k, v = project(layer.projection, x).chunk(3, dim=-1)
-    return relative_attention(x, q, k, v, layer.heads, layer.rows.table, layer.columns.table)
+    return relative_attention(layer, x, *project(layer.projection, x).chunk(3, dim=-1))
 
 
-@per_example
 def axial_attention(layer, x):
     def attend_in_columns(attention, x):
-        output = []
-        zero_table = torch.zeros_like(attention.offsets.table)
-        for column in range(x.shape[2]):
-            strip = x[:, :, column : column + 1]
-            q, k, v = project(attention.projection, strip).chunk(3, dim=-1)
-            output.append(relative_attention(strip, q, k, v, attention.heads, attention.offsets.table, zero_table))
-        return torch.cat(output, dim=2)
+        (rows, columns), parts = offsets(x), project(attention.projection, x).chunk(3, dim=-1)
+        embeddings = clipped_entries(attention.offsets.table, rows)
+        return to_maps(attend(*parts, attention.heads, embeddings, columns == 0), x)
 
     return attend_in_columns(layer.along_width, attend_in_columns(layer.along_height, x).mT).mT
 
 
-@per_example
 def augmented_attention(layer, x):
-    projected = project(layer.projection, x)
-    q, k = projected[..., : layer.key_channels], projected[..., layer.key_channels : 2 * layer.key_channels]
-    attended = relative_attention(
-        x, q, k, projected[..., 2 * layer.key_channels :], layer.heads, layer.rows.table, layer.columns.table
-    )
-    projected = torch.einsum("od,dyx->oyx", layer.output_projection.weight[:, :, 0, 0], attended)
-    convolved = torch.zeros_like(x[:1]).expand(layer.dim_out - layer.value_channels, -1, -1).clone()
-    for n in positions(x):
-        for i, j, m in neighbors(n, x, 3):
-            if m is not None:
-                convolved[(slice(None), *n)] += layer.convolution.weight[:, :, i, j] @ x[(slice(None), *m)]
-    return torch.cat([convolved, projected])
+    sizes = [layer.key_channels, layer.key_channels, layer.value_channels]
+    attended = relative_attention(layer, x, *project(layer.projection, x).split(sizes, dim=-1))
+    projected = to_maps(project(layer.output_projection, attended), x)
+    return torch.cat([F.conv2d(x, layer.convolution.weight, padding=1), projected], dim=1)
 
 
-def neighbors(n, x, scope):
-    """Yield the index (i, j) in the scope and the position of each neighbor, or None beyond the map."""
-    radius = scope // 2
-    for i in range(scope):
-        for j in range(scope):
-            row, column = n[0] + i - radius, n[1] + j - radius
-            yield i, j, (row, column) if 0 <= row < x.shape[1] and 0 <= column < x.shape[2] else None
-
-
-@per_example
 def local_attention(layer, x):
-    q, k, v = (part.unflatten(-1, (layer.heads, -1)) for part in project(layer.projection, x).chunk(3, dim=-1))
-    output = x.new_zeros(layer.dim_out, *x.shape[1:])
-    for n in positions(x):
-        head_outputs = []
-        for head in range(layer.heads):
-            weight_sum, weighted_sum = 0, 0
-            for i, j, m in neighbors(n, x, layer.scope):
-                if m is not None:
-                    key = k[m][head] + torch.cat([layer.row_table[head, i], layer.column_table[head, j]])
-                    weight = (q[n][head] @ key / math.sqrt(len(key))).exp()
-                    weight_sum, weighted_sum = weight_sum + weight, weighted_sum + weight * v[m][head]
-            head_outputs.append(weighted_sum / weight_sum)
-        output[(slice(None), *n)] = torch.cat(head_outputs)
-    return output
+    radius, (rows, columns) = layer.scope // 2, offsets(x)
+    entries = [
+        table[:, offset.clamp(-radius, radius) + radius]
+        for table, offset in ((layer.row_table, rows), (layer.column_table, columns))
+    ]
+    allowed = (rows.abs() <= radius) & (columns.abs() <= radius)
+    parts = project(layer.projection, x).chunk(3, dim=-1)
+    return to_maps(attend(*parts, layer.heads, torch.cat(entries, dim=-1), allowed), x)
 
 
-@per_example
 def local_relation(layer, x):
-    q, k = project(layer.projection, x).chunk(2, dim=-1)
-    values = x.movedim(0, -1) if layer.dim == layer.dim_out else project(layer.value_projection, x)
-    first, _, second = layer.geometry_prior
-    groups, radius = q.shape[-1], max(layer.scope // 2, 1)
-    output = x.new_zeros(layer.dim_out, *x.shape[1:])
-    for n in positions(x):
-        weight_sum, weighted_sum = 0, 0
-        for i, j, m in neighbors(n, x, layer.scope):
-            if m is not None:
-                offset = x.new_tensor([(i - layer.scope // 2) / radius, (j - layer.scope // 2) / radius])
-                prior = second.weight @ (first.weight @ offset + first.bias).clamp(min=0) + second.bias
-                weight = (prior - (q[n] - k[m]) ** 2).exp()
-                weight_sum = weight_sum + weight
-                weighted_sum = weighted_sum + weight[:, None] * values[m].reshape(groups, -1)
-        output[(slice(None), *n)] = (weighted_sum / weight_sum[:, None]).flatten()
-    return output
+    queries, keys = project(layer.projection, x).chunk(2, dim=-1)  # (b, n, g)
+    values = x.flatten(2).mT if layer.dim == layer.dim_out else project(layer.value_projection, x)
+    radius, (rows, columns) = layer.scope // 2, offsets(x)
+    prior = layer.geometry_prior(torch.stack([rows, columns], dim=-1).to(x.dtype) / max(radius, 1))
+    similarity = prior - (queries.unsqueeze(2) - keys.unsqueeze(1)) ** 2  # (b, n, m, g)
+    beyond = (rows.abs() > radius) | (columns.abs() > radius)
+    weights = similarity.masked_fill(beyond.unsqueeze(-1), -torch.inf).softmax(dim=2)
+    return to_maps(weighted_sum(weights, values.unsqueeze(1).expand(-1, len(rows), -1, -1)), x)
 
 
-def clamped_neighbor(n, i, j, x, scope):
-    """Return the position of the neighbor with index (i, j), clamped to the map."""
-    row, column = n[0] + i - scope // 2, n[1] + j - scope // 2
-    return min(max(row, 0), x.shape[1] - 1), min(max(column, 0), x.shape[2] - 1)
+def weighted_sum(weights, values):
+    """Sum values (b, n, j, g c) over j with weights (b, n, j, g)."""
+    groups = values.unflatten(-1, (weights.shape[-1], -1))
+    return (weights.unsqueeze(-1) * groups).sum(2).flatten(2)
+
+
+def clamped_neighbors(x, scope):
+    """Return the index of each neighbor, clamped to the map, (n, j)."""
+    steps = torch.arange(scope) - scope // 2
+    down, right = steps.repeat_interleave(scope), steps.repeat(scope)
+    rows, columns = (axis.unsqueeze(1) for axis in coordinates(x))
+    return (rows + down).clamp(0, x.shape[2] - 1) * x.shape[3] + (columns + right).clamp(0, x.shape[3] - 1)
 
 
 def batch_norm(norm, x):
@@ -149,83 +119,47 @@ def batch_norm(norm, x):
 
 
 def gamma(layer, x):
-    """Return gamma(x) for one vector x, with norms in eval mode."""
+    """Apply gamma to the vectors of the last axis, with norms in eval mode."""
     first, _, inner, second, _, last = layer.weighing
-    x = inner.weight[:, :, 0, 0] @ batch_norm(first, x).clamp(min=0)
-    return last.weight[:, :, 0, 0] @ batch_norm(second, x).clamp(min=0) + last.bias
+    x = batch_norm(first, x).clamp(min=0) @ inner.weight[:, :, 0, 0].mT
+    return batch_norm(second, x).clamp(min=0) @ last.weight[:, :, 0, 0].mT + last.bias
 
 
-@per_example
 def pairwise_attention(layer, x):
-    q, k, v = project(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
-    height, width = x.shape[1:]
-
-    def encode_position(row, column):
-        coordinates = [
-            -1 + 2 * index / (side - 1) if side > 1 else -1 for index, side in ((row, height), (column, width))
-        ]
-        return layer.position.weight @ x.new_tensor(coordinates)
-
-    output = x.new_zeros(layer.dim_out, height, width)
-    for n in positions(x):
-        weight_sum, weighted_sum = 0, 0
-        for i in range(layer.scope):
-            for j in range(layer.scope):
-                m = clamped_neighbor(n, i, j, x, layer.scope)
-                relation = torch.cat([q[n] - k[m], encode_position(*n) - encode_position(*m)])
-                weight = gamma(layer, relation).exp()
-                weight_sum = weight_sum + weight
-                weighted_sum = weighted_sum + weight[:, None] * v[m].reshape(len(weight), -1)
-        output[(slice(None), *n)] = (weighted_sum / weight_sum[:, None]).flatten()
-    return output
+    queries, keys, values = project(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
+    sides = zip(coordinates(x), x.shape[2:], strict=True)
+    positions = torch.stack([-1 + 2 * axis.to(x.dtype) / max(side - 1, 1) for axis, side in sides], dim=-1)
+    encoded, m = positions @ layer.position.weight.mT, clamped_neighbors(x, layer.scope)
+    differences = (encoded.unsqueeze(1) - encoded[m]).expand(len(x), -1, -1, -1)
+    weights = gamma(layer, torch.cat([queries.unsqueeze(2) - keys[:, m], differences], dim=-1)).softmax(dim=2)
+    return to_maps(weighted_sum(weights, values[:, m]), x)
 
 
-@per_example
 def patchwise_attention(layer, x):
-    q, k, v = project(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
-    output = x.new_zeros(layer.dim_out, *x.shape[1:])
-    for n in positions(x):
-        patch = [clamped_neighbor(n, i, j, x, layer.scope) for i in range(layer.scope) for j in range(layer.scope)]
-        patch_keys = torch.stack([k[m] for m in patch], dim=1).flatten()  # r r neighbors for each channel
-        weights = gamma(layer, torch.cat([q[n], patch_keys])).reshape(layer.groups, len(patch))
-        groups = torch.stack([v[m] for m in patch]).unflatten(1, (layer.groups, -1))
-        output[(slice(None), *n)] = torch.einsum("gj,jgc->gc", weights, groups).flatten()
-    return output
+    queries, keys, values = project(layer.projection, x).split([layer.depth, layer.depth, layer.dim_out], dim=-1)
+    m = clamped_neighbors(x, layer.scope)
+    patches = keys[:, m].mT.flatten(2)  # r r neighbors for each channel
+    weights = gamma(layer, torch.cat([queries, patches], dim=-1)).unflatten(-1, (layer.groups, -1)).mT
+    return to_maps(weighted_sum(weights, values[:, m]), x)
 
 
-@per_example
 def double_attention(layer, x):
-    features, keys, queries = project(layer.projection, x).flatten(0, 1).chunk(3, dim=1)  # (n, depth)
-    gathered = sum(torch.outer(a, b) for a, b in zip(features, keys.softmax(dim=0), strict=True))
-    distributed = torch.stack([gathered @ v.softmax(dim=0) for v in queries], dim=1)
-    return (layer.output_projection.weight[:, :, 0, 0] @ distributed).unflatten(1, x.shape[1:])
+    features, keys, queries = project(layer.projection, x).chunk(3, dim=-1)
+    gathered = features.mT @ keys.softmax(dim=1)  # (b, depth, depth)
+    return to_maps(project(layer.output_projection, to_maps(queries.softmax(dim=-1) @ gathered.mT, x)), x)
 
 
-@per_example
 def efficient_attention(layer, x):
-    output = []
-    per_head = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in project(layer.projection, x).chunk(3, dim=-1))
-    for q, k, v in zip(*per_head, strict=True):
-        context = sum(torch.outer(key, value) for key, value in zip(k.softmax(dim=0), v, strict=True))
-        output.append(torch.stack([query.softmax(dim=0) @ context for query in q]))
-    mixed = torch.cat(output, dim=1).mT
-    return (layer.output_projection.weight[:, :, 0, 0] @ mixed).unflatten(1, x.shape[1:])
+    queries, keys, values = (split_heads(p, layer.heads) for p in project(layer.projection, x).chunk(3, dim=-1))
+    mixed = join_heads(queries.softmax(dim=-1) @ (keys.softmax(dim=2).mT @ values))
+    return to_maps(project(layer.output_projection, to_maps(mixed, x)), x)
 
 
 def make_performer(feature):
-    @per_example
     def performer(layer, x):
-        output = []
-        projected = project(layer.projection, x).chunk(3, dim=-1)
-        per_head = (part.flatten(0, 1).chunk(layer.heads, dim=1) for part in projected)
-        for q, k, v in zip(*per_head, strict=True):
-            query_features, key_features = feature(layer, q), feature(layer, k)
-            outputs = []
-            for a in query_features:
-                weights = [a @ b for b in key_features]
-                outputs.append(sum(w * value for w, value in zip(weights, v, strict=True)) / sum(weights))
-            output.append(torch.stack(outputs))
-        return torch.cat(output, dim=1).mT.unflatten(1, x.shape[1:])
+        queries, keys, values = (split_heads(p, layer.heads) for p in project(layer.projection, x).chunk(3, dim=-1))
+        weights = feature(layer, queries) @ feature(layer, keys).mT
+        return to_maps(join_heads(weights @ values / weights.sum(-1, keepdim=True)), x)
 
     return performer
 
@@ -235,17 +169,15 @@ def relu_features(layer, x):
 
 
 def softmax_features(layer, x):
-    x = x / x.shape[1] ** 0.25
-    return (x @ layer.weights.mT - (x * x).sum(1, keepdim=True) / 2).exp() / math.sqrt(len(layer.weights))
+    x = x / x.shape[-1] ** 0.25
+    return (x @ layer.weights.mT - (x * x).sum(-1, keepdim=True) / 2).exp() / math.sqrt(len(layer.weights))
 
 
-@per_example
 def channel_attention(layer, x):
     convolution, excitation = layer
-    z = torch.nn.functional.conv2d(x[None], convolution.weight, padding=1)[0]
-    hidden = (excitation.fc1.weight[:, :, 0, 0] @ z.mean(dim=(1, 2)) + excitation.fc1.bias).clamp(min=0)
-    gate = 1 / (1 + (-(excitation.fc2.weight[:, :, 0, 0] @ hidden + excitation.fc2.bias)).exp())
-    return z * gate[:, None, None]
+    z = F.conv2d(x, convolution.weight, padding=1)
+    hidden = (z.mean(dim=(2, 3)) @ excitation.fc1.weight[:, :, 0, 0].mT + excitation.fc1.bias).clamp(min=0)
+    return z * (hidden @ excitation.fc2.weight[:, :, 0, 0].mT + excitation.fc2.bias).sigmoid()[:, :, None, None]
 
 
 REFERENCES = {
