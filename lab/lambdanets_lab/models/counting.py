@@ -34,7 +34,7 @@ def count_parameters_in_use(model: nn.Module, image_size: int) -> int:
     return count_parameters(model) - sum(unused.values())
 
 
-def count_flops(model: nn.Module, image_size: int, *, channels: int = 3, single_application: bool = False) -> int:
+def count_flops(model: nn.Module, image_size: int, *, single_application: bool = False) -> int:
     """Return the FLOPs of a forward pass for one square image, 2 per multiply-add (Sec. F.3 of the paper).
 
     Counts convolutions, linear layers and the contractions of lambda layers, but not biases, norms, activations,
@@ -42,7 +42,6 @@ def count_flops(model: nn.Module, image_size: int, *, channels: int = 3, single_
 
     Args:
         image_size: side of the image, in pixels.
-        channels: number of channels of the image; default 3.
         single_application: if True, count one application of the sum of the content and the position lambda, as this
             package computes it. If False, the default, count one application of each, as in Fig. 3 of the paper.
     """
@@ -52,7 +51,7 @@ def count_flops(model: nn.Module, image_size: int, *, channels: int = 3, single_
         nonlocal total
         total += 2 * count_multiply_adds(layer, arguments, output, single_application)
 
-    _run_on_meta(model, image_size, hook, channels)
+    _run_on_meta(model, image_size, hook)
     return total
 
 
@@ -93,13 +92,13 @@ def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: b
     return batch * height * width * (sum(context_sizes) * per_context_position + num_applications * per_application)
 
 
-def _run_on_meta(model: nn.Module, image_size: int, hook: Any, channels: int = 3) -> None:
+def _run_on_meta(model: nn.Module, image_size: int, hook: Any) -> None:
     """Run one image through the model in eval mode, and call hook(layer, arguments, output) after every module."""
     handles = [module.register_forward_hook(hook) for module in model.modules()]
     training = model.training
     try:
         with torch.no_grad():
-            model.eval()(torch.empty(1, channels, image_size, image_size, device="meta"))
+            model.eval()(torch.empty(1, 3, image_size, image_size, device="meta"))
     finally:
         model.train(training)
         for handle in handles:
