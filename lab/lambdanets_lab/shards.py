@@ -207,7 +207,8 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
             try:
                 content, suffix = _read(split, index, check)
             except UnreadableImage as error:
-                unreadable.append(f"{split.images.name(index)}: {error.reason}")
+                with _reading:
+                    unreadable.append(f"{split.images.name(index)}: {error.reason}")
                 continue
             _add_member(tar, split.keys[index] + suffix, content)
             if split.labels[index] != UNLABELED:
@@ -218,9 +219,9 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
 def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
     """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
     with _reading:
-        content, suffix = image_file(split.images, index)
+        (content, suffix), name = image_file(split.images, index), split.images.name(index)
     if check:
-        read_image(io.BytesIO(content), split.images.name(index))
+        read_image(io.BytesIO(content), name)
     return content, suffix
 
 

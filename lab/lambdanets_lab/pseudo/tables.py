@@ -163,8 +163,8 @@ def select(
     The seed determines which rows get more copies, and which rows of equal confidence are selected.
 
     If interrupted, call it again: only the missing tables are written. Raises InputError for options out of range, for
-    labels that are missing or damaged, for an output folder with other files, and if no row is
-    confident enough or the disk is full. Raises InUseError if another process writes into the folder.
+    labels that are missing or damaged, for an output folder with other files, and if no row is confident enough or the
+    disk is full. Raises InUseError if another process writes into the folder.
     """
     check("confidence", confidence, Annotated[float, Field(ge=0, lt=1)])
     check("per_class", per_class, Annotated[int, Field(ge=1, lt=1 << 31)] | None)
@@ -192,13 +192,13 @@ def select(
                     _write(path, table.append_column("copies", [copies]).filter(pa.array(copies > 0)))
                 written = read_table(path, ["copies"])["copies"]
                 kept, shards[name] = kept + len(written), pc.sum(written).as_py() or 0
-    few = (confident > 0) & (confident < (per_class or 0))
-    short, without = ([labels.classes[number] for number in np.flatnonzero(x)] for x in (few, confident == 0))
-    num_confident, num_images = int(confident.sum()), sum(shards.values())
-    selection = Selection(
-        labels.classes, labels.teacher, labels.top_k, rows, num_confident, kept, num_images, short, without, shards
-    )
-    write_json(out / SELECTION, asdict(selection))
+        few = (confident > 0) & (confident < (per_class or 0))
+        short, without = ([labels.classes[number] for number in np.flatnonzero(x)] for x in (few, confident == 0))
+        num_confident, num_images = int(confident.sum()), sum(shards.values())
+        selection = Selection(
+            labels.classes, labels.teacher, labels.top_k, rows, num_confident, kept, num_images, short, without, shards
+        )
+        write_json(out / SELECTION, asdict(selection))
     return selection
 
 
