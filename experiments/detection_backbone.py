@@ -38,7 +38,7 @@ from lambdanets_lab.benchmark.measurement import (
     Prepared,
     Row,
     measure_case,
-    measurement_settings,
+    set_measurement_options,
 )
 from lambdanets_lab.benchmark.model import capture_inputs, layer_errors, set_batch_norm_statistics
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
@@ -279,14 +279,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40, help="time limit per candidate in seconds")
     parser.add_argument("--step", action="store_true", help="measure only the training step, and print JSON")
     options = parser.parse_args()
-    with measurement_settings(None):
-        if options.step:
-            print(json.dumps(training_step(options.size)))
-        elif options.out:
-            write_results(options.out, measure(options), ["lambda-networks"])
-        else:
-            results = read_results(RESULTS / "epyc-2-cores/detection_backbone.json")
-            replace_section(options.page, "detection_backbone", f"\n{tables(results)}\n")
+    set_measurement_options(None)
+    if options.step:
+        print(json.dumps(training_step(options.size)))
+    elif options.out:
+        write_results(options.out, measure(options), ["lambda-networks"])
+    else:
+        results = read_results(RESULTS / "epyc-2-cores/detection_backbone.json")
+        replace_section(options.page, "detection_backbone", f"\n{tables(results)}\n")
 
 
 if __name__ == "__main__":

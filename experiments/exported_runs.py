@@ -97,11 +97,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
         agreements.append(f"{RUNTIMES[to].title} {num_objects - num_different:,} of {num_objects:,}")
     sentence = (
         f"Objects of the nuclei detector in {len(result['objects']) // len(FORMATS)} images that are the same as in "
-        f"PyTorch (label, box and mask IoU above 0.99, score to 0.001): {', '.join(agreements)}.\n\nThe models are "
-        "earlier runs of the recipes, not those in the package. Times are for one image and one thread, with other "
-        "work on the machine. On an idle machine, and with one RoIAlign over all "
-        "levels instead of one per level, the float32 nuclei detector takes 154 to 159 ms in ONNX Runtime, 208 ms in "
-        "OpenVINO and 167 to 182 ms in PyTorch ([log](../dev/LOG.md))."
+        f"PyTorch (label, box and mask IoU above 0.99, score to 0.001): {', '.join(agreements)}."
     )
     replace_section(page, "exported_runs", f"{table}\n\n{sentence}\n")
 

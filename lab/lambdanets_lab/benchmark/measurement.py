@@ -1,8 +1,7 @@
 """Measure the candidates of a case: build them, verify them against float64, and time the correct ones interleaved."""
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,17 +183,8 @@ def prepare_module(
     return Prepared(run, errors, release)
 
 
-@contextlib.contextmanager
-def measurement_settings(threads: int | None) -> Iterator[None]:
-    """Context in which TF32 is switched off and PyTorch has this number of CPU threads."""
-    num_threads = torch.get_num_threads()
-    precision, allow_tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_num_threads(threads or num_threads)
+def set_measurement_options(threads: int | None) -> None:
+    """Switch TF32 off in this process, and set the number of CPU threads, if it is given."""
+    torch.set_num_threads(threads or torch.get_num_threads())
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = allow_tf32

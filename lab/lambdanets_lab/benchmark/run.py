@@ -17,7 +17,7 @@ from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.kinds import KINDS, Kind
-from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, measurement_settings
+from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, set_measurement_options
 from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, check_candidates
 from lambdanets_lab.benchmark.report import RESULTS, Report, aggregates_table, case_table, noise_warning, read_settings
 
@@ -36,7 +36,8 @@ def run(kind: str, options: CommonOptions) -> Path:
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
     advice = "remove it, or choose another folder with --out"
     work_folder = WorkFolder(folder, "a benchmark", report.settings(), read_settings, advice)
-    with work_folder.open(), measurement_settings(options.threads):
+    set_measurement_options(options.threads)
+    with work_folder.open():
         if work_folder.is_started():
             report.resume(folder)
             echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)

@@ -99,9 +99,7 @@ class _Table:
         )
 
 
-@lru_cache(2 * WINDOW)  # as many as shards that are open
-def _open_table(path: Path, top_k: int) -> _Table:
-    return _Table(path, top_k)
+_open_table = lru_cache(2 * WINDOW)(_Table)  # as many as shards that are open
 
 
 @dataclass(frozen=True)

@@ -110,12 +110,3 @@ def test_labeling_skips_and_lists_unreadable_images(teacher, shards, tmp_path):
     table = read_table(tmp_path / "out/train-00002.parquet")
     assert table["position"].to_pylist() == [1]
     assert table["key"].to_pylist() == [open_shards(str(shards))[0]["train"].key(5)]
-
-
-def test_shard_with_too_many_unreadable_images_gets_no_table(teacher, shards, tmp_path):
-    first, second = (replace_bytes(shards, number, b"IHDR", b"XXXX") for number in (2, 4))
-    with pytest.raises(InputError, match=rf"2 images cannot be read, more than max_unreadable \(1\): {first}/"):
-        label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=1)
-    assert [*read_tables(tmp_path / "out")] == SHARDS[:4]
-    second.write_bytes(second.read_bytes().replace(b"XXXX", b"IHDR"))
-    assert label_shards(teacher, str(shards), tmp_path / "out", max_unreadable=0).num_images == 8
