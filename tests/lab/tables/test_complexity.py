@@ -13,19 +13,3 @@ def test_dependence_on_a_size_outside_the_term_is_a_mismatch():
     sizes = [{"b": b, "n": n} for b in (1, 3) for n in (2, 8)]
     fitted = complexity.fit("b", [(s, s["b"] * s["n"]) for s in sizes])
     assert not complexity.matches_term("b", fitted)
-
-
-@pytest.mark.parametrize(
-    ("table", "row", "term"),
-    [
-        ("2", "attention", "bnm(hk+d)"),
-        ("2", "relative attention", "bnm(hk+d)"),
-        ("2", "linear attention", "bnkd"),
-        ("2", "lambda layer", "bnmkd/h"),
-        ("2", "lambda convolution", "bnrkd/h"),
-        ("6", "multi-head", "bnmkd"),
-        ("7", "u>1", "bnmkud/h"),
-    ],
-)
-def test_operations_have_the_papers_time_complexity(table, row, term):
-    assert complexity.matches_term(term, complexity.exponents(table, row, term))
