@@ -1,7 +1,7 @@
 """Training steps and predictions on the CPU with and without keep_freed_memory, in alternating new processes.
 
     python experiments/allocator.py --out allocator.json [--rounds 5]    measure
-    python experiments/allocator.py [--page docs/training.md]            write the table from committed results
+    python experiments/allocator.py [--page docs/benchmark.md]            write the table from committed results
 
 Each process reports its median time per image, page faults per step and peak memory. Losses and detections must be
 equal in all processes.
@@ -32,7 +32,7 @@ DETECTION = "nuclei detector, prediction, 448x448"
 
 
 def main() -> None:
-    parser = Script(__doc__, "training.md")
+    parser = Script(__doc__, "benchmark.md")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", nargs=2, help="a row of the table, and default or kept: measure in this process")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Why lambda layers lose on scattered digits: U-Nets with other scopes and learning rates, on the same digits.
 
     python experiments/unet_ablation.py digits --work RUNS [--seeds 1 2] [--jobs 2]    train; results are kept by seed
-    python experiments/unet_ablation.py [--page docs/segmentation.md]                  write the table
+    python experiments/unet_ablation.py [--page docs/detection_results.md]                  write the table
 
 The recipe is that of the scattered digits with 40 epochs instead of 100. After an interruption, run the script again:
 unfinished runs resume. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
@@ -52,7 +52,7 @@ def section(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    options = SeededRuns(__doc__, "segmentation.md", seeds=(1, 2)).parse_options()
+    options = SeededRuns(__doc__, "detection_results.md", seeds=(1, 2)).parse_options()
     out = options.out or OUT
     if options.data is not None:
         keys = [setting | {"seed": seed} for seed in options.seeds for setting in settings()]
