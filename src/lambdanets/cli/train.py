@@ -68,6 +68,7 @@ def main(arguments: list[str]) -> int:
             f"weights: {folder / 'weights.safetensors'}",
             *(f"{file.stem.replace('_', ' ')}: {file}" for file in sorted(folder.glob("*.png"))),
             *result["summary"],
+            *(["a quick test: scores of so few steps mean nothing"] if command.options.quicktest else []),
         )
     return 0
 
