@@ -1,7 +1,7 @@
 """Training steps and predictions on the CPU with and without keep_freed_memory, in alternating new processes.
 
     python experiments/allocator.py --out allocator.json [--rounds 5]    measure
-    python experiments/allocator.py [--page docs/benchmark.md]            write the table from committed results
+    python experiments/allocator.py [--page docs/benchmark.md]           write the table from committed results
 
 Each process reports its median time per image, page faults per step and peak memory. Losses and detections must be
 equal in all processes.

@@ -1,7 +1,7 @@
 """Why lambda layers lose on scattered digits: other scopes, learning rates and initial embeddings, on the same digits.
 
     python experiments/unet_ablation.py digits --work RUNS [--seeds 1 2] [--jobs 2]    train; results are kept by seed
-    python experiments/unet_ablation.py [--page docs/detection_results.md]                  write the table
+    python experiments/unet_ablation.py [--page docs/detection_results.md]          write the table
 
 The recipe is that of the scattered digits with 40 epochs instead of 100. After an interruption, run the script again:
 unfinished runs resume. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.

@@ -10,7 +10,6 @@ import io
 import re
 import shlex
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,21 +22,23 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 import lambdanets as ln
-from lab.export.shallow_resnet import shallow_lambda_resnet
+from lab.export.shallow_resnet import shallow_lambda_resnet  # an export of it is fast
 from lambdanets.cli import main, options
 from lambdanets.training import run
 from noise_images import write_images, write_two_classes
 from small_timm import small_lambda_resnet26t  # noqa: F401
+from training.detection.constructed_detector import write_constructed_detector
 from training.runs import quick_recipe
+from training.segmentation.tiny_segmentation import tiny_segmentation
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Options that make commands of the pages fast.
 SMALL = {
-    "train": "--epochs 1 --batch-size 4 --image-size 64 --workers 0 --warmup-epochs 0 --learning-rate 1e-4".split(),
-    "adopt": ["--seconds", "0"],
-    "export": ["--seconds", "0"],
-    "benchmark": "--shapes 7x7x16 --scopes 3 --repeats 3 --seconds 0.01 --candidates lambdanets convolution".split(),
+    "train": "--epochs 1 --batch-size 4 --image-size 64 --workers 0 --warmup-epochs 0 --learning-rate 1e-4",
+    "adopt": "--seconds 0",
+    "export": "--seconds 0",
+    "benchmark": "--shapes 7x7x16 --scopes 3 --repeats 3 --seconds 0.01 --candidates lambdanets convolution",
 }
 
 
@@ -54,7 +55,7 @@ def parse(arguments, patch):
         raise ParsedError
 
     with patch.context() as context:
-        for module in ("options", "predict", "training"):
+        for module in ("training", "predict", "options"):  # the last one is imported by the others
             context.setattr(f"lambdanets.cli.{module}.parse_all", parse_only)
         with pytest.raises((ParsedError, SystemExit)) as stopped:
             main(arguments)
@@ -62,25 +63,23 @@ def parse(arguments, patch):
 
 
 @pytest.fixture(scope="module")
-def shallow_run(tmp_path_factory):
-    """The run of a shallow network, whose export is fast. Read-only."""
+def trained(tmp_path_factory):
+    """A folder with three runs, and images of digits. Read-only."""
     folder = tmp_path_factory.mktemp("pages")
-    recipe = quick_recipe(write_two_classes(folder / "images"))
-    recipe = replace(recipe, model=shallow_lambda_resnet.__name__, epochs=1)
-    run.start(recipe, folder / "run")
-    return folder / "run"
+    run.start(quick_recipe(write_two_classes(folder / "images")), folder / "mine")
+    run.start(write_constructed_detector(folder, model=shallow_lambda_resnet.__name__), folder / "objects")
+    run.start(tiny_segmentation(folder / "masks"), folder / "regions")
+    return folder
 
 
 class Folder:
     """The current folder. Files that blocks read are written when they are first named."""
 
-    def __init__(self, classifier, detector, segmenter):
-        digits = detector / "digits"
+    def __init__(self, trained):
+        digits = trained / "digits"
         self.photo = sorted((digits / "train").iterdir())[1]
         self.files = {
-            "runs/mine": partial(shutil.copytree, classifier),
-            "runs/objects": partial(shutil.copytree, detector / "run"),
-            "runs/regions": partial(shutil.copytree, segmenter / "run"),
+            **{f"runs/{name}": partial(shutil.copytree, trained / name) for name in ("mine", "objects", "regions")},
             "PHOTOS": write_two_classes,
             "NEW_PHOTOS": partial(write_images, count=2, brightness=60),
             "MICROGRAPHS": partial(write_images, count=1, brightness=20),
@@ -103,9 +102,9 @@ class Folder:
 
 
 @pytest.fixture
-def folder(shallow_run, trained_detector, trained_segmenter, tmp_path, monkeypatch):
+def folder(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return Folder(shallow_run, trained_detector, trained_segmenter)
+    return Folder(trained)
 
 
 def is_run(example):
@@ -142,10 +141,11 @@ def run_shell(folder, patch, example):
             parse(arguments, patch)
             continue
         folder.provide(re.sub(r"--(run|out) \S+", "", line))
-        small = [] if "--resume" in arguments else SMALL.get(arguments[0], [])
+        small = [] if "--resume" in arguments else SMALL.get(arguments[0], "").split()
         assert main([*arguments, *small]) == 0, f"{example.path}, line {example.line}: {line}"
 
 
+@pytest.mark.xdist_group("trained")
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page, folder, monkeypatch):

@@ -53,7 +53,8 @@ def test_pages_have_the_mask_scores_of_nuclei():
     means = [f"{statistics.mean(scores):.1f}" for scores in mask_scores("nuclei")]
     assert "mask AP {} with lambda layers and {} with 3x3 convolutions".format(*means) in text_of("README.md")
     before = [f"{statistics.mean(s):.1f} ± {statistics.stdev(s):.1f}" for s in mask_scores("nuclei_norms_not_frozen")]
-    assert "mask AP was {} with lambda layers and {} with convolutions".format(*before) in text_of("docs/detection_results.md")
+    page = text_of("docs/detection_results.md")
+    assert "mask AP was {} with lambda layers and {} with convolutions".format(*before) in page
 
 
 def test_ten_mixers_have_three_seeds_on_real_images():
