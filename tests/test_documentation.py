@@ -1,8 +1,8 @@
 """Every code block of README.md and docs/ runs, as a person types it, in a folder with the files that it reads.
 
 Commands are called in this process, since each process would import PyTorch again, and trainings get the options in
-`SMALL`. A block below a comment `<!-- not run: reason -->` is only parsed, like commands within sentences. Links are
-checked by the strict build of the site.
+`SMALL`. A block below a comment `<!-- not run: reason -->` is only parsed, like commands within sentences, and the
+indented ones of the pages of evidence, which take hours. Links are checked by the strict build of the site.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ def test_every_block_runs(page, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_in_sentences_parse(page, tmp_path, monkeypatch):
+def test_commands_in_sentences_and_evidence_parse(page, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()  # the folder of --out must exist
     monkeypatch.chdir(tmp_path)
     text = page.read_text(encoding="utf-8")
