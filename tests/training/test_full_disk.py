@@ -86,7 +86,7 @@ def test_run_stopped_by_a_full_disk_resumes_when_space_is_free(options, tmp_path
     process.join(timeout=240)
     assert process.exitcode == 0
     assert json.loads((tmp_path / "exit_codes.json").read_text()) == [2, 0]
-    error = capfd.readouterr().err.strip().splitlines()[-1]
+    (error,) = capfd.readouterr().err.strip().splitlines()
     assert "best.ckpt: No space left on device; the last checkpoint is intact; once fixed, resume with: " in error
     assert error.endswith(f"lambdanets train --resume {tmp_path}/disk/run")
     check_stopped(tmp_path / "stopped")
