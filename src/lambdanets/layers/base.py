@@ -154,11 +154,12 @@ class LambdaBase(Layer, ABC):
         context: the source of keys and values; None for x itself.
         valid: bool (b, m), False at padded positions of the context; None if there is no padding.
         """
-        is_tokens, key_projection = self.is_token_layer, self.key_projection
-        query_modules = (self.query_projection, self.query_norm)
-        context_modules: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
-        if key_projection is not None:
-            context_modules.append((key_projection, None))
+        is_tokens = self.is_token_layer
+        modules: Any = self._modules  # attributes of a module take longer
+        query_modules = (modules["query_projection"], modules["query_norm"])
+        context_modules = [(modules["value_projection"], modules["value_norm"])]
+        if modules.get("key_projection") is not None:
+            context_modules.append((modules["key_projection"], None))
         if context is None:
             queries, values, *keys = project(x, [query_modules, *context_modules], is_tokens=is_tokens, valid=valid)
         else:
@@ -184,8 +185,9 @@ class LambdaBase(Layer, ABC):
         """Reshape (b, [h] depth u, m) to keys or values (b, [h,] m, depth[, u])."""
         heads = (self.heads,) if self.multi_head else ()
         intra = () if self.intra_depth == 1 else (self.intra_depth,)
-        if heads or intra:
-            projected = projected.unflatten(1, (*heads, depth, *intra))
+        if not heads and not intra:
+            return projected.transpose(1, 2)
+        projected = projected.unflatten(1, (*heads, depth, *intra))
         return projected.movedim(projected.ndim - 1, 1 + len(heads))
 
     @abstractmethod
@@ -333,9 +335,9 @@ class LambdaBase(Layer, ABC):
 
     def _tables(self) -> tuple[Tensor, ...]:
         """Tables of the relative embeddings; calls respect hooks and subclasses, but take longer."""
-        embedding: Any = self.embedding
+        embedding: Any = self._modules.get("embedding")
         if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
-            return (embedding.table,)
+            return (embedding._parameters["table"],)
         return tuple([relative() for relative in self.relative_embeddings])
 
     def _check_dtype(self, name: str, x: Tensor) -> None:

@@ -165,11 +165,10 @@ class GridLambdaLayer(LambdaBase):
     def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
         """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), and pooled."""
         if output.stride(2) == 1:  # contiguous maps
-            output = output.transpose(2, 3).flatten(1, 2)
+            output = output.transpose(2, 3).reshape(output.shape[0], self.dim_out, *inputs.grid)
         else:  # maps in channels_last, (b, n, h v); the gradient is converted to it once
             rows = output.transpose(1, 2).flatten(2)
-            output = contiguous_gradient(rows, rows.shape).transpose(1, 2)
-        output = output.unflatten(2, inputs.grid)
+            output = contiguous_gradient(rows, rows.shape).transpose(1, 2).unflatten(2, inputs.grid)
         if self.pools:
             mask = inputs.mask
             output = self._pool(output, None if mask is None else mask[:, 0].unflatten(1, inputs.grid))

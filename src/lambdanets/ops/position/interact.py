@@ -212,8 +212,7 @@ def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor 
     for q, v, c in _split_batch(algorithm.batch, *factors):
         outputs.append(algorithm.forward(q, prepared, v, c))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    # Autograd does not allow views from a function to be changed in place.
-    return output.to(algorithm.result_dtype).detach()
+    return _owned(output, algorithm.result_dtype)
 
 
 def run_backward(
@@ -249,13 +248,14 @@ def run_backward(
         grad_table = None
         if grad_prepared is not None:
             grad_table = _restore_offsets(algorithm.grad_table(grad_prepared), plan.problem, table.shape)
-        # Views of an autograd function may not be changed in place.
-        return (
-            None if grad_q is None else grad_q.to(queries.dtype).detach(),
-            None if grad_table is None else grad_table.to(table.dtype).detach(),
-            None if grad_v is None else grad_v.to(values.dtype).detach(),
-            None if grad_c is None or content is None else grad_c.to(content.dtype).detach(),
-        )
+        pairs = zip((grad_q, grad_table, grad_v, grad_c), (queries, table, values, content), strict=True)
+        q, r, v, c = (None if x is None or like is None else _owned(x, like.dtype) for x, like in pairs)
+        return q, r, v, c
+
+
+def _owned(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in this dtype, and not as a view, which autograd would not allow to be changed in place."""
+    return (x if x.dtype == dtype else x.to(dtype)).detach()
 
 
 def _backward_in_parts(
