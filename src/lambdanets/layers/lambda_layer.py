@@ -95,6 +95,7 @@ class GridLambdaLayer(LambdaBase):
             check_pool(pool, stride, self.dimensions)
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
         self.content_by_slice = content_by_slice
+        self.shares_lambda = self.shares_lambda and not content_by_slice
         self.pool, self.pools = pool, stride > 1 or pool is not None
         if position_bias:
             shape = (heads, query_depth) if multi_head else (query_depth,)
@@ -165,7 +166,8 @@ class GridLambdaLayer(LambdaBase):
     def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
         """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), and pooled."""
         if output.stride(2) == 1:  # contiguous maps
-            output = output.transpose(2, 3).reshape(output.shape[0], self.dim_out, *inputs.grid)
+            b, h, _, v = output.shape
+            output = output.transpose(2, 3).reshape(b, h * v, *inputs.grid)
         else:  # maps in channels_last, (b, n, h v); the gradient is converted to it once
             rows = output.transpose(1, 2).flatten(2)
             output = contiguous_gradient(rows, rows.shape).transpose(1, 2).unflatten(2, inputs.grid)
@@ -274,6 +276,30 @@ class LambdaLayer3d(GridLambdaLayer):
     """
 
     dimensions = 3
+
+    def pair_terms(self, inputs: LambdaInputs) -> Tensor:
+        if not self.content_by_slice or inputs.keys is None:
+            return super().pair_terms(inputs)
+        queries, keys, values, (slices, *_), embeddings, _, mask = inputs
+        axis = 2 if self.multi_head else 1
+        by_slice = inputs._replace(
+            queries=_split_slices(queries, 2, slices),
+            keys=_split_slices(keys, axis, slices),
+            values=_split_slices(values, axis, slices),
+            embeddings=None,
+            mask=None if mask is None else _split_slices(mask, 2, slices),
+        )
+        content = super().pair_terms(by_slice).unflatten(0, (-1, slices)).movedim(1, 2).flatten(2, 3)
+        return content if embeddings is None else content + super().pair_terms(inputs._replace(keys=None))
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", content='slices'" if self.content_by_slice else "")
+
+
+def _split_slices(x: Any, axis: int, slices: int) -> Tensor:
+    """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
+    result: Tensor = x.unflatten(axis, (slices, -1)).movedim(axis, 1).flatten(0, 1)
+    return result
 
 
 def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:

@@ -42,8 +42,8 @@ def project(
             all positions.
     """
     grid = () if is_tokens else tuple(x.shape[2:])
-    weights: list[Any] = [_product_weight(projection) for projection, _ in projections]
-    if any([weight is None for weight in weights]) or _has_any_global_hook():
+    weights = _product_weights([projection for projection, _ in projections])
+    if not weights or _has_any_global_hook():
         outputs = [projection(x) for projection, _ in projections]
         projected = [output.transpose(1, 2) if is_tokens else output.flatten(2) for output in outputs]
         are_fixed = is_folded = [False] * len(projections)
@@ -52,7 +52,7 @@ def project(
         autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         folds = autocast or torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
         norms: list[Any] = [norm for _, norm in projections]
-        are_fixed = [_is_fixed(norm) for norm in norms]
+        are_fixed = [norm is not None and _is_fixed(norm) for norm in norms]
         is_folded = [
             fixed and (folds or norm._parameters["weight"].dtype != x.dtype)
             for fixed, norm in zip(are_fixed, norms, strict=True)
@@ -106,19 +106,21 @@ def _mixes_positions(norm: nn.Module) -> bool:
     return isinstance(norm, nn.GroupNorm)
 
 
-def _product_weight(projection: Any) -> Tensor | None:
-    """Return the weight of a module that is exactly one matrix product per position; None for other modules."""
-    if not is_plain(projection, _PROJECTIONS):
-        return None
-    parameters = projection._parameters
-    if parameters["bias"] is not None:
-        return None
-    if not isinstance(projection, nn.Linear):
-        is_pointwise = {*projection.kernel_size, *projection.stride, projection.groups} == {1}
-        if not is_pointwise or any(projection.padding):
-            return None
-    weight: Tensor = parameters["weight"]
-    return weight
+def _product_weights(projections: list[Any]) -> list[Tensor]:
+    """Return the weights of modules that are exactly one matrix product per position, or [] if one does more."""
+    weights = []
+    for projection in projections:
+        if not is_plain(projection, _PROJECTIONS):
+            return []
+        if not isinstance(projection, nn.Linear):
+            sizes = {*projection.kernel_size, *projection.stride, projection.groups}
+            if sizes != {1} or any(projection.padding):
+                return []
+        parameters = projection._parameters
+        if parameters["bias"] is not None:
+            return []
+        weights.append(parameters["weight"])
+    return weights
 
 
 def is_plain(module: Any, types: tuple[type[nn.Module], ...]) -> bool:

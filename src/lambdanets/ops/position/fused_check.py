@@ -26,7 +26,7 @@ from lambdanets.files import atomic_write, user_cache_folder
 from lambdanets.ops import definition
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.algorithm import Factors, Problem
-from lambdanets.ops.position.interact import make_problem
+from lambdanets.ops.position.autograd import make_problem
 from lambdanets.ops.tables import crop_to_grid
 
 DTYPES = (torch.bfloat16, torch.float32)
