@@ -8,8 +8,8 @@ from torch import nn
 
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import autograd
-from lambdanets.ops.position.choose import ALGORITHMS
 from lambdanets.ops.position.autograd import prepared_tables
+from lambdanets.ops.position.choose import ALGORITHMS
 from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (6, 7), (5, 5)
