@@ -235,7 +235,8 @@ def run_backward(
         pairs = zip((queries, table, values, content), needs, strict=True)
         zeros = [torch.zeros_like(x) if x is not None and needed else None for x, needed in pairs]
         return zeros[0], zeros[1], zeros[2], zeros[3]
-    needs = needs._replace(content=needs.content and content is not None)
+    if content is None:
+        needs = needs._replace(content=False)
     if not any(needs):
         return None, None, None, None
     if torch._C._len_torch_dispatch_stack():
@@ -271,9 +272,13 @@ def _backward_in_parts(
     algorithm: Algorithm, prepared: Prepared, inputs: Sequence[Tensor | None], needs: NeedsGrad
 ) -> tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]:
     """`Algorithm.backward` of any batch; inputs: g, q, v and c."""
+    splits = _split_batch(algorithm.batch, *inputs)
+    if len(splits) == 1:
+        ((g, q, v, c),) = splits
+        return algorithm.backward(g, q, prepared, v, c, needs)
     grads: list[list[Tensor]] = [[], [], []]  # of queries, values and content, by call
     total: Prepared | None = None
-    for g, q, v, c in _split_batch(algorithm.batch, *inputs):
+    for g, q, v, c in splits:
         grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, q, prepared, v, c, needs)
         for parts, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):
             if part is not None:
@@ -283,7 +288,7 @@ def _backward_in_parts(
             total = tuple(x.to(accumulation_dtype(x.dtype)) for x in grad_prepared)
         elif grad_prepared is not None and total is not None:
             total = tuple(x.add_(part) for x, part in zip(total, grad_prepared, strict=True))
-    grad_q, grad_v, grad_c = (torch.cat(parts) if len(parts) > 1 else (*parts, None)[0] for parts in grads)
+    grad_q, grad_v, grad_c = (torch.cat(parts) if parts else None for parts in grads)
     return grad_q, total, grad_v, grad_c
 
 
