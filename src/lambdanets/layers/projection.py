@@ -46,16 +46,16 @@ def project(
     if not weights or _has_any_global_hook():
         outputs = [projection(x) for projection, _ in projections]
         projected = [output.transpose(1, 2) if is_tokens else output.flatten(2) for output in outputs]
-        are_fixed = is_folded = [False] * len(projections)
+        are_plain = is_folded = [False] * len(projections)
     else:
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
         autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         folds = autocast or torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
         norms: list[Any] = [norm for _, norm in projections]
-        are_fixed = [norm is not None and _is_fixed(norm) for norm in norms]
+        are_plain = [norm is not None and _is_plain_norm(norm) for norm in norms]
         is_folded = [
-            fixed and (folds or norm._parameters["weight"].dtype != x.dtype)
-            for fixed, norm in zip(are_fixed, norms, strict=True)
+            plain and not norm.training and (folds or norm._parameters["weight"].dtype != x.dtype)
+            for plain, norm in zip(are_plain, norms, strict=True)
         ]
         if any(is_folded):
             folded = [_fold(*each) for each in zip(weights, norms, is_folded, strict=True)]
@@ -65,15 +65,15 @@ def project(
         else:  # the queries are apart, because their norm would copy a part of a product
             projected = _product(maps, weights[:1]) + _product(maps, weights[1:])
     return [
-        maps if norm is None or fold else _normalize(norm, maps, grid, valid, fixed)
-        for maps, (_, norm), fixed, fold in zip(projected, projections, are_fixed, is_folded, strict=True)
+        maps if norm is None or fold else _normalize(norm, maps, grid, valid, plain)
+        for maps, (_, norm), plain, fold in zip(projected, projections, are_plain, is_folded, strict=True)
     ]
 
 
-def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | None, is_fixed: bool) -> Tensor:
+def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | None, is_plain: bool) -> Tensor:
     """Apply a norm to maps (b, c, n); in training only to the valid positions (b, n), returning 0 elsewhere.
 
-    grid: spatial sides of the maps that the norm expects; empty for tokens.
+    grid: spatial sides of the maps that the norm expects; empty for tokens. is_plain: see `_is_plain_norm`.
     """
     if isinstance(norm, nn.Identity):
         return maps
@@ -85,10 +85,12 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     are_maps = maps.stride(2) == 1 != maps.stride(1)
     if grid and not masked and (are_maps or not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm))):
         maps = maps.contiguous()
-        if is_fixed:  # a call of the module, and its attributes, take twice as long
+        if is_plain:  # a call of the module, and its attributes, take twice as long
             buffers, parameters = norm._buffers, norm._parameters
-            statistics = buffers["running_mean"], buffers["running_var"]
-            normalized = F.batch_norm(maps, *statistics, parameters["weight"], parameters["bias"], eps=norm.eps)
+            if norm.training:
+                buffers["num_batches_tracked"].add_(1)
+            tensors = buffers["running_mean"], buffers["running_var"], parameters["weight"], parameters["bias"]
+            normalized = F.batch_norm(maps, *tensors, norm.training, norm.momentum, norm.eps)
         else:  # norms other than batch norm may depend on the positions, so they need a grid
             normalized = norm(maps.unflatten(2, grid))
         return contiguous_gradient(normalized, maps.shape)
@@ -135,9 +137,9 @@ def is_plain(module: Any, types: tuple[type[nn.Module], ...]) -> bool:
     return not hooks and "forward" not in module.__dict__
 
 
-def _is_fixed(norm: Any) -> bool:
-    """Whether a norm is a batch norm that multiplies each channel by a number and adds another."""
-    if not is_plain(norm, _BATCH_NORMS) or norm.training:
+def _is_plain_norm(norm: Any) -> bool:
+    """Whether a norm is exactly a batch norm with weights and with running statistics of constant momentum."""
+    if not is_plain(norm, _BATCH_NORMS) or norm.momentum is None:
         return False
     return norm._buffers["running_mean"] is not None and bool(norm.affine)
 
