@@ -57,10 +57,8 @@ class GridLambdaLayer(LambdaBase):
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         convolution, norm = _CONVOLUTIONS[self.dimensions - 1], _NORMS[self.dimensions - 1]
         content_by_slice = content == "slices"
-        if isinstance(content, str):
-            if not (content_by_slice and self.dimensions == 3):
-                raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
-            content = True
+        if isinstance(content, str) and not (content_by_slice and self.dimensions == 3):
+            raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
         super().__init__(
             dim,
             dim_out,
@@ -68,7 +66,7 @@ class GridLambdaLayer(LambdaBase):
             query_depth=query_depth,
             heads=heads,
             intra_depth=intra_depth,
-            content=content,
+            content=True if isinstance(content, str) else content,
             position=position,
             normalize_keys=normalize_keys,
             normalize_queries=normalize_queries,
@@ -80,13 +78,10 @@ class GridLambdaLayer(LambdaBase):
         )
         check_sizes(stride=stride, dilation=dilation)
         check_algorithm(algorithm)
-        if causal and stride != 1:
+        if causal and (stride != 1 or pool is not None):
             raise ValueError(
-                f"stride must be 1 if causal is True, because pooling includes later positions; got {stride}"
-            )
-        if causal and pool is not None:
-            raise ValueError(
-                "pool must be None if causal is True, because pooling includes later positions; got a pool"
+                "stride must be 1 and pool None if causal is True, because pooling includes later positions; "
+                f"got stride={stride}, pool={pool}"
             )
         check_flags(position_bias=position_bias)
         if position_bias and not position:
