@@ -14,12 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.row_transform import (
-    choose_rows,
-    multiply_adds,
-    prepare,
-    row_transform,
-)
+from lambdanets.ops.position.row_transform import choose_rows, multiply_adds, prepare, row_transform
 from lambdanets.ops.precision import accumulation_dtype, widen_float16
 from lambdanets.ops.tables import crop_to_grid, mask_future, pairwise_embeddings
 from lambdanets.ops.tracing import static_shape
