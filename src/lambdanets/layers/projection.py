@@ -30,9 +30,8 @@ def project(
 
     Batch norms in eval mode are folded into the weights of their projections if the maps are large, in graphs and if
     dtypes are mixed. The projections are one matrix product if a norm is folded or there is one example; else the first
-    is one, and the others are another. Folding happens
-    in float32 or float64 at each call, so changes of the norms always have an effect. Modules of other types, and
-    modules with hooks or parametrizations, are called normally.
+    is one, and the others are another. Folding happens in float32 or float64 at each call, so changes of the norms
+    always have an effect. Modules of other types, and modules with hooks or parametrizations, are called normally.
 
     Args:
         x: tokens (b, n, d) for linear projections, or maps (b, d, S_1..S_D) for 1x1 convolutions.
@@ -70,10 +69,10 @@ def project(
     ]
 
 
-def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | None, is_plain: bool) -> Tensor:
+def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | None, plain: bool) -> Tensor:
     """Apply a norm to maps (b, c, n); in training only to the valid positions (b, n), returning 0 elsewhere.
 
-    grid: spatial sides of the maps that the norm expects; empty for tokens. is_plain: see `_is_plain_norm`.
+    grid: spatial sides of the maps that the norm expects; empty for tokens. plain: see `_is_plain_norm`.
     """
     if isinstance(norm, nn.Identity):
         return maps
@@ -85,7 +84,7 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     are_maps = maps.stride(2) == 1 != maps.stride(1)
     if grid and not masked and (are_maps or not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm))):
         maps = maps.contiguous()
-        if is_plain:  # a call of the module, and its attributes, take twice as long
+        if plain:  # a call of the module, and its attributes, take twice as long
             buffers, parameters = norm._buffers, norm._parameters
             if norm.training:
                 buffers["num_batches_tracked"].add_(1)
