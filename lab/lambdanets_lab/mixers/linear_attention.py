@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.interaction import lambda_interaction
+from lambdanets.ops.pairs import lambda_interaction
 from lambdanets.ops.precision import compute_and_result_dtype
 
 
