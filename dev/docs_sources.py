@@ -93,6 +93,8 @@ def replace_links(text: str, source: Path, pages: dict[Path, str]) -> str:
         if path.parts[0] == "docs":
             file = os.path.relpath(path, Path("docs", pages[source]).parent)
             return f"{image}[{label}]({file})"
+        if not target.exists():
+            raise SystemExit(f"{source.relative_to(ROOT)} has a link to {link}, which does not exist")
         return label if label.strip("`") in str(path) else f"{label} (`{path}`)"
 
     return re.sub(r"(!?)\[([^]]*)\]\(([^)\s]+)\)", replace, text)

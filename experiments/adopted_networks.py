@@ -1,7 +1,7 @@
 """Time of networks with lambda layers of other packages, before and after ln.adopt, and of the layers alone.
 
     python experiments/adopted_networks.py --out FILE [--names NAME ...] [--batch 8] [--threads 2]    measure
-    python experiments/adopted_networks.py [--page docs/adoption.md]    write table and figure from committed results
+    python experiments/adopted_networks.py [--page docs/benchmark.md]    write table and figure from committed results
 
 For each network, inference and a training step, original and adopted, contiguous and in channels_last, are timed
 interleaved in one process, after their outputs were compared. The layers alone are timed on the maps that they get in
@@ -162,7 +162,7 @@ def _medians(result: dict[str, Any], network: str, part: str, phase: str) -> dic
 
 
 def main() -> None:
-    parser = Script(__doc__, "adoption.md")
+    parser = Script(__doc__, "benchmark.md")
     parser.add_argument("--names", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)

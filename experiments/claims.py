@@ -1,6 +1,6 @@
-"""The claims of the paper beside what was measured here: writes the tables of docs/results.md, and their figure.
+"""The claims of the paper beside what was measured here: writes the tables of docs/claims.md, and their figure.
 
-    python experiments/claims.py [--page docs/results.md]
+    python experiments/claims.py [--page docs/claims.md]
 
 A claim about accuracy is confirmed if the 95% confidence interval of the paired difference over at least three seeds
 (Student's t) is above 0, refuted if it is below 0, and undecided otherwise. A claim about cost is confirmed if it holds
@@ -330,7 +330,7 @@ def accuracy() -> list[Accuracy]:
 
 
 def main() -> None:
-    page = PageScript(__doc__, "results.md").parse_args().page
+    page = PageScript(__doc__, "claims.md").parse_args().page
     accuracies = accuracy()
     draw(accuracies, page.parent / "results/claims.png")
     costs = [*network_costs(), *extra_data_costs(), *layer_costs(), *speed()]

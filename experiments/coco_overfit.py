@@ -1,10 +1,10 @@
 """Overfits a small LambdaResNet to a few COCO images and evaluates it on them: an end-to-end sanity check.
 
     python experiments/coco_overfit.py COCO --work FOLDER [--images 4]
-    python experiments/coco_overfit.py                                    write docs/detection.md
+    python experiments/coco_overfit.py                                    write docs/detection_results.md
 
 COCO is a folder with instances_train2017.json and train2017.tar. lambdanets, pycocotools and torchmetrics score the
-results; the scores must agree to 1e-6. They are written as JSON and as a paragraph of docs/detection.md.
+results; the scores must agree to 1e-6. They are written as JSON and as a paragraph of docs/detection_results.md.
 """
 
 import argparse
@@ -31,7 +31,7 @@ RECIPE = (
 
 
 def main() -> None:
-    parser = Script(__doc__, "detection.md", RESULTS / "epyc-2-cores/coco_overfit.json")
+    parser = Script(__doc__, "detection_results.md", RESULTS / "epyc-2-cores/coco_overfit.json")
     parser.add_argument("coco", type=Path, nargs="?", help="folder of COCO; without it, only the page is written")
     parser.add_argument("--work", type=Path, help="folder for the run")
     parser.add_argument("--images", type=int, default=4)

@@ -1,7 +1,7 @@
 """Detection backbones at 1024 x 1024: LambdaResNet-50, and the same network with other layers for its lambda layers.
 
     python experiments/detection_backbone.py --out FILE [--size 1024]      measure
-    python experiments/detection_backbone.py [--page docs/detection.md]    write the page from committed results
+    python experiments/detection_backbone.py [--page docs/benchmark.md]    write the page from committed results
 
 Batch 1, on a CPU, feature maps of strides 4 to 32. All candidates are timed in turn in one process, after their layers
 were compared with float64 references. Then follow the peak memory of one layer on 128 x 128 maps, if it fits into free
@@ -273,7 +273,7 @@ A training step of Mask R-CNN on LambdaResNet-50 with two images of {size} x {si
 
 
 def main() -> None:
-    parser = Script(__doc__, "detection.md")
+    parser = Script(__doc__, "benchmark.md")
     parser.add_argument("--size", type=int, default=1024, help="side of the images in pixels")
     parser.add_argument("--repeats", type=int, default=5, help="maximum number of timed runs per candidate")
     parser.add_argument("--seconds", type=float, default=40, help="time limit per candidate in seconds")

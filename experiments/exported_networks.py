@@ -2,7 +2,7 @@
 
     python experiments/exported_networks.py --out FILE [--names NAME ...] [--seconds 5]    measure
     python experiments/exported_networks.py --out FILE --threads    compare outputs, without timing
-    python experiments/exported_networks.py [--page docs/deploy.md]    write the page from committed results
+    python experiments/exported_networks.py [--page docs/benchmark.md]    write the page from committed results
 
 For each number of threads and batch size, all networks in both runtimes are timed in turn in one process, with 224 x
 224 images (lambda_resnet26rpt_256: 256 x 256) and fixed shapes. Before, each network is exported with fixed and with
@@ -112,7 +112,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = Script(__doc__, "deploy.md")
+    parser = Script(__doc__, "benchmark.md")
     parser.add_argument("--names", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])

@@ -1,7 +1,7 @@
 """Trained models in ONNX Runtime and OpenVINO: objects of a detector; accuracy, size and time of int8.
 
     python experiments/exported_runs.py --out FILE --run NAME RUN DATA [--run ...] [--images FOLDER]    measure
-    python experiments/exported_runs.py [--page docs/deploy.md]    write the page from committed results
+    python experiments/exported_runs.py [--page docs/benchmark.md]    write the page from committed results
 
 For each run (a NAME for the table, a run folder, and data as for `lambdanets export --int8`), the float32 and the int8
 file of each runtime and PyTorch are timed in turn, with one image and one thread. A detector is also exported with
@@ -103,7 +103,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = Script(__doc__, "deploy.md")
+    parser = Script(__doc__, "benchmark.md")
     parser.add_argument("--run", nargs=3, action="append", default=[], metavar=("NAME", "RUN", "DATA"))
     parser.add_argument("--images", type=Path, help="folder of images for the detector")
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each candidate, roughly")

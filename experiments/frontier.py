@@ -270,7 +270,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = Script(__doc__, "results.md")
+    parser = Script(__doc__, "frontier.md")
     parser.add_argument("action", choices=["export", "measure", "page"], nargs="?", default="page")
     parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
     parser.add_argument("--names", nargs="+", help="models, such as resnetrs50; all by default")

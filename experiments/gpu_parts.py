@@ -24,10 +24,10 @@ from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import fused, fused_check
 from lambdanets.ops.position.algorithm import Problem
+from lambdanets.ops.position.autograd import make_problem
 from lambdanets.ops.position.fused import KERNELS, Fused, kernels_for_dtype
 from lambdanets.ops.position.fused_check import CASES, FULL_TILE_CASE, Case, Example, max_relative_error, run_kernel
 from lambdanets.ops.position.fused_sizes import ProgramSizes, choose_program_sizes, max_value_channels
-from lambdanets.ops.position.interact import make_problem
 from lambdanets.ops.tables import crop_to_grid
 
 # side of the map, value depth, scope (None: global), batch: layers of LambdaResNet-50 at 224 pixels, and others

@@ -1,7 +1,7 @@
 """Mask R-CNN on cell nuclei: a small LambdaResNet and its convolution baseline, with the same recipe and seeds.
 
     python experiments/nuclei.py NUCLEI --work FOLDER [--seeds 0 1 2] [--jobs 2]    train two runs per seed
-    python experiments/nuclei.py [--page docs/detection.md]                            write the page from results
+    python experiments/nuclei.py [--page docs/detection_results.md]                 write the page
 
 NUCLEI has instances_train.json, train.tar, instances_val.json and val.tar. Each run uses the command on the page and
 writes into FOLDER. After an interruption, run the script again to resume. The results file keeps the results of other
@@ -54,7 +54,7 @@ def section(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    options = SeededRuns(__doc__, "detection.md").parse_options()
+    options = SeededRuns(__doc__, "detection_results.md").parse_options()
     out = options.out or OUT
     if options.data is not None:
         train_missing(

@@ -64,7 +64,7 @@ MOSAIC_SIDE, CROP_SIDE, IMAGE_SIDE = 8000, 2000, 250
 
 
 def main() -> None:
-    parser = Script(__doc__, "detection.md", RESULTS / "epyc-2-cores/nuclei_test_set.json")
+    parser = Script(__doc__, "detection_results.md", RESULTS / "epyc-2-cores/nuclei_test_set.json")
     parser.add_argument("action", choices=["split", "train", *MEASUREMENTS, "page"], nargs="?", default="page")
     parser.add_argument("paths", type=Path, nargs="*")
     options = parser.parse_args()

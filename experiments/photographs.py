@@ -2,7 +2,7 @@
 
     python experiments/photographs.py DATA --work RUNS --tune 0.1 0.2 0.4 [--jobs 2]                  learning rates
     python experiments/photographs.py DATA --work RUNS [--seeds 0 1 2] [--sizes 128 160] [--jobs 2]    train
-    python experiments/photographs.py [--page docs/results.md]                                         write the page
+    python experiments/photographs.py [--page docs/photographs.md]                                      write the page
 
 DATA has train/CLASS/ and val/CLASS/, such as 3,810 images of 97 classes of Caltech 101. The network is a small ResNet
 with 3x3 convolutions or lambda layers in c4 and c5. Networks with the same seed have equal initial weights in all
@@ -101,7 +101,7 @@ def section(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = SeededRuns(__doc__, "results.md")
+    parser = SeededRuns(__doc__, "photographs.md")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 160])
     parser.add_argument("--tune", type=float, nargs="+", metavar="RATE", help="only compare learning rates")
     options = parser.parse_options()

@@ -2,7 +2,7 @@
 
     python experiments/segmentation.py FOLDER --work RUNS [--seeds 0 1 2] [--jobs 2]   train two runs per seed on nuclei
     python experiments/segmentation.py digits --work RUNS [--seeds 0 1 2] [--jobs 2]   train two runs per seed on digits
-    python experiments/segmentation.py [--page docs/segmentation.md]                   write the page from results
+    python experiments/segmentation.py [--page docs/detection_results.md]             write the page from results
 
 FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_test_set.py split`. The last
 epoch's weights are scored on the test images of nuclei and on the validation images of digits. After an interruption,
@@ -104,7 +104,7 @@ def section(comparison: Comparison) -> str:
 
 
 def main() -> None:
-    options = SeededRuns(__doc__, "segmentation.md").parse_options()
+    options = SeededRuns(__doc__, "detection_results.md").parse_options()
     comparisons = [NUCLEI, DIGITS]
     if options.data is not None:
         comparison = DIGITS if options.data == Path("digits") else NUCLEI

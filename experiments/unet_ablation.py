@@ -1,17 +1,25 @@
-"""Why lambda layers lose on scattered digits: U-Nets with other scopes and learning rates, on the same digits.
+"""Why lambda layers lose on scattered digits: other scopes, learning rates and initial embeddings, on the same digits.
 
     python experiments/unet_ablation.py digits --work RUNS [--seeds 1 2] [--jobs 2]    train; results are kept by seed
-    python experiments/unet_ablation.py [--page docs/segmentation.md]                  write the table
+    python experiments/unet_ablation.py [--page docs/detection_results.md]          write the table
 
 The recipe is that of the scattered digits with 40 epochs instead of 100. After an interruption, run the script again:
 unfinished runs resume. With --jobs 2, set OMP_NUM_THREADS to half the number of cores.
 """
 
+import functools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from pages import RESULTS, replace_section
 from seeded_runs import SeededRuns, processors, stored_runs, train_missing
 
+from lambdanets.layers import RelativeEmbedding
+from lambdanets.models.weights import save_weights
+from lambdanets.recipes import find_recipe
+from lambdanets.tasks.segmentation.task import SegmentationTask
 from lambdanets.text_tables import markdown_table
 
 OUT = RESULTS / "unet_ablation.json"
@@ -19,11 +27,13 @@ EPOCHS, LEARNING_RATE = 40, 0.002
 SCOPES = (23, 15, 11, 7, 5, 3)
 OTHER_RATES = (0.0006, 0.006)
 CONVOLUTION = "3x3 convolution"
+LOCAL = "scope 23, local"
+WINDOW = 1.5  # standard deviation of the Gaussian window on the initial embeddings of LOCAL, in positions
 
 
 def settings() -> list[dict[str, Any]]:
     """The layer and the learning rate of each U-Net; the learning rates for three of the layers."""
-    layers = [CONVOLUTION, *(f"scope {scope}" for scope in SCOPES)]
+    layers = [CONVOLUTION, *(f"scope {scope}" for scope in SCOPES), LOCAL]
     compared = (CONVOLUTION, "scope 23", "scope 7")
     rates = [(layer, rate) for rate in OTHER_RATES for layer in compared]
     return [
@@ -31,10 +41,32 @@ def settings() -> list[dict[str, Any]]:
     ]
 
 
-def command(layer: str, learning_rate: float, seed: int) -> list[object]:
+def command(work: Path, layer: str, learning_rate: float, seed: int) -> list[object]:
     """The arguments of the `lambdanets` command of a run."""
-    recipe = ["digit_masks_convolution"] if layer == CONVOLUTION else ["digit_masks", "--model-options", *layer.split()]
+    recipe: list[object] = ["digit_masks_convolution"]
+    if layer != CONVOLUTION:
+        recipe = ["digit_masks", "--model-options", *layer.partition(",")[0].split()]
+    if layer == LOCAL:
+        recipe += ["--weights", write_local_weights(work / f"local-{seed}.safetensors", seed)]
     return ["train", *recipe, "--epochs", EPOCHS, "--learning-rate", learning_rate, "--seed", seed]
+
+
+@torch.no_grad()
+def write_local_weights(path: Path, seed: int) -> Path:
+    """Write the initial weights of a seed, with embeddings times a Gaussian window, of the same norm as before."""
+    recipe = replace(find_recipe("digit_masks"), seed=seed)
+    task = SegmentationTask(recipe)
+    torch.manual_seed(seed)
+    model = task.build(recipe)
+    for module in model.modules():
+        if isinstance(module, RelativeEmbedding):
+            rows, columns = (torch.arange(side) - side // 2 for side in module.scope)
+            squares = rows[:, None] ** 2 + columns**2
+            local = module.table * torch.exp(-squares / (2 * WINDOW**2))[:, :, None]
+            module.table.copy_(local * (module.table.norm() / local.norm()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_weights(path, model, task.card(recipe).to_public_json(recipe.fields()))
+    return path
 
 
 def section(runs: list[dict[str, Any]]) -> str:
@@ -52,12 +84,19 @@ def section(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    options = SeededRuns(__doc__, "segmentation.md", seeds=(1, 2)).parse_options()
+    options = SeededRuns(__doc__, "detection_results.md", seeds=(1, 2)).parse_options()
     out = options.out or OUT
     if options.data is not None:
         keys = [setting | {"seed": seed} for seed in options.seeds for setting in settings()]
         folder = "{layer}-{learning_rate}-{seed}"
-        train_missing(options, out, folder, keys, command, lambda run, result: {"dice": result["dice"]})
+        train_missing(
+            options,
+            out,
+            folder,
+            keys,
+            functools.partial(command, options.work),
+            lambda run, result: {"dice": result["dice"]},
+        )
     replace_section(options.page, "unet_ablation", section(stored_runs(out)))
 
 

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ import lambdanets as ln
 from lambdanets.cli import main
 from small_timm import small_lambda_resnet26t  # noqa: F401
 
-PAGE = Path(__file__).parents[1] / "docs/adoption.md"
 LAYERS = ["stages.2.1.self_attn", "stages.3.0.self_attn", "stages.3.1.self_attn"]
 
 
@@ -103,25 +100,23 @@ def test_does_not_overwrite_its_output(tmp_path, capsys):
     assert "is not empty" in capsys.readouterr().err
 
 
-def test_finetuning_on_the_page_ends_with_a_network_for_timm(tmp_path, monkeypatch):
+def test_finetuned_adopted_network_is_one_of_timm(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for index in range(16):
         path = tmp_path / f"PHOTOS/{('cat', 'dog')[index % 2]}/{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(path)
     monkeypatch.chdir(tmp_path)
-    section = PAGE.read_text(encoding="utf-8").split("## Fine-tune")[1].split("\n## ")[0]
-    adopt_command, train_command = re.findall(r"^    (lambdanets .*)$", section, re.MULTILINE)
-    assert main([*shlex.split(adopt_command)[1:], "--no-pretrained", "--seconds", "0"]) == 0
-    smaller = "--epochs 1 --image-size 32 --batch-size 4 --warmup-epochs 0"
-    assert main([*shlex.split(train_command)[1:], *smaller.split()]) == 0
+    assert adopt("lambda_resnet26t", "--no-pretrained", "--out", "foreign") == 0
+    train = "train finetune --weights foreign --data PHOTOS --run runs/photos"
+    small = "--epochs 1 --image-size 32 --batch-size 4 --warmup-epochs 0"
+    assert main([*train.split(), *small.split()]) == 0
     recipe = json.loads(Path("runs/photos/recipe.json").read_text())
     assert (recipe["model"], recipe["mean"]) == ("timm/lambda_resnet26t", [0.485, 0.456, 0.406])
     assert main(["evaluate", "runs/photos"]) == 0
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    variables = {"ln": ln, "timm": timm}
-    exec(code, variables)
-    finetuned, trained = variables["finetuned"].eval(), ln.load("runs/photos", device="cpu")
+    ln.save_pretrained("runs/photos", "finetuned")
+    finetuned = timm.create_model("local-dir:finetuned", pretrained=True).eval()
+    trained = ln.load("runs/photos", device="cpu")
     assert trained.classes == ("cat", "dog")
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

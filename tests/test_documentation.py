@@ -1,92 +1,177 @@
-"""Every command of README.md and docs/ parses, every link resolves, and the Python code of guides runs."""
+"""Every code block of README.md and docs/ runs, as a person types it, in a folder with the files that it reads.
 
+Commands are called in this process, since each process would import PyTorch again, and trainings get the options in
+`SMALL`. A block below a comment `<!-- not run: reason -->` is only parsed, like commands within sentences, and the
+indented ones of the pages of evidence, which take hours. Links are checked by the strict build of the site.
+"""
+
+import contextlib
+import io
 import re
 import shlex
+import shutil
+from functools import partial
 from pathlib import Path
-from urllib.parse import unquote
 
+import numpy as np
 import pytest
+import tifffile
+from PIL import Image
+from sybil import Document
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser
 
+import lambdanets as ln
+from lab.export.shallow_resnet import shallow_lambda_resnet  # an export of it is fast
 from lambdanets.cli import main, options
+from lambdanets.training import run
+from noise_images import write_images, write_two_classes
+from small_timm import small_lambda_resnet26t  # noqa: F401
+from training.detection.constructed_detector import write_constructed_detector
+from training.runs import quick_recipe
+from training.segmentation.tiny_segmentation import tiny_segmentation
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *DOCS]}
-PAGES_WITH_LINKS = [*PAGES, "CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md"]
-
-
-def find_commands(page):
-    """The `lambdanets` commands in indented and fenced blocks, also after torchrun, and in single backticks."""
-    text = re.sub(r"```\w+\n.*?```", "", page.replace("\\\n", " "), flags=re.DOTALL)
-    in_blocks = re.findall(r"^(?: {4,})?(?:torchrun .*-- )?(lambdanets .*)$", text, flags=re.MULTILINE)
-    return in_blocks + re.findall(r"`(lambdanets [^`\n]*)`", text)
-
-
-def python_blocks(page):
-    return re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Options that make commands of the pages fast.
+SMALL = {
+    "train": "--epochs 1 --batch-size 4 --image-size 64 --workers 0 --warmup-epochs 0 --learning-rate 1e-4",
+    "adopt": "--seconds 0",
+    "export": "--seconds 0",
+    "benchmark": "--shapes 7x7x16 --scopes 3 --repeats 3 --seconds 0.01 --candidates lambdanets convolution",
+}
 
 
 class ParsedError(Exception):
     """Stops a command after its options were parsed."""
 
 
-@pytest.mark.parametrize("command", sorted({command for page in PAGES.values() for command in find_commands(page)}))
-def test_every_command_parses(command, monkeypatch, tmp_path):
-    (block,) = python_blocks("docs/training.md")
-    (tmp_path / "my_recipe.py").write_text(block)
-    (tmp_path / "docs").mkdir()
-    monkeypatch.chdir(tmp_path)
+def parse(arguments, patch):
+    """Parse the options of a command, without running it."""
     parse_all = options.parse_all
 
     def parse_only(*arguments, **texts):
         parse_all(*arguments, **texts)
         raise ParsedError
 
-    for module in ("options", "predict", "training"):
-        monkeypatch.setattr(f"lambdanets.cli.{module}.parse_all", parse_only)
-    arguments = shlex.split(command, comments=True)[1:]
-    if "--help" in arguments:
-        with pytest.raises(SystemExit, match="0"):
+    with patch.context() as context:
+        for module in ("training", "predict", "options"):  # the last one is imported by the others
+            context.setattr(f"lambdanets.cli.{module}.parse_all", parse_only)
+        with pytest.raises((ParsedError, SystemExit)) as stopped:
             main(arguments)
-    else:
-        with pytest.raises(ParsedError):
-            main(arguments)
+    assert not isinstance(stopped.value, SystemExit) or stopped.value.code == 0
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_LINKS)
-def test_every_link_resolves_to_a_file_and_heading(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if "://" in link:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with three runs, and images of digits. Read-only."""
+    folder = tmp_path_factory.mktemp("pages")
+    run.start(quick_recipe(write_two_classes(folder / "images")), folder / "mine")
+    run.start(write_constructed_detector(folder, model=shallow_lambda_resnet.__name__), folder / "objects")
+    run.start(tiny_segmentation(folder / "masks"), folder / "regions")
+    return folder
+
+
+class Folder:
+    """The current folder. Files that blocks read are written when they are first named."""
+
+    def __init__(self, trained):
+        digits = trained / "digits"
+        self.photo = sorted((digits / "train").iterdir())[1]
+        self.files = {
+            **{f"runs/{name}": partial(shutil.copytree, trained / name) for name in ("mine", "objects", "regions")},
+            "PHOTOS": write_two_classes,
+            "NEW_PHOTOS": partial(write_images, count=2, brightness=60),
+            "MICROGRAPHS": partial(write_images, count=1, brightness=20),
+            "IMAGES": partial(shutil.copytree, digits / "train"),
+            **{f"{split}.json": partial(shutil.copy, digits / "train.json") for split in ("train", "val", "test")},
+            "photo.jpg": self.write_photo,
+            "scan.png": self.write_photo,
+            "slide.png": partial(self.write_photo, size=(520, 64)),
+            "slide.tif": lambda path: tifffile.imwrite(path, np.ones((2, 64, 520), np.uint16)),
+        }
+
+    def write_photo(self, path, size=(96, 96)):
+        Image.open(self.photo).convert("RGB").resize(size).save(path)
+
+    def provide(self, text):
+        for name, write in self.files.items():
+            if re.search(rf"(?<![\w/]){re.escape(name)}(?![\w/])", text) and not Path(name).exists():
+                Path(name).parent.mkdir(exist_ok=True)
+                write(Path(name))
+
+
+@pytest.fixture
+def folder(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Folder(trained)
+
+
+def is_run(example):
+    """Whether a block is run; a comment before it may say why it is not."""
+    return re.search(r"<!-- not run: .+ -->\n$", example.document.text[: example.region.start]) is None
+
+
+def run_python(folder, example):
+    """Run a block. The shapes that it prints are those in its comments."""
+    if not is_run(example):
+        compile(example.parsed, example.path, "exec")
+        return
+    folder.provide(example.parsed)
+    folder.python = example.parsed
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        PythonEvaluator()(example)
+    for shape in re.findall(r"^print\(.*\.shape\)  # (?:.*: )?\((\d[\d, ]*)\)$", example.parsed, re.MULTILINE):
+        assert f"[{shape}]" in output.getvalue()
+
+
+def run_shell(folder, patch, example):
+    """Run the commands of a block. Those of other programs are not run."""
+    for line in example.parsed.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        arguments = words[words.index("lambdanets") + 1 :] if "lambdanets" in words else []
+        if is_run(example):
+            assert words[:1] in ([], ["lambdanets"]), f"{example.path}: say why it is not run: {line}"
+        if not arguments:
             continue
-        name, _, anchor = unquote(link).partition("#")
-        target = (ROOT / page).parent / name if name else ROOT / page
-        assert target.exists(), link
-        if anchor:
-            assert anchor in heading_anchors(target), link
+        for word in arguments:
+            if word.endswith(".py"):
+                Path(word).write_text(folder.python)
+        if not is_run(example):
+            parse(arguments, patch)
+            continue
+        folder.provide(re.sub(r"--(run|out) \S+", "", line))
+        small = [] if "--resume" in arguments else SMALL.get(arguments[0], "").split()
+        assert main([*arguments, *small]) == 0, f"{example.path}, line {example.line}: {line}"
 
 
-def heading_anchors(path):
-    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+@pytest.mark.xdist_group("trained")
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page, folder, monkeypatch):
+    python = CodeBlockParser("python", partial(run_python, folder))
+    shell = CodeBlockParser("sh", partial(run_shell, folder, monkeypatch))
+    for example in Document.parse(str(page), python, shell):
+        example.evaluate()
 
 
-def test_index_and_site_have_every_page():
-    pages = {path.name for path in DOCS} - {"README.md"}
-    assert set(re.findall(r"\]\((\w+\.md)\)", PAGES["docs/README.md"])) == pages
-    assert pages <= set(re.findall(r"\w+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_sentences_and_evidence_parse(page, tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()  # the folder of --out must exist
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"^```(.*)\n(?:.*\n)*?```$", text, re.MULTILINE)) <= {"python", "sh", "text"}
+    text = re.sub(r"^```.*\n(?:.*\n)*?```$", "", text.replace("\\\n", " "), flags=re.MULTILINE)
+    for command in re.findall(r"^ {4}(lambdanets .*)$", text, re.MULTILINE) + re.findall(r"`(lambdanets [^`]*)`", text):
+        parse(shlex.split(command, comments=True)[1:], monkeypatch)
 
 
-@pytest.mark.parametrize("page", ["docs/adoption.md", "docs/layers.md", "docs/engine.md"])
-def test_python_code_runs_and_prints_the_shapes_in_its_comments(page, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # the blocks write files
-    variables = {}
-    for block in python_blocks(page):
-        if "runs/" not in block:  # the tests of the command that trains the run execute these
-            exec(block, variables)
-    output = capsys.readouterr().out
-    for shape in re.findall(r"print\(.*\.shape\)  # \((.*)\)$", PAGES[page], flags=re.MULTILINE):
-        assert f"[{shape}]" in output
-    if page == "docs/layers.md":
-        parameters = variables["model"].named_parameters()
-        assert {tuple(parameter.shape) for name, parameter in parameters if name.endswith("table")} == {(23, 23, 16)}
+@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").glob("*.py"))], ids=lambda path: path.name)
+def test_pages_and_examples_use_only_public_names(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"^\s*(?:from|import) lambdanets\.(?!recipes).*", text, re.MULTILINE) == []
+    assert set(re.findall(r"\bln\.(\w+)", text)) <= set(ln.__all__)
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110

@@ -18,6 +18,7 @@ from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.inference.predictor import Predictor
 from lambdanets.records import Fraction, record
+from lambdanets.registry import TaskEntry
 from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.task import Task
@@ -208,3 +209,10 @@ class KeywordTask(Task):
 
     def evaluator(self, recipe: KeywordRecipe, images: Recordings) -> KeywordEvaluator:
         return KeywordEvaluator(KeywordSpotter(self.model, self.card(recipe)), images)
+
+
+ENTRY = TaskEntry(
+    recipe="keyword_task:KeywordRecipe",
+    implementation="keyword_task:KeywordTask",
+    predictor="keyword_task:KeywordSpotter",
+)

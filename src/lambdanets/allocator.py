@@ -15,7 +15,7 @@ def keep_freed_memory() -> bool:
     By default, glibc maps new memory for each tensor above 32 MiB (at most) and returns it to the system when it is
     freed. In every step, the kernel clears and maps its pages again, one page fault per 4 KiB. A process that
     keeps up to 2 GiB of freed memory trains 1.1 to 1.4 times as fast and its peak memory grows by up to 15%
-    (docs/training.md). Results do not change. Memory on GPUs is not affected: PyTorch keeps it anyway.
+    (docs/benchmark.md). Results do not change. Memory on GPUs is not affected: PyTorch keeps it anyway.
 
     Other C libraries, a preloaded allocator (LD_PRELOAD, usually jemalloc or tcmalloc), and thresholds that the
     environment sets (MALLOC_MMAP_THRESHOLD_, GLIBC_TUNABLES) are left as they are.

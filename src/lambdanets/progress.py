@@ -4,27 +4,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from lambdanets.signals import check_signals
 from lambdanets.terminal import echo, printable
 
 Item = TypeVar("Item")
-SECONDS_PER_LINE = 30.0
+SECONDS_PER_LINE, SECONDS_PER_BAR = 30.0, 0.2
 _running: list["Progress"] = []  # those whose block is being executed, the outermost first
 
 
 class Progress:
     """A context manager that shows progress on standard error within its block.
 
-    If standard error is not a terminal, a thread prints a line every SECONDS_PER_LINE, even while an item takes longer.
-    Within the block of another Progress, such as for the tiles of an image, the line of that one shows both.
+    A thread writes it, even while an item takes longer. If standard error is not a terminal, it prints lines, and
+    within the block of another Progress, such as for the tiles of an image, the line of that one shows both.
 
     total: number of items; if None, there is no bar, and the lines show the elapsed time.
     initial: number of items that were done before.
     bar: False if the command prints each item anyway; then there is no bar.
-    note: text about the current item, or a function that returns it; may be changed at any time.
+    note: text about the current item, or a function that returns it, which replaces the speed; may be changed at any
+        time, as `label` and `done` may.
     """
 
     def __init__(
@@ -42,60 +42,42 @@ class Progress:
         self.note = note
         self._started = time.monotonic()
         self._stopped = threading.Event()
-        self._bar: Any = None
-        self._shows_bar = bar and total is not None
+        self._has_bar = bar
+        self._bar: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        is_nested = bool(_running)
+        on_terminal, is_nested = sys.stderr.isatty() and self.total is not None, bool(_running)
         _running.append(self)
-        if not sys.stderr.isatty() or self.total is None:
-            if is_nested:
-                return self
+        if on_terminal and self._has_bar:
+            self._bar = threading.Thread(target=self._show_bar, daemon=True)
+            self._bar.start()
+        elif not on_terminal and not is_nested:
             threading.Thread(target=self._print_lines, daemon=True).start()
-        elif self._shows_bar:
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                total=self.total,
-                initial=self._initial,
-                desc=printable(self.label),
-                unit=f" {self.unit}",
-                leave=False,
-                file=sys.stderr,
-            )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stopped.set()
         if self in _running:  # training may end it twice
             _running.remove(self)
         if self._bar is not None:
-            self._bar.close()
+            self._bar.join()  # it removes the bar from the terminal
 
     def update(self, count: int = 1) -> None:
         """Add `count` to the number of items done. Raises KeyboardInterrupt if a signal has arrived."""
         check_signals()
         self.done += count
-        if self._bar is not None:
-            self._bar.update(count)
 
     def set_note(self, note: str, label: str | None = None) -> None:
         """Set the note, and the label if given. Raises KeyboardInterrupt if a signal has arrived."""
         check_signals()
         self.note = note
         self.label = self.label if label is None else label
-        if self._bar is not None:
-            self._bar.set_description(printable(self.label), refresh=False)
-            self._bar.set_postfix_str(printable(note))
 
     def line(self) -> str:
         """Return the progress as one line of text."""
         seconds = time.monotonic() - self._started
-        note = self.note() if callable(self.note) else self.note
-        parts = [note] if note else []
+        parts = [note] if (note := self._note()) else []
         if self.total is None:
             return f"{self.label}: {', '.join([*parts, f'{format_duration(seconds)} so far'])}"
         rate = (self.done - self._initial) / max(seconds, 1e-9)
@@ -103,10 +85,26 @@ class Progress:
             parts = [f"{rate:.3g} {self.unit}/s, {format_duration((self.total - self.done) / rate)} left", *parts]
         return f"{self.label}: {', '.join([f'{self.done:,} of {self.total:,} {self.unit}', *parts])}"
 
+    def _note(self) -> str:
+        return self.note() if callable(self.note) else self.note
+
     def _print_lines(self) -> None:
         stream = sys.stderr
         while not self._stopped.wait(SECONDS_PER_LINE):
             echo("; ".join(progress.line() for progress in list(_running)), file=stream)
+
+    def _show_bar(self) -> None:
+        from tqdm import tqdm
+
+        fields = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}"
+        speed = "" if callable(self.note) else " [{elapsed}<{remaining}, {rate_fmt}]"
+        options: dict[str, Any] = {"unit": f" {self.unit}", "leave": False, "file": sys.stderr, "dynamic_ncols": True}
+        options["desc"] = printable(self.label)
+        with tqdm(total=self.total, initial=self._initial, bar_format=f"{fields}{speed}{{postfix}}", **options) as bar:
+            while not self._stopped.wait(SECONDS_PER_BAR):
+                bar.total, bar.n = self.total, self.done
+                bar.set_description_str(printable(self.label), refresh=False)
+                bar.set_postfix_str(printable(self._note()))
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Item]:

@@ -1,6 +1,7 @@
 """The registry of tasks. CONTRIBUTING.md lists what else a new task needs.
 
-Tasks of the lab (`lambdanets_lab`) are found by name like the others, and imported only when they are used.
+Tasks of the lab (`lambdanets_lab`) are found by name like the others, and imported only when they are used. Other
+packages register theirs as entry points of the group "lambdanets.tasks", as examples/keywords does.
 """
 
 import dataclasses
@@ -60,6 +61,16 @@ TASKS = {
         "detection",
     ),
 }
+
+
+def installed_tasks() -> dict[str, TaskEntry]:
+    """Return TASKS, after adding the tasks of installed packages."""
+    from importlib.metadata import entry_points  # takes longer than the rest of --help
+
+    for point in entry_points(group="lambdanets.tasks"):
+        if point.name not in TASKS:
+            TASKS[point.name] = point.load()
+    return TASKS
 
 
 def predictor_of(task: str) -> Any:

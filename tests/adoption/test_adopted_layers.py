@@ -8,6 +8,7 @@ from timm.layers.lambda_layer import LambdaLayer as TimmLayer
 from torch import nn
 
 from adoption.foreign_layers import DLi14, Holocron, Leaderj1001, Lucidrains, TemporalLambdaUNet
+from all_pairs import all_pairs
 from lambdanets import adopt, foreign_state_dict
 from lambdanets.adoption.trial import randomize
 from lambdanets.layers.lambda_layer import GridLambdaLayer
@@ -83,9 +84,9 @@ def relative_error(actual, expected):
     return float((actual - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "training", "dtype"), all_pairs([*LAYERS], (False, True), (torch.float64, torch.float32)), ids=str
+)
 def test_adopted_layer_equals_the_original(name, training, dtype):
     theirs, ours, x = make_pair(name, dtype)
     outputs, gradients = [], []

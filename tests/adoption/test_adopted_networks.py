@@ -27,8 +27,8 @@ NETWORKS = {
         (128, 128),
         2,
     ),
-    "d-li14 R14": (functools.partial(dli14_resnet, [1, 1, 1, 1]), (64, 96), 4),
-    "leaderj1001 R18": (Leaderj1001ResNet18, (64, 96), 8),
+    "d-li14 R14": (functools.partial(dli14_resnet, [1, 1, 1, 1]), (32, 48), 4),
+    "leaderj1001 R18": (Leaderj1001ResNet18, (32, 48), 8),
 }
 
 

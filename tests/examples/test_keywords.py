@@ -1,6 +1,7 @@
 """A task of one's own: the example of keyword spotting, with one entry in the registry."""
 
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lambdanets.training import run
 from training.runs import SEED, interrupted_run, load_weights, read_metrics
 
 FILE = Path(__file__).parents[2] / "examples/keywords/recipe.py"
+GROUP = "lambdanets.tasks"
 
 
 @pytest.fixture
@@ -35,13 +37,21 @@ def test_task_of_a_recipe_file_trains_resumes_and_evaluates(recipe, tmp_path, mo
     assert spotter.infer([spotter.evaluator().images.load(3)[0]])[0] in spotter.classes
 
 
-def test_commands_have_the_options_of_the_task(recipe, tmp_path, capsys):
+def test_commands_have_the_options_of_the_task(recipe, tmp_path, monkeypatch, capsys):
     command = ["train", str(FILE), "--noise", "0.2", "--quicktest", "--run", str(tmp_path / "run")]
     assert main(command) == 0
     (scores,) = capsys.readouterr().out.splitlines()[-1:]
     assert scores.startswith("accuracy ")
     assert main(["train", str(FILE), "--resume", str(tmp_path / "run")]) == 0  # finished
     assert capsys.readouterr().out.splitlines()[-1] == scores
+    del TASKS["keywords"]  # as in a new process; the task is found where it is installed
+    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    assert "got a keywords model" in capsys.readouterr().err
+    project = tomllib.loads(FILE.with_name("pyproject.toml").read_text())["project"]
+    installed = tmp_path / "site/keywords-0.1.dist-info/entry_points.txt"
+    installed.parent.mkdir(parents=True)
+    installed.write_text(f"[{GROUP}]\nkeywords = {project['entry-points'][GROUP]['keywords']}\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["100 recordings", scores]
     assert main(["train", str(FILE), "--dry-run", "--training-recordings", "33", "--batch-size", "8"]) == 0

@@ -433,7 +433,7 @@ INVALID_ARGUMENTS = [
     ({"grid": (7, 7)}, "grid must be None unless scope is None"),
     ({"content": False, "position": False}, "content and position must not both be False"),
     ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
-    ({"stride": 2, "causal": True}, "stride must be 1 if causal is True.*got 2"),
+    ({"stride": 2, "causal": True}, "stride must be 1 and pool None if causal is True.*got stride=2"),
     ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
     ({"position_bias": True, "position": False}, "position_bias must be False when pos"),
     ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
@@ -446,7 +446,7 @@ INVALID_ARGUMENTS = [
     ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
     ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
     ({"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2"),
-    ({"pool": nn.AvgPool2d(3, 1, 1), "causal": True}, "pool must be None if causal is True"),
+    ({"pool": nn.AvgPool2d(3, 1, 1), "causal": True}, "pool None if causal is True.*pool=AvgPool2d"),
 ]
 
 

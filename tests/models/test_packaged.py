@@ -1,8 +1,6 @@
 """Trained models that come with the package."""
 
 import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,15 +85,6 @@ def test_a_path_with_weights_has_precedence_and_other_folders_do_not(tmp_path, m
     (tmp_path / "digits/weights.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match=r"digits/weights\.safetensors is not a readable safetensors file"):
         ln.load("digits")
-
-
-def test_python_code_of_the_page_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs/pretrained.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(code, variables := {})
-    assert "top-1 0.99" in capsys.readouterr().out
-    assert variables["network"].num_classes == 4
-    assert [name for name in NAMES if f"## {name}" not in page] == []
 
 
 @pytest.mark.parametrize("options", [{}, {"out_indices": (2, 4)}, {"num_classes": 0}])

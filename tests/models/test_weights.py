@@ -54,17 +54,13 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_loads_checkpoints_of_other_training_code(wrapper, model, tmp_path):
-    path = tmp_path / "checkpoint.pth"
-    expected = model.state_dict()
-    for prefix in PREFIXES:
-        state = {f"{prefix}{name}": tensor for name, tensor in expected.items()}
-        if wrapper == "loss and metric" and prefix == "_orig_mod.":
-            continue  # is not in the names of a compiled network's parts
-        torch.save(WRAPPERS[wrapper](state), path)
-        loaded = create_model("lambda_resnet20_small", pretrained=path, num_classes=3).state_dict()
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
+@pytest.mark.parametrize(("prefix", "wrapper"), [*zip(PREFIXES, (*WRAPPERS, "no"), strict=True)])
+def test_loads_checkpoints_of_other_training_code(prefix, wrapper, model, tmp_path):
+    path, expected = tmp_path / "checkpoint.pth", model.state_dict()
+    state = {f"{prefix}{name}": tensor for name, tensor in expected.items()}
+    torch.save(WRAPPERS[wrapper](state), path)
+    loaded = create_model("lambda_resnet20_small", pretrained=path, num_classes=3).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
 
 
 @pytest.mark.parametrize("average", ["ema", "teacher", "model_ema", ""])

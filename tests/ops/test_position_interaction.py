@@ -205,16 +205,11 @@ def test_intermediate_sums_may_exceed_the_range_of_float16():
     assert result[0, 0, 264].item() == pytest.approx(529 * 16 * 256 / 1024, rel=1e-3)
 
 
-def test_float16_autocast_computes_and_returns_float32():
+@pytest.mark.parametrize(("dtype", "result"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)])
+def test_autocast_to_float16_returns_float32_as_its_sums(dtype, result):
     inputs = make_inputs((4, 4), (3, 3), 0, dtype=torch.float32)
-    with torch.autocast("cpu", torch.float16):
-        assert position_interaction(*inputs, (4, 4)).dtype == torch.float32
-
-
-def test_bfloat16_autocast_returns_bfloat16():
-    inputs = make_inputs((4, 4), (3, 3), 0, dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert position_interaction(*inputs, (4, 4)).dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype):
+        assert position_interaction(*inputs, (4, 4)).dtype == result
 
 
 @algorithms

@@ -45,7 +45,7 @@ def make_case(grid, sides, h, k, v, u, batch=2):
 
 
 GRAPHS = [(name, 1, index % 2 == 0) for index, name in enumerate(CASES)]
-GRAPHS += [(name, 2 + index % 2, index % 2 == 1) for index, name in enumerate(CASES)]
+GRAPHS += [(name, 2 + index % 2, index % 2 == 1) for index, name in enumerate([*FORMS, "sequence", "volume"])]
 
 
 @pytest.mark.parametrize(("name", "dilation", "causal"), GRAPHS)

@@ -140,9 +140,9 @@ def test_error_for_two_damaged_checkpoints_says_which_file_to_remove(small, tmp_
     [
         (
             {"seed": SEED + 1},
-            f"has a run with seed {SEED}, not {SEED + 1}; resume it with --resume, or",
+            f"has a started run with seed {SEED}, not {SEED + 1}; choose another folder, or resume it",
         ),
-        ({"epochs": 9, "dropout": 0.0}, r"has a run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
+        ({"epochs": 9, "dropout": 0.0}, r"has a started run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
     ],
 )
 def test_error_for_another_recipe_names_the_fields_that_differ(small, changes, message, tmp_path):

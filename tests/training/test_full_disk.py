@@ -19,7 +19,15 @@ from lambdanets.cli import main
 from training.runs import assert_same_result, at_step
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
-FIELDS = {"channels": 3, "image-size": 8, "epochs": 2, "batch-size": 6, "drop-path": 0.2, "checkpoint-every": 1}
+FIELDS = {
+    "channels": 3,
+    "image-size": 8,
+    "epochs": 2,
+    "batch-size": 6,
+    "drop-path": 0.2,
+    "checkpoint-every": 1,
+    "warmup-epochs": 1,
+}
 
 
 def can_mount() -> bool:

@@ -16,13 +16,7 @@ from torch import Tensor, nn
 
 from lambdanets.adoption.slices import SlicesLambdaLayer
 from lambdanets.errors import InputError
-from lambdanets.layers import (
-    DenseEmbedding,
-    LambdaLayer1d,
-    LambdaLayer2d,
-    LambdaLayer3d,
-    RelativeEmbedding,
-)
+from lambdanets.layers import DenseEmbedding, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 Tensors = dict[str, Tensor]  # a state dict

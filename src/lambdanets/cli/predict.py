@@ -16,7 +16,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.options import MaskOptions
 from lambdanets.progress import track
 from lambdanets.records import record
-from lambdanets.registry import TASKS, find
+from lambdanets.registry import find, installed_tasks
 from lambdanets.terminal import echo
 from lambdanets.work import PARTIAL, WorkFolder, check_new_file, locked, open_journal
 
@@ -56,7 +56,7 @@ class PredictOptions:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
-    kinds = {task: find(entry.predict_options) for task, entry in TASKS.items()}
+    kinds = {task: find(entry.predict_options) for task, entry in installed_tasks().items()}
     if arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
         kinds = {"": kinds[_task_of(arguments[0])]}
     # before PyTorch is imported, which takes seconds

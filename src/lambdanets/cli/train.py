@@ -67,6 +67,7 @@ def main(arguments: list[str]) -> int:
             f"{result['images_per_second']:.1f} images/s",
             f"weights: {folder / 'weights.safetensors'}",
             *(f"{file.stem.replace('_', ' ')}: {file}" for file in sorted(folder.glob("*.png"))),
+            *(["a quick test: scores of so few steps mean nothing"] if command.options.quicktest else []),
             *result["summary"],
         )
     return 0

@@ -21,7 +21,7 @@ from lambdanets.inference.architecture import AnnotatedData, Architecture, Detec
 from lambdanets.models.factory import check_architecture
 from lambdanets.models.weights import packaged_models
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
-from lambdanets.registry import TASKS, predictor_of
+from lambdanets.registry import TASKS, installed_tasks, predictor_of
 
 # Fields of recipes with paths, URLs or names of data of the user, which stay on the machine.
 PATHS = frozenset(
@@ -179,7 +179,7 @@ class Description:
 def read_card(path: Path, metadata: Mapping[str, Any]) -> ModelCard:
     """Parse the card in the metadata of a weight file. Raises InputError if it has none, or one of an unknown task."""
     task = read_description(path, metadata).task
-    if task not in TASKS:
+    if task not in TASKS and task not in installed_tasks():
         known = [name for name in TASKS if predictor_of(name).card_type.task == name]
         raise InputError(wrong_task(path, known, task))
     return parse_card(metadata["lambdanets"], predictor_of(task).card_type, str(path))

@@ -15,7 +15,7 @@ from lambdanets.layers.projection import Projection, is_plain, project
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization, mask_context, shared_lambda
-from lambdanets.ops.position.interact import compute_position_term
+from lambdanets.ops.position.autograd import compute_position_term
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, widen_float16, without_autocast
 
 
@@ -74,7 +74,7 @@ class LambdaBase(Layer, ABC):
     position_bias: nn.Parameter | None
     dilation = 1
     algorithm = "auto"
-    content_by_slice = False
+    content_by_slice = False  # True for a LambdaLayer3d with one content lambda per slice
     pools = False  # whether the layer pools its output
     _owns_embedding = False
     is_token_layer = False  # True if inputs are tokens (b, n, d), False if they are maps (b, d, S_1..S_D)
@@ -122,6 +122,7 @@ class LambdaBase(Layer, ABC):
         self.value_depth = dim_out // heads
         self.normalize_keys, self.normalize_queries = normalize_keys, normalize_queries
         self.multi_head, self.causal, self.position = multi_head, causal, position
+        self.shares_lambda = not (multi_head or causal)  # whether all queries have the same content lambda
         num_lambdas = heads if multi_head else 1
         self.query_projection = projection(dim, heads * query_depth)
         self.key_projection = projection(dim_context, num_lambdas * query_depth * intra_depth) if content else None
@@ -154,11 +155,12 @@ class LambdaBase(Layer, ABC):
         context: the source of keys and values; None for x itself.
         valid: bool (b, m), False at padded positions of the context; None if there is no padding.
         """
-        is_tokens, key_projection = self.is_token_layer, self.key_projection
-        query_modules = (self.query_projection, self.query_norm)
-        context_modules: list[tuple[nn.Module, nn.Module | None]] = [(self.value_projection, self.value_norm)]
-        if key_projection is not None:
-            context_modules.append((key_projection, None))
+        is_tokens = self.is_token_layer
+        modules: Any = self._modules  # attributes of a module take longer
+        query_modules = (modules["query_projection"], modules["query_norm"])
+        context_modules = [(modules["value_projection"], modules["value_norm"])]
+        if modules.get("key_projection") is not None:
+            context_modules.append((modules["key_projection"], None))
         if context is None:
             queries, values, *keys = project(x, [query_modules, *context_modules], is_tokens=is_tokens, valid=valid)
         else:
@@ -184,8 +186,9 @@ class LambdaBase(Layer, ABC):
         """Reshape (b, [h] depth u, m) to keys or values (b, [h,] m, depth[, u])."""
         heads = (self.heads,) if self.multi_head else ()
         intra = () if self.intra_depth == 1 else (self.intra_depth,)
-        if heads or intra:
-            projected = projected.unflatten(1, (*heads, depth, *intra))
+        if not heads and not intra:
+            return projected.transpose(1, 2)
+        projected = projected.unflatten(1, (*heads, depth, *intra))
         return projected.movedim(projected.ndim - 1, 1 + len(heads))
 
     @abstractmethod
@@ -220,8 +223,7 @@ class LambdaBase(Layer, ABC):
             if mask is not None:  # (b, 1, m); keys and values are (b, [h,] m, ..[, u])
                 valid = mask if self.multi_head else mask[:, 0]
                 keys, values = mask_context(keys, values, valid, self.normalize_keys)
-            one_lambda = not (self.multi_head or self.causal or self.content_by_slice)
-            if keys is not None and one_lambda:  # the position interaction adds its term
+            if keys is not None and self.shares_lambda:  # the position interaction adds its term
                 content = shared_lambda(keys, values, self.normalize_keys)
                 if bias is not None:
                     content = content + bias.to(content.dtype).unsqueeze(-1)
@@ -260,22 +262,8 @@ class LambdaBase(Layer, ABC):
             "normalize_keys": self.normalize_keys,
             "causal": self.causal,
         }
-        queries, keys, values, grid, embeddings, _, mask = inputs
-        if not self.content_by_slice or keys is None:
-            return lambda_interaction(queries, keys, values, embeddings, mask=mask, **options)
-        axis = 2 if self.multi_head else 1
-        content = lambda_interaction(
-            _split_slices(queries, 2, grid[0]),
-            _split_slices(keys, axis, grid[0]),
-            _split_slices(values, axis, grid[0]),
-            None,
-            mask=None if mask is None else _split_slices(mask, 2, grid[0]),
-            **options,
-        )
-        content = content.unflatten(0, (-1, grid[0])).movedim(1, 2).flatten(2, 3)
-        if embeddings is None:
-            return content
-        return content + lambda_interaction(queries, None, values, embeddings, mask=mask, **options)
+        queries, keys, values, _, embeddings, _, mask = inputs
+        return lambda_interaction(queries, keys, values, embeddings, mask=mask, **options)
 
     def _bias_term(self, queries: Tensor) -> Tensor:
         """Return the position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""
@@ -333,9 +321,9 @@ class LambdaBase(Layer, ABC):
 
     def _tables(self) -> tuple[Tensor, ...]:
         """Tables of the relative embeddings; calls respect hooks and subclasses, but take longer."""
-        embedding: Any = self.embedding
+        embedding: Any = self._modules.get("embedding")
         if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
-            return (embedding.table,)
+            return (embedding._parameters["table"],)
         return tuple([relative() for relative in self.relative_embeddings])
 
     def _check_dtype(self, name: str, x: Tensor) -> None:
@@ -351,15 +339,8 @@ class LambdaBase(Layer, ABC):
             "heads": self.heads,
             "intra_depth": self.intra_depth,
         }
-        if self.content_by_slice:
-            options["content"] = "slices"
         defaults = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
         options |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
         if self.position_bias is not None:
             options["position_bias"] = True
         return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in options.items())])
-
-
-def _split_slices(x: Tensor, axis: int, slices: int) -> Tensor:
-    """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
-    return x.unflatten(axis, (slices, -1)).movedim(axis, 1).flatten(0, 1)

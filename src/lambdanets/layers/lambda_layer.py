@@ -57,10 +57,8 @@ class GridLambdaLayer(LambdaBase):
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         convolution, norm = _CONVOLUTIONS[self.dimensions - 1], _NORMS[self.dimensions - 1]
         content_by_slice = content == "slices"
-        if isinstance(content, str):
-            if not (content_by_slice and self.dimensions == 3):
-                raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
-            content = True
+        if isinstance(content, str) and not (content_by_slice and self.dimensions == 3):
+            raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
         super().__init__(
             dim,
             dim_out,
@@ -68,7 +66,7 @@ class GridLambdaLayer(LambdaBase):
             query_depth=query_depth,
             heads=heads,
             intra_depth=intra_depth,
-            content=content,
+            content=True if isinstance(content, str) else content,
             position=position,
             normalize_keys=normalize_keys,
             normalize_queries=normalize_queries,
@@ -80,13 +78,10 @@ class GridLambdaLayer(LambdaBase):
         )
         check_sizes(stride=stride, dilation=dilation)
         check_algorithm(algorithm)
-        if causal and stride != 1:
+        if causal and (stride != 1 or pool is not None):
             raise ValueError(
-                f"stride must be 1 if causal is True, because pooling includes later positions; got {stride}"
-            )
-        if causal and pool is not None:
-            raise ValueError(
-                "pool must be None if causal is True, because pooling includes later positions; got a pool"
+                "stride must be 1 and pool None if causal is True, because pooling includes later positions; "
+                f"got stride={stride}, pool={pool}"
             )
         check_flags(position_bias=position_bias)
         if position_bias and not position:
@@ -95,6 +90,7 @@ class GridLambdaLayer(LambdaBase):
             check_pool(pool, stride, self.dimensions)
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
         self.content_by_slice = content_by_slice
+        self.shares_lambda = self.shares_lambda and not content_by_slice
         self.pool, self.pools = pool, stride > 1 or pool is not None
         if position_bias:
             shape = (heads, query_depth) if multi_head else (query_depth,)
@@ -165,11 +161,11 @@ class GridLambdaLayer(LambdaBase):
     def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
         """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), and pooled."""
         if output.stride(2) == 1:  # contiguous maps
-            output = output.transpose(2, 3).flatten(1, 2)
+            b, h, _, v = output.shape
+            output = output.transpose(2, 3).reshape(b, h * v, *inputs.grid)
         else:  # maps in channels_last, (b, n, h v); the gradient is converted to it once
             rows = output.transpose(1, 2).flatten(2)
-            output = contiguous_gradient(rows, rows.shape).transpose(1, 2)
-        output = output.unflatten(2, inputs.grid)
+            output = contiguous_gradient(rows, rows.shape).transpose(1, 2).unflatten(2, inputs.grid)
         if self.pools:
             mask = inputs.mask
             output = self._pool(output, None if mask is None else mask[:, 0].unflatten(1, inputs.grid))
@@ -275,6 +271,30 @@ class LambdaLayer3d(GridLambdaLayer):
     """
 
     dimensions = 3
+
+    def pair_terms(self, inputs: LambdaInputs) -> Tensor:
+        if not self.content_by_slice or inputs.keys is None:
+            return super().pair_terms(inputs)
+        queries, keys, values, (slices, *_), embeddings, _, mask = inputs
+        axis = 2 if self.multi_head else 1
+        by_slice = inputs._replace(
+            queries=_split_slices(queries, 2, slices),
+            keys=_split_slices(keys, axis, slices),
+            values=_split_slices(values, axis, slices),
+            embeddings=None,
+            mask=None if mask is None else _split_slices(mask, 2, slices),
+        )
+        content = super().pair_terms(by_slice).unflatten(0, (-1, slices)).movedim(1, 2).flatten(2, 3)
+        return content if embeddings is None else content + super().pair_terms(inputs._replace(keys=None))
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", content='slices'" if self.content_by_slice else "")
+
+
+def _split_slices(x: Any, axis: int, slices: int) -> Tensor:
+    """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
+    result: Tensor = x.unflatten(axis, (slices, -1)).movedim(axis, 1).flatten(0, 1)
+    return result
 
 
 def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:

@@ -30,9 +30,8 @@ def project(
 
     Batch norms in eval mode are folded into the weights of their projections if the maps are large, in graphs and if
     dtypes are mixed. The projections are one matrix product if a norm is folded or there is one example; else the first
-    is one, and the others are another. Folding happens
-    in float32 or float64 at each call, so changes of the norms always have an effect. Modules of other types, and
-    modules with hooks or parametrizations, are called normally.
+    is one, and the others are another. Folding happens in float32 or float64 at each call, so changes of the norms
+    always have an effect. Modules of other types, and modules with hooks or parametrizations, are called normally.
 
     Args:
         x: tokens (b, n, d) for linear projections, or maps (b, d, S_1..S_D) for 1x1 convolutions.
@@ -42,39 +41,38 @@ def project(
             all positions.
     """
     grid = () if is_tokens else tuple(x.shape[2:])
-    are_plain = [_is_plain_projection(projection) for projection, _ in projections]
-    if _has_any_global_hook() or not all(are_plain):
+    weights = _product_weights([projection for projection, _ in projections])
+    if not weights or _has_any_global_hook():
         outputs = [projection(x) for projection, _ in projections]
         projected = [output.transpose(1, 2) if is_tokens else output.flatten(2) for output in outputs]
-        are_fixed = is_folded = [False] * len(projections)
+        are_plain = is_folded = [False] * len(projections)
     else:
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
         autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         folds = autocast or torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
         norms: list[Any] = [norm for _, norm in projections]
-        are_fixed = [norm is not None and _is_fixed(norm) for norm in norms]
+        are_plain = [norm is not None and _is_plain_norm(norm) for norm in norms]
         is_folded = [
-            fixed and (folds or norm.weight.dtype != x.dtype) for fixed, norm in zip(are_fixed, norms, strict=True)
+            plain and not norm.training and (folds or norm._parameters["weight"].dtype != x.dtype)
+            for plain, norm in zip(are_plain, norms, strict=True)
         ]
-        modules: list[Any] = [projection for projection, _ in projections]
         if any(is_folded):
-            folded = [_fold(*pair, fold) for pair, fold in zip(projections, is_folded, strict=True)]
+            folded = [_fold(*each) for each in zip(weights, norms, is_folded, strict=True)]
             projected = _product(maps, *zip(*folded, strict=True))
-        elif len(modules) == 1 or x.shape[0] == 1:  # len(x) makes a dynamic batch constant
-            projected = _product(maps, [projection.weight.flatten(1) for projection in modules])
+        elif len(weights) == 1 or x.shape[0] == 1:  # len(x) makes a dynamic batch constant
+            projected = _product(maps, weights)
         else:  # the queries are apart, because their norm would copy a part of a product
-            weights = [projection.weight.flatten(1) for projection in modules]
             projected = _product(maps, weights[:1]) + _product(maps, weights[1:])
     return [
-        maps if norm is None or fold else _normalize(norm, maps, grid, valid, fixed)
-        for maps, (_, norm), fixed, fold in zip(projected, projections, are_fixed, is_folded, strict=True)
+        maps if norm is None or fold else _normalize(norm, maps, grid, valid, plain)
+        for maps, (_, norm), plain, fold in zip(projected, projections, are_plain, is_folded, strict=True)
     ]
 
 
-def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | None, is_fixed: bool) -> Tensor:
+def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | None, plain: bool) -> Tensor:
     """Apply a norm to maps (b, c, n); in training only to the valid positions (b, n), returning 0 elsewhere.
 
-    grid: spatial sides of the maps that the norm expects; empty for tokens.
+    grid: spatial sides of the maps that the norm expects; empty for tokens. plain: see `_is_plain_norm`.
     """
     if isinstance(norm, nn.Identity):
         return maps
@@ -86,9 +84,12 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     are_maps = maps.stride(2) == 1 != maps.stride(1)
     if grid and not masked and (are_maps or not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm))):
         maps = maps.contiguous()
-        if is_fixed:  # a call of the module takes twice as long
-            statistics = norm.running_mean, norm.running_var, norm.weight, norm.bias
-            normalized = F.batch_norm(maps, *statistics, eps=norm.eps)
+        if plain:  # a call of the module, and its attributes, take twice as long
+            buffers, parameters = norm._buffers, norm._parameters
+            if norm.training:
+                buffers["num_batches_tracked"].add_(1)
+            tensors = buffers["running_mean"], buffers["running_var"], parameters["weight"], parameters["bias"]
+            normalized = F.batch_norm(maps, *tensors, norm.training, norm.momentum, norm.eps)
         else:  # norms other than batch norm may depend on the positions, so they need a grid
             normalized = norm(maps.unflatten(2, grid))
         return contiguous_gradient(normalized, maps.shape)
@@ -106,37 +107,45 @@ def _mixes_positions(norm: nn.Module) -> bool:
     return isinstance(norm, nn.GroupNorm)
 
 
-def _is_plain_projection(module: nn.Module) -> bool:
-    """Return whether a module is exactly one matrix product per position, computed by its weight alone."""
-    if not is_plain(module, _PROJECTIONS):
-        return False
-    projection: Any = module
-    if isinstance(projection, nn.Linear) or projection.bias is not None:
-        return projection.bias is None
-    is_pointwise = {*projection.kernel_size, *projection.stride, projection.groups} == {1}
-    return is_pointwise and not any(projection.padding)
+def _product_weights(projections: list[Any]) -> list[Tensor]:
+    """Return the weights of modules that are exactly one matrix product per position, or [] if one does more."""
+    weights = []
+    for projection in projections:
+        if not is_plain(projection, _PROJECTIONS):
+            return []
+        if not isinstance(projection, nn.Linear):
+            sizes = {*projection.kernel_size, *projection.stride, projection.groups}
+            if sizes != {1} or any(projection.padding):
+                return []
+        parameters = projection._parameters
+        if parameters["bias"] is not None:
+            return []
+        weights.append(parameters["weight"])
+    return weights
 
 
-def is_plain(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
+def is_plain(module: Any, types: tuple[type[nn.Module], ...]) -> bool:
     """Return whether a module has exactly one of the types, and no hooks, parametrizations or replaced forward.
 
     Parametrizations change the type. The caller checks `_has_any_global_hook`: hooks of all modules, which count
     operations for example, are hooks of the module too.
     """
-    if module is None or type(module) not in types:
+    if type(module) not in types:
         return False
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return not hooks and "forward" not in module.__dict__
 
 
-def _is_fixed(norm: Any) -> bool:
-    """Whether a norm is a batch norm that multiplies each channel by a number and adds another."""
-    return not norm.training and is_plain(norm, _BATCH_NORMS) and norm.running_mean is not None and bool(norm.affine)
+def _is_plain_norm(norm: Any) -> bool:
+    """Whether a norm is exactly a batch norm with weights and with running statistics of constant momentum."""
+    if not is_plain(norm, _BATCH_NORMS) or norm.momentum is None:
+        return False
+    return norm._buffers["running_mean"] is not None and bool(norm.affine)
 
 
-def _fold(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
-    """Return the weight (c, d) and bias (c,) of a projection, with its norm folded into them if `fold`."""
-    weight = projection.weight.flatten(1)
+def _fold(weight: Tensor, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
+    """Return a weight (c, d) and bias (c,), with the norm folded into them if `fold`."""
+    weight = weight.flatten(1)
     if not fold:
         return weight, weight.new_zeros(len(weight))
     wide = weight.float() if weight.dtype.itemsize < 4 else weight
@@ -146,24 +155,28 @@ def _fold(projection: Any, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
 
 
 def _product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> list[Tensor]:
-    """Return the products (b, c, n) of x (b, d, n) with each weight (c, d).
+    """Return the products (b, c, n) of x (b, d, n) with each weight (c, d[, 1, ..]).
 
     They are in memory as rows (b, n, c) if x is, and if the device is not a CPU.
     """
     sizes = [weight.shape[0] for weight in weights]
-    weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
+    weight = (weights[0] if len(weights) == 1 else torch.cat(list(weights))).flatten(1)
     bias = torch.cat(list(biases)) if biases else None
     are_rows = x.stride(1) == 1 != x.stride(2)
     if are_rows or (torch.compiler.is_compiling() and is_exporting()):  # int8 runtimes need 2-d weights
         product = F.linear(x.transpose(-2, -1), weight, bias).transpose(-2, -1)
-    else:
-        matrices = weight.expand(x.shape[0], -1, -1)
-        if x.device.type == "cpu":  # products, batch norms and the compiled kernel are faster on maps
-            product = torch.bmm(matrices, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, x)
+    elif x.device.type == "cpu":  # products, batch norms and the compiled kernel are faster on maps
+        if x.shape[0] == 1 and not torch.jit.is_tracing():  # a trace is for any batch
+            maps = x.flatten(0, 1)
+            product = weight @ maps if bias is None else torch.addmm(bias.unsqueeze(1), weight, maps)
+            product = product.unsqueeze(0)
         else:
-            rows, matrices = x.transpose(-2, -1), matrices.transpose(-2, -1)
-            product = torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias, rows, matrices)
-            product = product.transpose(-2, -1)
+            matrices = weight.expand(x.shape[0], -1, -1)
+            product = torch.bmm(matrices, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, x)
+    else:
+        rows, matrices = x.transpose(-2, -1), weight.mT.expand(x.shape[0], -1, -1)
+        product = torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias, rows, matrices)
+        product = product.transpose(-2, -1)
     return [product] if len(sizes) == 1 else list(product.split_with_sizes(sizes, 1))
 
 
@@ -173,5 +186,6 @@ def contiguous_gradient(x: Tensor, shape: Sequence[int]) -> Tensor:
     PyTorch's batch norm on CPU silently returns a wrong gradient at batch size 1 if its incoming gradient has strides
     like (C, 1, W C, C). Reshapes between an image and a sequence of positions produce such strides.
     """
-    # A trace is the same with and without gradients.
-    return (x.flatten() if torch.is_grad_enabled() or torch.jit.is_tracing() else x).reshape(shape)
+    if torch.is_grad_enabled() or torch.jit.is_tracing():  # a trace is the same with and without gradients
+        x = x.flatten()
+    return x if x.shape == shape else x.reshape(shape)

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.ops.checks import check_tensors
-from lambdanets.ops.interaction import expand_mask
+from lambdanets.ops.pairs import expand_mask
 from lambdanets.ops.tracing import fix_sides, static_shape
 
 

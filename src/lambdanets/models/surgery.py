@@ -1,13 +1,12 @@
 """Replace convolutions of a network in place."""
 
+import copy
 import fnmatch
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.layers import LambdaBase, LambdaLayer2d
@@ -116,12 +115,11 @@ def _check_layer(name: str, convolution: nn.Conv2d, layer: nn.Module) -> None:
 
 def _output_on_meta(layer: nn.Module, convolution: nn.Conv2d) -> Tensor | None:
     """Return the output of the layer on the meta device for an input of the convolution; None if the layer raises."""
-    tensors = chain(layer.named_parameters(), layer.named_buffers())
-    state = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
     x = torch.empty(2, convolution.in_channels, _TEST_SIDE, _TEST_SIDE, device="meta", dtype=convolution.weight.dtype)
     try:
         with torch.no_grad():
-            return functional_call(layer, state, (x,))
+            output: Tensor = copy.deepcopy(layer).to("meta")(x)
+            return output
     except Exception:  # the layer may still fit the maps of its network
         return None
 

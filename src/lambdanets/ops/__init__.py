@@ -1,8 +1,8 @@
 """Functional operations without parameters. Depends only on torch, `lambdanets.errors` and `lambdanets.files`."""
 
 from lambdanets.ops.content import content_lambda
-from lambdanets.ops.interaction import lambda_interaction
-from lambdanets.ops.position.functions import plan, position_interaction
+from lambdanets.ops.grid import plan, position_interaction
+from lambdanets.ops.pairs import lambda_interaction
 from lambdanets.ops.tables import resize_table
 
 __all__ = ["content_lambda", "lambda_interaction", "plan", "position_interaction", "resize_table"]

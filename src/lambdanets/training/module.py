@@ -99,7 +99,6 @@ class TrainingModule(LightningModule):
             del sums, loss  # free the graph before the diagnosis builds another
             self._raise_nonfinite_loss(batch, batch_idx, value)
         self._micro_batch = batch, batch_idx
-        self.log("loss", loss, prog_bar=True, logger=False)
         return {
             "loss": loss,
             "images": num_images,
@@ -190,7 +189,7 @@ class TrainingModule(LightningModule):
         self.validation_metrics, self.validation_summary = scored
         if self.validation_metrics:
             best = self.task.BEST_METRIC
-            self.log(best, self.validation_metrics[best], prog_bar=True, logger=False)
+            self.log(best, self.validation_metrics[best], logger=False)
 
     def _score(self, measures: list[Any]) -> tuple[dict[str, float], str]:
         if not measures:

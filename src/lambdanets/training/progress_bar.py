@@ -1,53 +1,33 @@
-"""Progress of training: Lightning's bar on a terminal, otherwise lines."""
+"""Progress of training: steps of the whole run, epoch, loss and speed."""
 
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
 
-from lambdanets import progress
+from lambdanets.progress import Progress
 from lambdanets.training.run_log import RunLog
 
 
-class Progress(TQDMProgressBar):
-    """Lightning's progress bar, with the throughput and the remaining time of the whole run."""
-
-    def __init__(self, log: RunLog) -> None:
-        super().__init__()
-        self._log = log
-
-    def get_metrics(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
-        metrics = dict(super().get_metrics(trainer, module))
-        metrics.pop("v_num", None)
-        speed = self._log.format_speed()
-        return metrics | ({"speed": speed} if speed else {})
-
-
-class ProgressLines(Callback):
-    """Prints progress lines to stderr, for when it is not a terminal.
-
-    The loss is copied to the CPU only when a line is printed.
-    """
+class TrainingProgress(Callback):
+    """Shows progress on standard error. The loss is copied to the CPU only when it is shown."""
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
         self._loss: Any = None
         self._validation_note = ""
-        self._progress = progress.Progress("training", unit="steps", note=self._note)
-
-    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        self._progress.__enter__()
-
-    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        self._progress.__exit__(None, None, None)
-
-    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        self._progress.__exit__(None, None, None)
+        self._progress = Progress("training", total=0, unit="steps", note=self._note)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         steps_per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
         self._progress.total = steps_per_epoch * (trainer.max_epochs or 0)
         self._progress.done = trainer.global_step
+        self._progress.__enter__()
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self._progress.__exit__()
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self._progress.__exit__()
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._progress.label = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from lambdanets.errors import InputError
 from lambdanets.inference.architecture import Architecture
 from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error
-from lambdanets.registry import TASKS, find
+from lambdanets.registry import TASKS, find, installed_tasks
 
 if TYPE_CHECKING:
     from lambdanets.training.task import Task
@@ -168,7 +168,8 @@ def extended_recipe(recipe: TrainingRecipe, options: Iterable[str]) -> TrainingR
 def read_recipe(path: Path) -> TrainingRecipe:
     """Read a recipe of any task from a JSON file. Raises InputError if the file is not a valid recipe."""
     fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe")
-    name = fields.get("task", "classification")
-    if not isinstance(name, str) or name not in TASKS:
-        raise InputError(f"task in {path} must be one of {', '.join(TASKS)}, got {name!r}")
-    return TASKS[name].recipe_class.from_fields(fields, str(path))
+    name = str(fields.get("task", "classification"))
+    tasks = TASKS if name in TASKS else installed_tasks()
+    if name not in tasks:
+        raise InputError(f"task in {path} must be one of {', '.join(tasks)}, got {name!r}")
+    return tasks[name].recipe_class.from_fields(fields, str(path))

@@ -68,7 +68,7 @@ def finish(
         "epochs": max(row[1] for row in log.rows),
         "processes": processes,
         "micro_batch": recipe.micro_batch,
-        "recipe": recipe.without_changeable_fields().fields(),
+        "recipe": {name: value for name, value in recipe.fields().items() if name not in recipe.CHANGEABLE},
         "initial_weights": task.initial_weights,
         "summary": evaluation.lines(),
         "unreadable": sorted(log.unreadable | set(evaluation.unreadable)),

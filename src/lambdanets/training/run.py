@@ -146,7 +146,9 @@ def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolde
         return asdict(existing.without_changeable_fields())
 
     identity = asdict(recipe.without_changeable_fields()) if recipe is not None else {}
-    return WorkFolder(folder, "a run", identity, read_identity, "resume it with --resume, or choose another folder")
+    finished = (folder / RESULT).is_file()
+    advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
+    return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identity, read_identity, advice)
 
 
 def _check_paths(folder: Path, existing: TrainingRecipe, recipe: TrainingRecipe) -> None:
@@ -252,6 +254,9 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     broadcast_from_rank_zero(lambda: _write_recipe(recipe, folder))
     if world.is_rank_zero:
         remove_unfinished(checkpoints)
+        if 0 < recipe.epochs <= recipe.warmup_epochs:
+            note = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
+            echo(f"{note}; choose fewer with --warmup-epochs", file=sys.stderr)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
         write_findings(task, folder)
     module = TrainingModule(task, recipe, prepared.training.steps_per_epoch, prepared.batch_slice)

@@ -11,6 +11,7 @@ import psutil
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from tqdm import tqdm
 
 from lambdanets.data.readable import check_unreadable
 from lambdanets.errors import InputError
@@ -134,7 +135,8 @@ class RunLog(Callback):
             self._module.validation_summary,
             self.format_speed(),
         ]
-        trainer.print("  ".join(fields))
+        if self._world.is_rank_zero:
+            tqdm.write("  ".join(fields))  # above the bar
 
     def _note_unreadable(self, batch: Any) -> None:
         self._new_unreadable += [text for text in batch.unreadable if text not in self.unreadable]

@@ -1,7 +1,6 @@
 """Builds Lightning's Trainer for a recipe and a world size."""
 
 import logging
-import sys
 import warnings
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lambdanets.models.factory import list_models
 from lambdanets.training.checkpoints import AtomicCheckpointIO
 from lambdanets.training.distributed import World
-from lambdanets.training.progress_bar import Progress, ProgressLines
+from lambdanets.training.progress_bar import TrainingProgress
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.run_log import RunLog
 
@@ -30,8 +29,7 @@ def make_trainer(
 ) -> Trainer:
     """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU."""
     _silence_lightning()
-    show_bar = sys.stderr.isatty() and world.is_rank_zero
-    progress: list[Callback] = [Progress(log) if show_bar else ProgressLines(log)] if world.is_rank_zero else []
+    progress = [TrainingProgress(log)] if world.is_rank_zero else []
     is_distributed = world.world_size > 1
     return Trainer(
         default_root_dir=folder,
@@ -49,7 +47,7 @@ def make_trainer(
         logger=logger,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
-        enable_progress_bar=show_bar,
+        enable_progress_bar=False,
         enable_model_summary=False,
     )
 

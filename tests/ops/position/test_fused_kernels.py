@@ -27,12 +27,12 @@ PROBLEM = Problem(
     device="cuda",
 )
 KERNELS = load_script("experiments/kernels.py")
-# All kernels, each with two of: the least and the most heads, the largest value depth and a depth of 24, and batch 1.
+# Each kernel with one of: the least and the most heads, the largest value depth and a depth of 24, and batch 1.
 CONFIGURATIONS = [
     configuration
     for i, (architecture, heads, depth, batch) in enumerate(((80, 1, 128, 1), (90, 4, 64, 128), (120, 16, 24, 128)))
     for configuration in KERNELS.configurations([architecture], [heads], [depth], ["bfloat16"], [batch])
-    if (i + [*fused.KERNELS].index(configuration.kernel)) % 3
+    if (i + [*fused.KERNELS].index(configuration.kernel)) % 3 == 1
 ]
 
 

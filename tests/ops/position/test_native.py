@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lambdanets as ln
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import choose, native
-from lambdanets.ops.position.interact import compute_position_term
+from lambdanets.ops.position.autograd import compute_position_term
 from lambdanets.ops.position.native import FOLDER, Library, load_library
 
 pytestmark = needs_native

@@ -1,10 +1,8 @@
 import pytest
-import torch
 from interactions import assert_all_close, make_inputs, run
 
-import lambdanets as ln
 from lambdanets.ops.position.choose import ALGORITHMS
-from lambdanets.ops.position.query_order import QueryOrder, best_tiling
+from lambdanets.ops.position.query_order import QueryOrder
 from lambdanets.ops.position.windows import Tiling
 
 # grid, sides of the table, u, causal, tiles
@@ -37,18 +35,3 @@ def test_query_order_equals_row_transform_for_any_tiling(monkeypatch, grid, side
     inputs = make_inputs(grid, sides, u)
     expected = run(inputs, grid, causal=causal, algorithm="row_transform")
     assert_all_close(run(inputs, grid, causal=causal, algorithm="query_order"), expected)
-
-
-@pytest.mark.parametrize("algorithm", ["query_order", "row_transform"])
-def test_gpu_batch_per_call_is_larger_than_cpu_batch(algorithm):
-    problem = ln.plan(*make_inputs((28, 28), (23, 23), dtype=torch.float32), (28, 28)).problem
-    cpu_batch, gpu_batch = (
-        ALGORITHMS[algorithm](problem._replace(batch=1 << 20, device=device)).batch for device in ("cpu", "cuda:0")
-    )
-    assert 1 <= cpu_batch < gpu_batch
-
-
-def test_logits_of_the_chosen_tiling_fit_the_cache():
-    inputs = make_inputs((28, 28), (23, 23), batch=1, dtype=torch.float32)
-    problem = ln.plan(*inputs, (28, 28)).problem
-    assert best_tiling(problem).logits_bytes(1) <= 8 << 20

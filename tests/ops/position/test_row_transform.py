@@ -1,8 +1,6 @@
 import pytest
-import torch
 from interactions import assert_all_close, make_inputs, run
 
-import lambdanets as ln
 from all_pairs import all_pairs
 from lambdanets.ops.position import row_transform
 from lambdanets.ops.position.choose import ALGORITHMS
@@ -55,13 +53,3 @@ def test_transform_is_long_enough_to_avoid_wrap_around(side, scope):
         for for_graph in (False, True):
             rows = choose_rows((2, side), (0, before), (0, after), for_graph)
             assert side + reach <= rows.length < 1.25 * (side + reach) + 2
-
-
-def test_gradient_of_the_table_is_the_adjoint_of_prepare():
-    inputs = make_inputs((6, 7), (5, 5))
-    algorithm = RowTransform(ln.plan(*inputs, (6, 7)).problem._replace(batch=1))
-    table = inputs[1].unsqueeze(-1)
-    block = algorithm.prepare(table)[0]
-    grad = torch.randn(block.shape, generator=torch.Generator().manual_seed(0), dtype=block.dtype)
-    expected = (block * grad).sum()
-    torch.testing.assert_close((algorithm.grad_table((grad,)) * table).sum(), expected)

@@ -109,7 +109,7 @@ class Algorithm(ABC):
 
     name: value of the `algorithm` argument of functions.
     dtype: of queries, values, content, grad_output and the prepared table. result_dtype: of the interaction.
-    batch: maximum number of examples of a call; `interact.py` splits larger batches.
+    batch: maximum number of examples of a call; `autograd.py` splits larger batches.
     """
 
     name: ClassVar[str]

@@ -117,14 +117,11 @@ class Fused(Algorithm):
         itemsize = self.dtype.itemsize
         tiles = choose_program_sizes("grad_table", self.capability, itemsize, b, h, v)
         programs, _, _ = choose_table_grid(problem.grid, problem.before, b, tiles)
-        workspace = 4 * programs * tiles.positions * tiles.step * K  # partial sums
-        workspace += 4 * math.prod(problem.scope) * K * u * itemsize
-        if self.problem.dtype != self.dtype:  # copies in float32
+        # Partial sums, the padded table, and at most one copy of each factor and result in float32.
+        workspace = 4 * programs * tiles.positions * tiles.step * K + 4 * math.prod(problem.scope) * K * u * itemsize
+        has_copies = self.problem.dtype != self.dtype or v % (VECTOR_BYTES // itemsize)
+        if has_copies or len(_launch_slices(problem)) > 1:
             workspace += 4 * b * n * (h * k + u * v + h * v)
-        if v % (VECTOR_BYTES // itemsize):  # copies that are padded to the vector size
-            workspace += 2 * itemsize * b * n * (u * v + h * v)
-        if len(_launch_slices(problem)) > 1:  # which are added in float32
-            workspace += 8 * b * n * (h * k + v)
         # No other algorithm is faster on a GPU, whatever the sizes.
         return Cost(b * pairs * h * (k + v) * u, workspace, work=0)
 

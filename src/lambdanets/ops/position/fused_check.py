@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from lambdanets.files import atomic_write, user_cache_folder
 from lambdanets.ops import definition
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.algorithm import Factors, Problem
-from lambdanets.ops.position.interact import make_problem
+from lambdanets.ops.position.autograd import make_problem
 from lambdanets.ops.tables import crop_to_grid
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -104,23 +104,16 @@ def check(device: str, dtype: torch.dtype) -> dict[str, str]:
     """
     from lambdanets.ops.position.choose import choose  # imports `fused`
 
-    future = Future[dict[str, str]]()
-
-    def run() -> None:
+    def run() -> dict[str, str]:
         place = "cpu" if device == "meta" else device
         cases = CASES if fused.is_interpreted() else (*CASES, FULL_TILE_CASE)
-        try:
-            examples = [make_example(case, dtype, place) for case in cases]
-            reasons = {name: check_kernel(name, examples) for name in fused.kernels_for_dtype(dtype)}
-            future.set_result(reasons)
-        except BaseException as error:
-            future.set_exception(error)
+        examples = [make_example(case, dtype, place) for case in cases]
+        return {name: check_kernel(name, examples) for name in fused.kernels_for_dtype(dtype)}
 
-    # The caller may be in inference mode, autocast, vmap or a mode of fake tensors. A new thread is
-    # not; as a daemon, it does not keep an interrupted process alive.
-    threading.Thread(target=run, daemon=True).start()
     key = f"{dtype}, {describe(device)}"
-    reasons = _known[key] = future.result()
+    # The caller may be in inference mode, autocast, vmap or a mode of fake tensors. A new thread is not.
+    with ThreadPoolExecutor(1) as pool:
+        reasons = _known[key] = pool.submit(run).result()
     choose.cache_clear()  # its plans know the previous results
     with contextlib.suppress(OSError):  # such as a folder that cannot be written
         _results_file().parent.mkdir(parents=True, exist_ok=True)

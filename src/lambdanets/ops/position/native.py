@@ -350,8 +350,9 @@ class _Part:
             part = grad_spectra[:, :, first : first + step].to(torch.complex128)
             maps = _transform(part.mT.flatten(3), 1).unsqueeze(4) if self.is_sequence else _transform(part, 2)
             maps = torch.view_as_real(maps.roll((self.before[2], self.before[1]), (3, 4))[..., :columns, :rows])
-            grad_table[:, :, :, first : first + step] = maps.permute(0, 4, 3, 2, 5, 1)  # (depth, y, x, pair, 2, u)
-        return grad_table.flatten(3, 4)[..., :k, :].reshape(*self.problem.scope, k, u)
+            maps = maps.permute(0, 4, 3, 2, 5, 1)  # (depth, y, x, pair, 2, u)
+            grad_table.narrow(3, first, maps.shape[3]).copy_(maps)
+        return grad_table.flatten(3, 4).narrow(3, 0, k).reshape(*self.problem.scope, k, u)
 
     def _describe(self) -> tuple[_Problem, list[Any]]:
         """The struct of the kernel without tensors, and the arrays that it points to."""

@@ -16,15 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import (
-    CALL,
-    Algorithm,
-    Cost,
-    NeedsGrad,
-    Prepared,
-    Problem,
-    matmul_work,
-)
+from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, NeedsGrad, Prepared, Problem, matmul_work
 from lambdanets.ops.position.windows import (
     Tiling,
     make_block,

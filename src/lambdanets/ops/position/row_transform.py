@@ -26,15 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import (
-    CALL,
-    Algorithm,
-    Cost,
-    NeedsGrad,
-    Prepared,
-    Problem,
-    matmul_work,
-)
+from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, NeedsGrad, Prepared, Problem, matmul_work
 from lambdanets.ops.position.windows import Axis, Tile, pad_table, sum_pairs
 from lambdanets.ops.precision import accumulation_dtype
 from lambdanets.ops.tracing import unfold

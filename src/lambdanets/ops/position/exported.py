@@ -1,4 +1,4 @@
-"""The position term in graphs: an operator for torch.compile, operations for torch.export, ONNX and torch.jit.trace.
+"""The position term in exported graphs, of torch.export, ONNX and torch.jit.trace.
 
 Exported graphs contain only standard operations: no custom operators, no FFTs, and no Python loops over
 dynamic sizes. With fixed sides, the query order of all pairs, `row_transform` or a convolution is
@@ -14,16 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.operators import position_interaction_operator
-from lambdanets.ops.position.row_transform import (
-    choose_rows,
-    multiply_adds,
-    prepare,
-    row_transform,
-)
+from lambdanets.ops.position.row_transform import choose_rows, multiply_adds, prepare, row_transform
 from lambdanets.ops.precision import accumulation_dtype, widen_float16
 from lambdanets.ops.tables import crop_to_grid, mask_future, pairwise_embeddings
-from lambdanets.ops.tracing import is_exporting, static_shape
+from lambdanets.ops.tracing import static_shape
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLUTION_SLOWDOWN = 4  # compared with matrix products
@@ -36,11 +30,8 @@ def interact_in_graph(
     content: Tensor | None,
     grid: Sequence[int],
     causal: bool,
-    algorithm: str,
 ) -> Tensor:
     """Compute the output (b, h, n, v) for checked tensors with the axis u."""
-    if torch.compiler.is_compiling() and not is_exporting():
-        return position_interaction_operator(queries, table, values, content, grid, causal, algorithm)
     content_term = None if content is None else queries.to(content.dtype) @ content.unsqueeze(1)
     queries, values = (x.to(widen_float16(x.dtype)) for x in (queries, values))
     table = table.to(values.dtype)

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from all_pairs import all_pairs
 from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.operators import backward_operator, position_interaction_operator
+from lambdanets.ops.position.torch_compile import backward_operator, position_interaction_operator
 
 # grid, sides, u, causal
 CASES = {

@@ -23,6 +23,7 @@ from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.position.dilation import redilate, undilate
 from lambdanets.ops.precision import accumulation_dtype, without_autocast
 from lambdanets.ops.tables import crop_to_grid, mask_future
+from lambdanets.ops.tracing import is_exporting
 
 # Gradients of queries, table, values and content; None if not needed.
 FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -54,9 +55,13 @@ def compute_position_term(
         output = compute_position_term(queries, table, values, content, phase_grid, 1, causal, algorithm)
         return redilate(output, grid, dilation)
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        from lambdanets.ops.position.graphs import interact_in_graph
+        if torch.compiler.is_compiling() and not is_exporting():
+            from lambdanets.ops.position.torch_compile import position_interaction_operator
 
-        return interact_in_graph(queries, table, values, content, grid, causal, algorithm)
+            return position_interaction_operator(queries, table, values, content, grid, causal, algorithm)
+        from lambdanets.ops.position.exported import interact_in_graph
+
+        return interact_in_graph(queries, table, values, content, grid, causal)
     plan = make_plan(queries, table, values, content, grid, causal, algorithm, channels_first)
     return apply_plan(queries, table, values, content, plan)
 
@@ -92,7 +97,7 @@ def _check_shapes(
         or not queries.device == table.device == values.device
         or (content is not None and content.shape != (batch, depth, values.shape[2]))
     ):
-        from lambdanets.ops.position.functions import check_factors
+        from lambdanets.ops.grid import check_factors
 
         check_factors(queries, table, values, content, grid)
 
@@ -124,7 +129,7 @@ def make_problem(
 def apply_plan(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v), differentiable any number of times."""
     if torch._C._are_functorch_transforms_active():  # vmap and jvp need another kind of function, which is slower
-        from lambdanets.ops.position.derivatives import TransformableInteraction
+        from lambdanets.ops.position.higher_derivatives import TransformableInteraction
 
         return TransformableInteraction.apply(queries, table, values, content, plan)
     if not _records_derivatives():
@@ -140,7 +145,7 @@ def _records_derivatives() -> bool:
 def position_gradients(grad_output: Tensor, factors: Sequence[Any], plan: Plan, needs: NeedsGrad) -> FactorGradients:
     """Compute the needed gradients of queries, table, values and content, themselves differentiable."""
     if torch._C._are_functorch_transforms_active():
-        from lambdanets.ops.position.derivatives import TransformableGradients
+        from lambdanets.ops.position.higher_derivatives import TransformableGradients
 
         return TransformableGradients.apply(grad_output, *factors, plan, needs)
     if not _records_derivatives():
@@ -166,7 +171,7 @@ class Interaction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        from lambdanets.ops.position.derivatives import output_jvp
+        from lambdanets.ops.position.higher_derivatives import output_jvp
 
         return output_jvp(ctx.saved_tensors, tangents[:4], ctx.plan)
 
@@ -184,13 +189,13 @@ class Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
-        from lambdanets.ops.position.derivatives import double_backward
+        from lambdanets.ops.position.higher_derivatives import double_backward
 
         return *double_backward(ctx.saved_tensors, directions, ctx.plan, ctx.needs_input_grad[:5]), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        from lambdanets.ops.position.derivatives import gradients_jvp
+        from lambdanets.ops.position.higher_derivatives import gradients_jvp
 
         return gradients_jvp(ctx.saved_tensors, tangents[:5], ctx.plan, ctx.needs)
 
@@ -198,7 +203,7 @@ class Gradients(torch.autograd.Function):
 def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v)."""
     if torch._C._len_torch_dispatch_stack():  # make_fx and counters of FLOP see only operators
-        from lambdanets.ops.position.operators import position_interaction_operator
+        from lambdanets.ops.position.torch_compile import position_interaction_operator
 
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm)
         return position_interaction_operator(queries, table, values, content, *options)
@@ -212,8 +217,8 @@ def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor 
     for q, v, c in _split_batch(algorithm.batch, *factors):
         outputs.append(algorithm.forward(q, prepared, v, c))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    # Autograd does not allow views from a function to be changed in place.
-    return output.to(algorithm.result_dtype).detach()
+    result: Tensor = _owned(output, algorithm.result_dtype)
+    return result
 
 
 def run_backward(
@@ -230,11 +235,12 @@ def run_backward(
         pairs = zip((queries, table, values, content), needs, strict=True)
         zeros = [torch.zeros_like(x) if x is not None and needed else None for x, needed in pairs]
         return zeros[0], zeros[1], zeros[2], zeros[3]
-    needs = needs._replace(content=needs.content and content is not None)
+    if content is None:
+        needs = needs._replace(content=False)
     if not any(needs):
         return None, None, None, None
     if torch._C._len_torch_dispatch_stack():
-        from lambdanets.ops.position.operators import backward_operator
+        from lambdanets.ops.position.torch_compile import backward_operator
 
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm, list(needs))
         gradients = backward_operator(grad_output, queries, table, values, content, *options)
@@ -249,22 +255,30 @@ def run_backward(
         grad_table = None
         if grad_prepared is not None:
             grad_table = _restore_offsets(algorithm.grad_table(grad_prepared), plan.problem, table.shape)
-        # Views of an autograd function may not be changed in place.
         return (
-            None if grad_q is None else grad_q.to(queries.dtype).detach(),
-            None if grad_table is None else grad_table.to(table.dtype).detach(),
-            None if grad_v is None else grad_v.to(values.dtype).detach(),
-            None if grad_c is None or content is None else grad_c.to(content.dtype).detach(),
+            _owned(grad_q, queries.dtype),
+            _owned(grad_table, table.dtype),
+            _owned(grad_v, values.dtype),
+            None if content is None else _owned(grad_c, content.dtype),
         )
+
+
+def _owned(x: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor, or None, in this dtype and not as a view, which autograd would not allow to change in place."""
+    return x if x is None else (x if x.dtype == dtype else x.to(dtype)).detach()
 
 
 def _backward_in_parts(
     algorithm: Algorithm, prepared: Prepared, inputs: Sequence[Tensor | None], needs: NeedsGrad
 ) -> tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]:
     """`Algorithm.backward` of any batch; inputs: g, q, v and c."""
+    splits = _split_batch(algorithm.batch, *inputs)
+    if len(splits) == 1:
+        ((g, q, v, c),) = splits
+        return algorithm.backward(g, q, prepared, v, c, needs)
     grads: list[list[Tensor]] = [[], [], []]  # of queries, values and content, by call
     total: Prepared | None = None
-    for g, q, v, c in _split_batch(algorithm.batch, *inputs):
+    for g, q, v, c in splits:
         grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, q, prepared, v, c, needs)
         for parts, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):
             if part is not None:
@@ -274,7 +288,7 @@ def _backward_in_parts(
             total = tuple(x.to(accumulation_dtype(x.dtype)) for x in grad_prepared)
         elif grad_prepared is not None and total is not None:
             total = tuple(x.add_(part) for x, part in zip(total, grad_prepared, strict=True))
-    grad_q, grad_v, grad_c = (torch.cat(parts) if len(parts) > 1 else (*parts, None)[0] for parts in grads)
+    grad_q, grad_v, grad_c = (torch.cat(parts) if parts else None for parts in grads)
     return grad_q, total, grad_v, grad_c
 
 

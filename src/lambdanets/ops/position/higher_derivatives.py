@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position import interact
+from lambdanets.ops.position import autograd
 from lambdanets.ops.position.algorithm import NeedsGrad
+from lambdanets.ops.position.autograd import FactorGradients, apply_plan, position_gradients
 from lambdanets.ops.position.choose import Plan, choose
-from lambdanets.ops.position.interact import FactorGradients, apply_plan, position_gradients
 from lambdanets.ops.precision import without_autocast
 
 _QUERIES, _TABLE, _VALUES, _CONTENT = range(4)  # indices of factors
 
 
-class TransformableInteraction(interact.Interaction):
+class TransformableInteraction(autograd.Interaction):
     """`apply_plan` under the transforms of torch.func."""
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
-        return interact.run_forward(*inputs)
+        return autograd.run_forward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -50,12 +50,12 @@ class TransformableInteraction(interact.Interaction):
         return torch.stack(outputs), 0
 
 
-class TransformableGradients(interact.Gradients):
+class TransformableGradients(autograd.Gradients):
     """`position_gradients` under the transforms of torch.func."""
 
     @staticmethod
     def forward(*inputs: Any) -> FactorGradients:
-        return interact.run_backward(*inputs)
+        return autograd.run_backward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:

@@ -7,9 +7,9 @@ from interactions import Spy, assert_all_close, make_inputs, run, supported_algo
 from torch import nn
 
 from lambdanets.ops import definition, position_interaction
-from lambdanets.ops.position import interact
+from lambdanets.ops.position import autograd
+from lambdanets.ops.position.autograd import prepared_tables
 from lambdanets.ops.position.choose import ALGORITHMS
-from lambdanets.ops.position.interact import prepared_tables
 from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (6, 7), (5, 5)
@@ -103,13 +103,13 @@ def test_prepared_tables_are_evicted_in_lru_order_at_the_limit(monkeypatch):
     assert is_prepared_again(tables[0])
     size = prepared_tables.nbytes
     assert size > table.nbytes
-    monkeypatch.setattr(interact, "CACHE_BYTES", 5 * size)
+    monkeypatch.setattr(autograd, "CACHE_BYTES", 5 * size)
     for next_table in tables[1:]:
         assert is_prepared_again(next_table)
         assert prepared_tables.nbytes <= 5 * size
     assert not any(is_prepared_again(recent) for recent in tables[-5:])
     assert is_prepared_again(tables[-6])
-    monkeypatch.setattr(interact, "CACHE_BYTES", 3 * size)  # entries larger than a quarter of the limit are not stored
+    monkeypatch.setattr(autograd, "CACHE_BYTES", 3 * size)  # entries larger than a quarter of the limit are not stored
     prepared_tables.clear()
     assert is_prepared_again(table)
     assert prepared_tables.nbytes == 0
