@@ -79,16 +79,6 @@ def test_batches_over_http_equal_those_of_the_folder(faulty, shards, cache, work
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
-def test_missing_shard_at_a_url_is_not_retried(faulty):
-    faulty.faults = {"train-00003.tar": ["404"]}
-    images = open_train(faulty.url)
-    for number in (7, 6):
-        with pytest.raises(UnreadableImage, match=rf"{faulty.url}/train-00003\.tar, image {number % 2}: there is no"):
-            images.load(number)
-    assert faulty.requests["train-00003.tar"] == 1
-    assert images.load(8)
-
-
 def test_verify_downloads_every_shard_at_a_url_again(faulty, shards, cache):
     open_train(faulty.url).load(2)
     assert verify_shards(faulty.url, threads=2)[1] == []
@@ -114,6 +104,7 @@ def test_transient_errors_are_retried(faulty, cache, fault):
         ("damage", r"the download has \d+ bytes and SHA-256 .* as in shards\.json \(tried 5 times\)"),
         ("502", r"502.*\(tried 5 times\)"),
         ("403", "403"),
+        ("404", "there is no"),
     ],
 )
 def test_persistent_errors_are_reported_after_the_last_attempt(faulty, cache, fault, reason):
@@ -122,7 +113,7 @@ def test_persistent_errors_are_reported_after_the_last_attempt(faulty, cache, fa
     for number in (0, 1):
         with pytest.raises(UnreadableImage, match=rf"(?i){faulty.url}/train-00000\.tar, image {number}.*{reason}"):
             images.load(number)
-    assert faulty.requests["train-00000.tar"] == (1 if fault == "403" else 5)
+    assert faulty.requests["train-00000.tar"] == (1 if fault in ("403", "404") else 5)
     assert not list(cache.glob("*.tar"))
 
 

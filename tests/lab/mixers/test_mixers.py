@@ -30,19 +30,12 @@ def random_maps(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
 
 
-@pytest.mark.parametrize("sides", [(5, 3), (1, 4), (9, 10)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 16, 5, 3), (1, 16, 1, 4), (1, 16, 9, 10), (2, 8, 4, 3)], ids=str)
 @pytest.mark.parametrize("name", REFERENCES)
-def test_equals_the_reference_implementation(name, sides):
-    layer = build(name, **({"scope": 3} if name in WITH_SCOPE else {})).eval()
-    x = random_maps(1, 16, *sides)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), REFERENCES[name](layer, x), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", [name for name in REFERENCES if name != "channel_attention"])
-def test_equals_the_reference_with_dim_out_and_batch(name):
-    layer = build(name, 8, 24).eval()  # scopes of 7 are larger than the map
-    x = random_maps(2, 8, 4, 3)
+def test_equals_the_reference_implementation(name, shape):
+    options = {"scope": 3} if name in WITH_SCOPE and shape[0] == 1 else {}  # scopes of 7 are larger than the last map
+    options |= {"dim_out": 24} if name != "channel_attention" else {}
+    layer, x = build(name, shape[1], **options).eval(), random_maps(*shape)
     with torch.no_grad():
         torch.testing.assert_close(layer(x), REFERENCES[name](layer, x), rtol=1e-10, atol=1e-12)
 
