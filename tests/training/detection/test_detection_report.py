@@ -64,18 +64,6 @@ def test_runs_with_different_seeds_are_one_row_of_mean_and_std(make_run):
     assert caption.endswith("Mean ± std over seeds.")
 
 
-def test_runs_from_different_initial_weights_have_separate_rows(make_run):
-    runs = [
-        make_run("random", BOXES, MASKS),
-        make_run("old", BOXES, MASKS, seed=1, initial_weights=None),
-        make_run("tuned", BOXES, MASKS, seed=1, initial_weights=file_hash("coco.safetensors", "a")),
-        make_run("moved", BOXES, MASKS, seed=2, initial_weights=file_hash("elsewhere.safetensors", "a")),
-    ]
-    random_weights, initial_weights = report(runs, "markdown").splitlines()[2:4]
-    assert random_weights.startswith("| resnet50 initial_weights=None | 44.1 | 2 |")
-    assert initial_weights.startswith("| resnet50 initial_weights=coco.safetensors (aaaaaaaa) | 44.1 | 2 |")
-
-
 def test_runs_on_equal_data_at_different_paths_are_one_row(make_run):
     runs = [
         make_run(
