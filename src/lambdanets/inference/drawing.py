@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from lambdanets.data.coco.annotations import AnnotatedImage, CroppedMask, decode_cropped_mask
+from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.segmentations import CroppedMask, to_cropped_mask
 from lambdanets.data.coco.semantic_masks import BACKGROUND, IGNORED
 from lambdanets.inference.objects import Objects
 from lambdanets.inference.segmentation_scores import find_boundaries
@@ -74,7 +75,7 @@ def draw_predicted(
 def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Sequence[str]) -> Image.Image:
     """Draw the annotated objects of an image, without crowd regions."""
     objects = [obj for obj in annotated.objects if not obj.crowd]
-    masks = [decode_cropped_mask(obj, annotated.height, annotated.width) for obj in objects]
+    masks = [to_cropped_mask(obj.segmentation, annotated.height, annotated.width) for obj in objects]
     return overlay(image, [obj.box for obj in objects], [obj.category + 1 for obj in objects], None, masks, classes)
 
 

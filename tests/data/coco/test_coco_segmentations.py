@@ -6,8 +6,7 @@ import pycocotools.mask
 import pytest
 from coco_files import SQUARE, annotation, content, decode_mask, image, write
 
-from lambdanets.data.coco.annotations import read_annotations
-from lambdanets.data.coco.objects import Object
+from lambdanets.data.coco.annotations import Object, read_annotations
 from lambdanets.data.coco.segmentations import encode_rle, masks_api, segmentation_to_coco, to_cropped_mask
 from lambdanets.errors import InputError
 

@@ -55,7 +55,7 @@ def test_sizes_counts_and_categories_are_as_documented(folder: Path, training: A
     assert max(digits_per_image) == 6
     assert 1 <= sum(obj.crowd for image in images for obj in image.objects) <= 20
     assert {obj.category for image in images for obj in image.objects} == set(range(10))
-    assert [(category.id, category.name) for category in training.categories] == [
+    assert [(category.id, category.name) for category in training.annotations.categories] == [
         (3 * digit + 1, str(digit)) for digit in range(10)
     ]
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.objects import Object
+from lambdanets.data.coco.annotations import AnnotatedImage, Object
 from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.data.coco.semantic_masks import IGNORED
 from lambdanets.data.order import BatchSlice

@@ -13,8 +13,12 @@ from urllib.parse import unquote
 
 from PIL import Image
 
-from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
-from lambdanets.data.coco.problems import AnnotationProblems
+from lambdanets.data.coco.annotations import (
+    AnnotatedImage,
+    AnnotationProblems,
+    Annotations,
+    read_annotations,
+)
 from lambdanets.data.image_search import first_few, list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
@@ -65,11 +69,6 @@ class AnnotatedImages:
 
     def __len__(self) -> int:
         return len(self.annotations.images)
-
-    @property
-    def categories(self) -> tuple[Category, ...]:
-        """The categories. The `category` of an object is an index of this tuple."""
-        return self.annotations.categories
 
     @property
     def problems(self) -> AnnotationProblems:
@@ -130,9 +129,9 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     else:
         members = _index_tar(images)
         paths = list(members)
-    matches = _match(names, paths, images)
-    missing = [image for image, path in zip(parsed.images, matches, strict=True) if path is None]
-    kept = tuple(image for image, path in zip(parsed.images, matches, strict=True) if path is not None)
+    found = _match(names, paths, images)
+    kept = tuple(image for image, name in zip(parsed.images, names, strict=True) if name in found)
+    missing = [image for image, name in zip(parsed.images, names, strict=True) if name not in found]
     if 2 * len(missing) > len(names):  # the folder is of other images
         raise InputError(
             f"'{images}' must contain the {len(names)} images of '{annotations}', got {len(kept) or 'none'} of them; "
@@ -145,14 +144,14 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
             obj.id for image in missing for obj in image.objects
         ],
     }
-    found = AnnotationProblems({problem: ids for problem, ids in problems.items() if ids})
-    kept_paths = [path for path in matches if path is not None]
+    problems = {problem: ids for problem, ids in problems.items() if ids}
     files: ImageSource
     if members:
-        files = TarImages(images, [(path, *members[path]) for path in kept_paths], ())
+        files = TarImages(images, [(path, *members[path]) for path in found.values()], ())
     else:
-        files = ImageFiles([images / path for path in kept_paths], ())
-    return AnnotatedImages(replace(parsed, images=kept, problems=found), files, range(len(kept)))
+        files = ImageFiles([images / path for path in found.values()], ())
+    parsed = replace(parsed, images=kept, problems=AnnotationProblems(problems))
+    return AnnotatedImages(parsed, files, range(len(kept)))
 
 
 def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
@@ -162,48 +161,38 @@ def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
             return {
                 str(PurePosixPath(member.name)): (member.offset_data, member.size)
                 for member in tar_members(file)
-                if not member.issparse() and not any(map(is_hidden, PurePosixPath(member.name).parts[:-1]))
+                if not any(map(is_hidden, PurePosixPath(member.name).parts[:-1]))
             }
     except (OSError, tarfile.TarError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise InputError(f"'{path}' must be a folder or an uncompressed tar of images: {reason}") from error
 
 
-def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str | None]:
-    """Find the path that matches each name in the annotations, or None. source: for error messages.
+def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> dict[str, str]:
+    """Find the path of each name in the annotations; names without one are left out. source: for error messages.
 
-    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends.
-    Names are compared in a form for all systems (see `_portable`); of several matches, the one with equal characters
-    counts, else the one that is equal in NFC, because macOS decomposes accents.
+    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends;
+    the last two compare names in a form for all systems (see `_portable`).
     """
-    by_path: defaultdict[str, list[str]] = defaultdict(list)
-    by_suffix: defaultdict[str, list[str]] = defaultdict(list)
+    exact, by_suffix = set(paths), defaultdict(list)
     for path in paths:
-        by_path[_portable(path)].append(path)
-        for suffix in _path_suffixes(_portable(path)):
+        for suffix in _path_suffixes(path):
             by_suffix[suffix].append(path)
     matches: dict[str, str] = {}
     for name in names:
-        suffixes = [*_path_suffixes(_portable(name))]
-        candidates = by_path.get(suffixes[0]) or by_suffix.get(suffixes[0])
-        candidates = candidates or next((by_path[suffix] for suffix in suffixes if suffix in by_path), [])
-        for normalize in (str, nfc):
-            wanted = normalize(name)
-            equal = [
-                path for path in candidates if wanted.endswith(normalize(path)) or normalize(path).endswith(wanted)
-            ]
-            candidates = equal or candidates
-        if len(candidates) > 1:
-            raise InputError(f"'{source}' must have one file for '{name}', got {first_few(candidates)}")
-        if candidates:
-            matches[name] = candidates[0]
+        suffixes = _path_suffixes(name)
+        found = [name] if name in exact else next((by_suffix[each] for each in suffixes if each in by_suffix), [])
+        if len(found) > 1:
+            raise InputError(f"'{source}' must have one file for '{name}', got {first_few(found)}")
+        if found:
+            matches[name] = found[0]
     duplicates = [path for path, count in Counter(matches.values()).items() if count > 1]
     if duplicates:
         names_of_path = [name for name, path in matches.items() if path == duplicates[0]]
         raise InputError(
             f"'{source}' must have one file per image, got only '{duplicates[0]}' for {first_few(names_of_path)}"
         )
-    return [matches.get(name) for name in names]
+    return matches
 
 
 def _portable(name: str) -> str:
@@ -211,10 +200,10 @@ def _portable(name: str) -> str:
     return nfc(unquote(name).replace("\\", "/")).casefold()
 
 
-def _path_suffixes(path: str) -> Iterator[str]:
-    """Yield the path, then the path without its first folder, and so on until only the file name is left."""
-    parts = path.split("/")
-    return ("/".join(parts[start:]) for start in range(len(parts)))
+def _path_suffixes(path: str) -> list[str]:
+    """Return the path, the path without its first folder, and so on until only the file name is left."""
+    parts = _portable(path).split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
 def _fingerprint_fields(annotations: Annotations) -> Iterator[bytes]:
