@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import struct
 import subprocess
 import sys
 
@@ -56,21 +55,6 @@ def tiff(pixels, photometric="minisblack", **options):
     return content.getvalue()
 
 
-def ppm(pixels, kind="P6", maximum=65535):
-    header = f"{kind}\n{pixels.shape[1]} {pixels.shape[0]}\n{maximum}\n".encode()
-    text = " ".join(map(str, pixels.ravel())).encode()
-    return header + (text if kind == "P3" else pixels.astype(">u2").tobytes())
-
-
-def jpeg2000(pixels, bits=16, **options):
-    return imagecodecs.jpeg2k_encode(pixels, 0, reversible=True, bitspersample=bits, **options)
-
-
-def sgi(pixels):
-    head = struct.pack(">hBBHHHH500x", 474, 0, 2, 3, *pixels.shape[1::-1], 3)
-    return head + np.moveaxis(pixels[::-1], 2, 0).astype(">u2").tobytes()
-
-
 def deep(pixels):
     return pixels.astype(np.uint16) * 257
 
@@ -96,46 +80,28 @@ ALPHA_TAG = {"extrasamples": ["unassalpha"]}
 # File name: content and pixels.
 READABLE = {
     "gray8.png": (png(GRAY), GRAY),
-    "gray8.tif": (tiff(GRAY), GRAY),
-    "gray8_lzw.tif": (tiff(GRAY, compression="lzw"), GRAY),
     "gray16.png": (png(deep(GRAY)), GRAY),
     "gray16.tif": (tiff(deep(GRAY)), GRAY),
-    "gray16_big_endian.tif": (tiff(deep(GRAY), byteorder=">"), GRAY),
     "gray16_zstd_bigtiff.tif": (tiff(deep(GRAY), compression="zstd", bigtiff=True), GRAY),
     "gray32.tif": (tiff(deep(GRAY).astype(np.int32)), GRAY),
     "float.tif": (tiff(GRAY.astype(np.float32) / 255), GRAY),
-    "rgb8.tif": (tiff(RGB, "rgb"), RGB),
-    "rgb8_planar.tif": (tiff(np.moveaxis(RGB, 2, 0), "rgb", planarconfig="separate"), RGB),
     "rgb16.png": (png(deep(RGB)), RGB),
     "rgb16.tif": (tiff(deep(RGB), "rgb"), RGB),
-    "rgb16_planar.tif": (tiff(np.moveaxis(deep(RGB), 2, 0), "rgb", planarconfig="separate"), RGB),
     "la8.png": (png(GRAY_ALPHA), on_white(GRAY_ALPHA)),
     "la16.png": (png(deep(GRAY_ALPHA)), on_white(GRAY_ALPHA)),
-    "la8.tif": (tiff(GRAY_ALPHA, planarconfig="contig", **ALPHA_TAG), on_white(GRAY_ALPHA)),
     "la16.tif": (tiff(deep(GRAY_ALPHA), planarconfig="contig", **ALPHA_TAG), on_white(GRAY_ALPHA)),
     "rgba8.png": (png(RGB_ALPHA), on_white(RGB_ALPHA)),
     "rgba16.png": (png(deep(RGB_ALPHA)), on_white(RGB_ALPHA)),
-    "rgba8.tif": (tiff(RGB_ALPHA, "rgb", **ALPHA_TAG), on_white(RGB_ALPHA)),
     "rgba16.tif": (tiff(deep(RGB_ALPHA), "rgb", **ALPHA_TAG), on_white(RGB_ALPHA)),
     "rgbx16.tif": (tiff(deep(RGB_ALPHA), "rgb", extrasamples=["unspecified"]), RGB),
     "inverted8.tif": (tiff(255 - GRAY, "miniswhite"), GRAY),
-    "inverted16.tif": (tiff(65535 - deep(GRAY), "miniswhite"), GRAY),
     "inverted16_lzw.tif": (tiff(65535 - deep(GRAY), "miniswhite", compression="lzw"), GRAY),
-    "inverted_float.tif": (tiff((255 - GRAY).astype(np.float32) / 255, "miniswhite"), GRAY),
-    "rgb16.ppm": (ppm(deep(RGB)), RGB),
-    "rgb12.ppm": (ppm(RGB * np.uint16(16), maximum=4080), RGB),
-    "rgb16_plain.ppm": (ppm(deep(RGB), "P3"), RGB),
     "rgb8.jp2": (imagecodecs.jpeg2k_encode(RGB, 0, reversible=True), RGB),
-    "rgb16.jp2": (jpeg2000(deep(RGB)), RGB),
-    "rgba16.j2k": (jpeg2000(deep(RGB_ALPHA), codecformat="j2k"), on_white(RGB_ALPHA)),
-    "bits.png": (pillow(BITS, "PNG", "1"), BITS),
     "bits.tif": (tiff(BITS > 0), BITS),
     "palette.png": (pillow(PALETTE, "PNG"), np.asarray(PALETTE.convert("RGB"))),
-    "palette.tif": (pillow(PALETTE, "TIFF"), np.asarray(PALETTE.convert("RGB"))),
     "cmyk.jpg": (pillow(CMYK, "JPEG"), np.asarray(Image.open(io.BytesIO(pillow(CMYK, "JPEG"))).convert("RGB"))),
     "jpeg.tif": (pillow(RGB, "TIFF", compression="jpeg"), None),
     "rotated8.jpg": (pillow(RGB, "JPEG", exif=rotated()), np.rot90(np.asarray(Image.open(io.BytesIO(JPEG))), -1)),
-    "rotated16.png": (pillow(deep(GRAY), "PNG", exif=rotated()), np.rot90(GRAY, -1)),
     "rotated16.tif": (tiff(deep(GRAY), extratags=[(274, "H", 1, 6, False)]), np.rot90(GRAY, -1)),
 }
 CHOOSE = r"3 channels or planes \(axes .*\); choose one with --channel, in Python with channel="
@@ -143,17 +109,10 @@ INVISIBLE = "its alpha is 0 everywhere"
 # File name: content and a part of the error message.
 UNREADABLE = {
     "stack8.tif": (tiff(STACK, metadata={"axes": "ZYX"}), CHOOSE),
-    "channels16.tif": (tiff(deep(STACK), metadata={"axes": "CYX"}), CHOOSE),
-    "inverted_stack8.tif": (tiff(255 - STACK, "miniswhite"), CHOOSE),
     "samples.tif": (tiff(np.moveaxis(STACK, 0, 2), planarconfig="contig"), CHOOSE),
     "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), "must be in"),
-    "complex.tif": (tiff(np.zeros((9, 11), np.complex64)), "integers or floats, got complex64"),
     "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors have more than 8 bits"),
-    "rgb16_signed.jp2": (jpeg2000((deep(RGB).astype(int) - 2**15).astype(np.int16)), "more than 8 bits, of which Pill"),
-    "rgb16.sgi": (sgi(deep(RGB)), "more than 8 bits, of which Pillow keeps 8; convert it to TIFF or PNG"),
-    "invisible_la8.png": (png(invisible(GRAY_ALPHA)), INVISIBLE),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),
-    "invisible_rgba16.tif": (tiff(deep(invisible(RGB_ALPHA)), "rgb", **ALPHA_TAG), INVISIBLE),
     "postscript.png": (pillow(RGB, "EPS"), "not an image of a known format"),
 }
 
@@ -278,7 +237,7 @@ def test_a_file_is_refused_with_the_same_sentence_in_every_way(name, models, see
 def test_a_channel_is_chosen_alike_in_python_and_by_every_command(models, seen, tmp_path, capsys):
     stacks = {name: file for name, file in UNREADABLE.items() if file[1] == CHOOSE}
     (tmp_path / "images").mkdir()
-    colors = {name: READABLE[name] for name in ("rgb8.tif", "rgb16.png", "rgba16.tif", "cmyk.jpg")}
+    colors = {name: READABLE[name] for name in ("rgb16.tif", "rgb16.png", "rgba16.tif", "cmyk.jpg")}
     paths = write(tmp_path / "images", stacks | colors)
     for read in read_in_all_ways(paths, models, seen, tmp_path, capsys, "--channel", "1").values():
         for name, array in read.items():
@@ -297,14 +256,7 @@ def test_a_compressed_file_names_the_extra_that_it_needs(tmp_path):
     assert output.count("its pixels need imagecodecs; install it with: pip install 'lambdanets[detection]'") == 2
 
 
-def test_a_file_in_memory_is_read_from_its_start():
-    content, pixels = READABLE["rgb16.tif"]
-    file = io.BytesIO(content)
-    file.seek(0, io.SEEK_END)
-    np.testing.assert_array_equal(read_image(file), pixels)
-
-
-@pytest.mark.parametrize("encode", [lambda pixels: tiff(pixels, "rgb"), ppm, jpeg2000, png])
+@pytest.mark.parametrize("encode", [lambda pixels: tiff(pixels, "rgb"), png])
 def test_colors_whose_high_bytes_are_0_are_stretched(encode):
     content = encode(RGB.astype(np.uint16))  # Pillow keeps only the high byte of each sample
     assert len(np.unique(read_image(io.BytesIO(content), stretch=True))) > 100

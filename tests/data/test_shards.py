@@ -107,20 +107,6 @@ def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None
         images.load(5)
 
 
-def test_repaired_shard_is_read_after_a_delay(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = shards / "train-00000.tar"
-    content = path.read_bytes()
-    path.unlink()
-    images = open_train(shards)
-    with pytest.raises(UnreadableImage):
-        images.load(0)
-    path.write_bytes(content)
-    with pytest.raises(UnreadableImage):
-        images.load(0)
-    monkeypatch.setattr("lambdanets.data.shards._RETRY_SECONDS", 0.0)
-    images.load(0)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(b"9" * 5000, "class must be a number, got b'9999"), (b"2", "class must be below 2, got 2"), (None, "no class")],
@@ -185,23 +171,16 @@ def with_fields(**fields: object) -> dict[str, object]:
     ("change", "message"),
     [
         ({"classes": []}, "got images without classes"),
-        ({"classes": ["a"]}, "got only 'a'"),
         ({"classes": 3}, "is not a valid shards.json: classes must be .*, got 3"),
         ({"splits": {}}, "splits must have shards of 'train', got none"),
-        *((with_fields(name=name), r"splits\.train\[0\]\.name must match pattern") for name in ("../a.tar", "", "..")),
-        (with_fields(images=-1), r"splits\.train\[0\]\.images must be greater than or equal to 0, got -1"),
-        (with_fields(images=10**30), r"splits\.train\[0\]\.images must be less than "),
+        *((with_fields(name=name), r"splits\.train\[0\]\.name must match pattern") for name in ("../a.tar", "")),
         (with_fields(sha256="00"), r"sha256 must match pattern .*, got '00'"),
         ({"splits": {"train": [{"name": "a.tar"}]}}, r"splits\.train\[0\]\.images must be given, got none"),
-        ({"splits": {"other": []}}, r"must match pattern '\^\(train\|validation\)\$', got 'other'"),
     ],
 )
 def test_rejects_an_invalid_shards_json(shards: Path, change: dict[str, object], message: str) -> None:
     edit_list(shards, **change)
     with pytest.raises(InputError, match=message):
-        open_splits(str(shards))
-    (shards / "shards.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"is not a valid shards\.json: "):
         open_splits(str(shards))
 
 

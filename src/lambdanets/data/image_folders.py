@@ -161,8 +161,6 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
             if several or (nested and [parse_name(name) for name in names] == [Name(TRAIN, ())]):
                 raise _ambiguous(root, source)
         return None
-    if len(complete) > 1 and (by_split := _split_by_names(root, complete)) is not None:
-        return _find_splits(by_split, source, left_out)
     roles = {role: [name for family in complete.values() for name in family.get(role, [])] for role in _ROLES}
     outside = {name: Counter[str]() for name in chain.from_iterable(roles.values())}
     entered = {name: _enter(root.folders[name], outside[name]) for name in outside}
@@ -185,18 +183,6 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
             reason = "which is not used" if has_classes else "which has no class folders"
             left_out[f"in {name}, {reason}"] += len(folder.all())
     return entered[used[0]], entered[used[1]] if validation else None
-
-
-def _split_by_names(root: _Folder, families: Mapping[tuple[str, ...], Mapping[str, list[str]]]) -> _Folder | None:
-    """Return the splits of class folders such as train_cat, train_dog, test_cat and test_dog; None for others."""
-    by_split = _Folder((*root.path, "*"), [], dict(root.folders))
-    for rest, family in families.items():
-        for role, names in family.items():
-            folder = by_split.folders.pop(names[0])
-            if folder.folders or len(names) > 1:
-                return None
-            by_split.below([role]).folders["_".join(rest)] = folder
-    return by_split
 
 
 def _has_classes(name: str, split: _Folder) -> bool:

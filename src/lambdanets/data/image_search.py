@@ -80,20 +80,18 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
     The sub-folders may be cleared. A folder is yielded under each link to it, but not within itself.
     """
-    ancestors: dict[str, frozenset[str]] = {}  # real paths of the folders above
 
     def fail(error: OSError) -> None:
         raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
 
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        real, above = os.path.realpath(parent), ancestors.pop(parent, frozenset())
-        if real in above:  # a symbolic link to a parent
-            folders.clear()
-            continue
+        path, real = Path(parent), os.path.realpath(parent)
+        above = path.parents[: len(path.parts) - len(folder.parts)]
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        below = (os.path.join(parent, name) for name in folders)  # noqa: PTH118 - as os.walk does
-        ancestors.update(dict.fromkeys(below, above | {real}))
-        yield Path(parent), folders, files
+        if real in map(os.path.realpath, above):  # a symbolic link to a parent
+            folders.clear()
+        else:
+            yield path, folders, files
 
 
 def find_images(inputs: Sequence[str]) -> FoundImages:

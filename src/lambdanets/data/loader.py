@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches, NamedImages, Sample
 from lambdanets.data.labeled_images import LabeledImages
-from lambdanets.errors import InputError
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -43,8 +42,6 @@ class ImageBatches(Batches[Batch]):
     def __init__(
         self, images: NamedImages, transform: Callable[[Image.Image], Tensor], *, channels: int, **options: Any
     ) -> None:
-        if channels not in _MODES:
-            raise InputError(f"channels must be 1 or 3, got {channels}")
         super().__init__(images, _LoadTransformed(transform, _MODES[channels]), _collate, min_micro_batch=2, **options)
 
 

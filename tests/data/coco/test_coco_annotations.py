@@ -89,7 +89,8 @@ def test_polygons_with_fewer_than_three_points_are_left_out_of_a_mask(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "bbox", [[2 / 30, 3 / 20, 6 / 30, 6 / 20], [2, 3, 0, 6], [2, 3, 6, -6], [31, 3, 6, 6], [20, 10, 6, 6], [2, 3, 20, 15]]
+    "bbox",
+    [[2 / 30, 3 / 20, 6 / 30, 6 / 20], [2, 3, 0, 6], [2, 3, 6, -6], [31, 3, 6, 6], [20, 10, 6, 6], [2, 3, 20, 15]],
 )
 def test_a_box_that_its_mask_contradicts_is_replaced_and_counted(tmp_path: Path, bbox: list[float]) -> None:
     parsed = read(tmp_path, annotation(1), annotation(9, bbox=bbox))
