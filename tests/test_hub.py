@@ -71,11 +71,6 @@ def test_a_folder_cannot_be_saved_into_itself(tmp_path):
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == files
 
 
-def test_a_model_is_saved_into_an_existing_folder(teacher, tmp_path):
-    for model in ("digits", ln.save_pretrained(teacher, tmp_path / "model")):
-        assert (ln.save_pretrained(model, tmp_path / "model") / "config.json").is_file()
-
-
 def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):
     original = ln.load(teacher, device="cpu")
     folder = ln.save_pretrained(original, tmp_path / "model")
@@ -121,7 +116,7 @@ def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path)
         torch.testing.assert_close(loaded(x), network(x))
     convolution = partial(torch.nn.Conv2d, kernel_size=3, padding=2, dilation=2, bias=False)
     for make_layer in (ln.LambdaLayer2d, convolution):  # the second has the same names and shapes
-        changed = ln.create_model("test_resnet", num_classes=3)
+        changed = ln.create_model("test_resnet", num_classes=3, zero_init_last=False)
         replaced = make_layer(96, 96)
         ln.replace_convolutions(changed, lambda conv, layer=replaced: layer, "layer4.0.conv2")
         for model in (changed, Classifier(changed, ln.load(tmp_path / "test_resnet").card)):
@@ -140,9 +135,7 @@ def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path)
         {"model_args": {"pretrained_cfg_overlay": {"file": "/etc/passwd"}}},
         {"model_args": {"checkpoint_path": "weights.pth"}},
         {"model_args": {"cache_dir": "elsewhere"}},
-        {"model_args": {"features_only": True}},
         {"architecture": "hf-hub:user/name"},
-        {"architecture": "local-dir:elsewhere"},
         {"architecture": "../elsewhere"},
     ],
     ids=str,
@@ -155,14 +148,6 @@ def test_config_of_a_folder_names_only_an_architecture_and_its_arguments(change,
     for load in loaders:
         with pytest.raises(InputError, match=r"not a configuration of timm: (model options|there is no)"):
             load(str(folder))
-
-
-def test_classes_in_a_config_are_compared_with_the_weights_before_they_are_built(teacher, tmp_path):
-    folder = ln.save_pretrained(teacher, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_classes": 10**9}))
-    with pytest.raises(InputError, match=r"fc\.bias \(2,\) instead of \(1000000000,\)"):
-        ln.load(folder)
 
 
 def test_crop_modes_other_than_center_are_refused(timm_network, tmp_path):
@@ -219,22 +204,14 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, hub_client, tm
         ln.load("hf-hub:user/digits")
 
 
-def test_rejects_models_that_the_hub_format_does_not_support(tmp_path):
-    for model in (torch.nn.Linear(2, 2), "nowhere"):
-        with pytest.raises(ValueError, match=r"model must be a run folder|nowhere"):
-            ln.save_pretrained(model, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda folder: (folder / "config.json").write_text("{"), "is not a configuration of timm"),
-        (lambda folder: (folder / "config.json").write_text('{"architecture": "none"}'), "is not a configuration"),
         (lambda folder: (folder / "model.safetensors").unlink(), "with model.safetensors or pytorch_model.bin"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is not a readable safetensors file"),
     ],
-    ids=["damaged JSON", "unknown architecture", "without weights", "damaged weights"],
+    ids=["damaged JSON", "without weights", "damaged weights"],
 )
 def test_rejects_a_damaged_model_folder(change, message, teacher, tmp_path):
     folder = ln.save_pretrained(teacher, tmp_path / "model")

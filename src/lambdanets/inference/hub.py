@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import HfApi
 from safetensors.torch import save
 from timm.models import save_for_hf
-from torch import Tensor, nn
+from torch import nn
 
 from lambdanets.adoption import foreign_state_dict, is_adopted
 from lambdanets.errors import InputError, one_line
@@ -102,21 +102,11 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
     preprocessing = loaded.card.preprocessing
     shape = (1, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    expected, actual = (_outputs(each, images) for each in (copy.deepcopy(network), loaded.model))
+    expected, actual = (each.cpu().float().eval()(images) for each in (copy.deepcopy(network), loaded.model))
     if expected.shape != (1, len(loaded.classes)):
         raise InputError(f"model must be a classifier, got outputs of shape {tuple(expected.shape)}")
     if not torch.allclose(actual, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
         raise InputError(f"{problem} one with other outputs")
-
-
-def _outputs(network: nn.Module, images: Tensor) -> Tensor:
-    """Return the outputs in float32. Norms that are zero-initialized, which would hide a layer, are set to 1."""
-    network = network.cpu().float().eval()
-    for module in network.modules():
-        weight = getattr(module, "weight", None)
-        if "Norm" in type(module).__name__ and isinstance(weight, Tensor) and not weight.any():
-            weight.fill_(1)
-    return network(images)
 
 
 def push_to_hub(
@@ -162,18 +152,17 @@ def _options(card: ClassifierCard | None) -> dict[str, Any]:
         return {}
     preprocessing = card.preprocessing
     side, channels = preprocessing.image_size, preprocessing.channels
+    mean, std = (
+        values * channels if len(values) == 1 else values for values in (preprocessing.mean, preprocessing.std)
+    )
     return {
         "model_config": {"label_names": list(card.classes)},
         "model_args": {**card.model_options, **({} if channels == 3 else {"in_chans": channels})},
         "data_config": {
             "input_size": (channels, side, side),
-            "mean": _per_channel(preprocessing.mean, channels),
-            "std": _per_channel(preprocessing.std, channels),
+            "mean": mean,
+            "std": std,
             "crop_pct": preprocessing.crop_pct,
             "interpolation": preprocessing.interpolation,
         },
     }
-
-
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    return values * channels if len(values) == 1 else values

@@ -30,6 +30,7 @@ class CocoTask(Task):
     """Opens and identifies the data."""
 
     EVALUATION_BATCH_SIZE: ClassVar[int | None] = 1  # so that rounding does not depend on the world size
+    augment: ClassVar[Augment]  # a function of a module, because spawned workers must unpickle it
 
     training: AnnotatedImages
     validation: AnnotatedImages
@@ -63,6 +64,9 @@ class CocoTask(Task):
             training_images=None,
         )
 
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
+        return augmented_batches(recipe, self.training, batch_slice, type(self).augment)
+
     def result(self, evaluation: Any) -> dict[str, Any]:
         return {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}
 
@@ -83,8 +87,7 @@ def augmented_batches(
 ) -> Batches[AnnotatedBatch]:
     """Return the recipe's training batches, shuffled and augmented.
 
-    augment: maps an image, its annotations and the recipe to a tensor and its target; a module-level function, because
-        spawned workers must unpickle it.
+    augment: maps an image, its annotations and the recipe to a tensor and its target.
     """
     return Batches(
         images,
