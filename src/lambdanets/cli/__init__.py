@@ -105,9 +105,6 @@ def _dispatch(arguments: list[str]) -> int:
     if command not in COMMANDS:
         known = [*COMMANDS, "--help", "--version"]
         raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
-    for argument in arguments:
-        if "\0" in argument:  # as passed by a program, not by a shell
-            raise InputError(f"an argument must not contain a null byte, got {argument!r}")
     package = "lambdanets_lab" if command in _LAB_COMMANDS else "lambdanets"
     return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
 

@@ -125,8 +125,6 @@ def _unique(paths: Iterable[Path]) -> list[Path]:
 
 def _find_matches(pattern: str) -> FoundImages:
     path, found = Path(pattern), FoundImages([])
-    if not pattern:
-        return found
     if path.exists() and not path.is_dir():  # true also for named pipes, which are later reported as unreadable
         return FoundImages([path])
     is_output_folder = functools.cache(lambda folder: is_output({inside.name for inside in folder.iterdir()}))

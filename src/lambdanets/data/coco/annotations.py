@@ -281,12 +281,12 @@ def _read_object(
 
 
 def _agree(box: Box, mask: Box) -> bool:
-    """Whether two boxes differ by at most 2 pixels, or have an IoU of at least a half."""
-    width, height = min(box[2], mask[2]) - max(box[0], mask[0]), min(box[3], mask[3]) - max(box[1], mask[1])
+    """Whether two boxes have an IoU of at least a half, or differ by at most 2 pixels."""
     box_width, box_height = box[2] - box[0], box[3] - box[1]
     if box_width <= 0 or box_height <= 0:
         return False
-    if all(abs(side - mask_side) <= _MAX_DIFFERENCE for side, mask_side in zip(box, mask, strict=True)):
-        return True
+    width, height = min(box[2], mask[2]) - max(box[0], mask[0]), min(box[3], mask[3]) - max(box[1], mask[1])
     areas = box_width * box_height + (mask[2] - mask[0]) * (mask[3] - mask[1])
-    return width > 0 and height > 0 and 3 * width * height >= areas
+    if width > 0 and height > 0 and 3 * width * height >= areas:
+        return True
+    return max(abs(side - mask_side) for side, mask_side in zip(box, mask, strict=True)) <= _MAX_DIFFERENCE

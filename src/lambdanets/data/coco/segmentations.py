@@ -92,7 +92,9 @@ def compress(segmentation: Segmentation, height: int, width: int) -> dict[str, A
     if isinstance(segmentation, str):
         return value
     encoded = masks.frPyObjects(value, height, width)
-    return masks.merge(encoded) if isinstance(encoded, list) else encoded
+    if isinstance(encoded, dict):
+        return encoded
+    return encoded[0] if len(encoded) == 1 else masks.merge(encoded)
 
 
 def run_lengths(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
