@@ -2,17 +2,17 @@
 
 import json
 import runpy
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import timm
 import torch
 
 import lambdanets as ln
-from hub_server import hub_server
 from lambdanets.errors import InputError
 from lambdanets.inference.adopted import load_and_adopt
 from lambdanets.inference.classifier import Classifier
@@ -40,23 +40,6 @@ def timm_network(small_lambda_resnet26t):  # noqa: F811
     """A network of timm with lambda layers that affect its output, and three classes."""
     torch.manual_seed(0)
     return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
-
-
-@pytest.fixture
-def hub_client(tmp_path, monkeypatch):
-    """A function with which huggingface_hub uses the server at a URL and an empty cache."""
-
-    def use(url):
-        monkeypatch.setenv("HF_TOKEN", "hf_x")
-        settings = {
-            "ENDPOINT": url,
-            "HUGGINGFACE_CO_URL_TEMPLATE": f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
-        }
-        settings |= {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": False}
-        for name, value in settings.items():
-            monkeypatch.setattr(huggingface_hub.constants, name, value)
-
-    return use
 
 
 def random_images(channels, side):
@@ -182,21 +165,46 @@ def test_finetuning_takes_a_folder_of_timm(timm_network, tmp_path):
     assert torch.equal(weights["stem.conv1.conv.weight"], timm_network.stem.conv1.conv.weight)
 
 
-def test_uploads_to_the_hub_and_loads_from_it(teacher, hub_client, tmp_path):
-    with hub_server() as server:
-        hub_client(server.url)
-        server.repositories["user/digits"] = {"README.md": b"mine"}
-        assert ln.push_to_hub(teacher, "user/digits", tmp_path / "model", private=True) == f"{server.url}/user/digits"
-        assert ln.load("hf-hub:user/digits", device="cpu").classes == CLASSES
-        assert ln.create_model("hf-hub:user/digits", pretrained=True).num_classes == 2
-        files = server.repositories["user/digits"]
-    assert server.private == {"user/digits"}
-    assert files["README.md"] == b"mine"
-    assert files["model.safetensors"] == (tmp_path / "model/model.safetensors").read_bytes()
+class Hub:
+    """huggingface_hub's client of repositories that are folders."""
+
+    endpoint = "https://hub"
+
+    def __init__(self, folder):
+        self.folder, self.private = folder, set()
+
+    def create_repo(self, name, *, private, exist_ok):
+        (self.folder / name).mkdir(parents=True, exist_ok=exist_ok)
+        self.private |= {name} if private else set()
+        return SimpleNamespace(repo_id=name)
+
+    def file_exists(self, name, file):
+        return (self.folder / name / file).is_file()
+
+    def upload_folder(self, *, repo_id, folder_path, allow_patterns, commit_message):
+        for file in allow_patterns:
+            shutil.copy(folder_path / file, self.folder / repo_id / file)
 
 
-def test_an_upload_or_download_that_fails_is_one_message(teacher, hub_client, tmp_path):
-    hub_client("http://127.0.0.1:9")
+def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path, monkeypatch):
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr("lambdanets.inference.hub.HfApi", lambda **options: hub)
+    monkeypatch.setattr("lambdanets.models.weights.snapshot_download", lambda name, **options: hub.folder / name)
+    (hub.folder / "user/digits").mkdir(parents=True)
+    (hub.folder / "user/digits/README.md").write_text("mine")
+    assert ln.push_to_hub(teacher, "user/digits", tmp_path / "model", private=True) == "https://hub/user/digits"
+    assert ln.load("hf-hub:user/digits", device="cpu").classes == CLASSES
+    assert ln.create_model("hf-hub:user/digits", pretrained=True).num_classes == 2
+    assert hub.private == {"user/digits"}
+    assert (hub.folder / "user/digits/README.md").read_text() == "mine"
+
+
+def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise ConnectionError("the hub\ncannot be reached")
+
+    monkeypatch.setattr("lambdanets.inference.hub.HfApi.create_repo", fail)
+    monkeypatch.setattr("lambdanets.models.weights.snapshot_download", fail)
     with pytest.raises(InputError, match=r"^user/digits cannot be uploaded: ") as raised:
         ln.push_to_hub(teacher, "user/digits", tmp_path / "model")
     assert str(raised.value).endswith(f"the model is in {tmp_path / 'model'}")

@@ -66,7 +66,7 @@ def test_splits_are_found_by_name_at_any_depth(tmp_path: Path, patterns: str, ki
 @pytest.mark.parametrize(
     ("patterns", "classes", "left_out"),
     [
-        ("cat|dog/.jpg cow/.jfif horse/.HEIC", ("cat", "cow", "dog"), {".heic in horse, which has no images": 4}),
+        ("cat|dog/.jpg cow/.jfif horse/.HEIC", ("cat", "cow", "dog"), {".heic": 4}),
         ("train|bus/.jpg", ("bus", "train"), {}),
         ("train_station|test_tube/.jpg", ("test_tube", "train_station"), {}),
         ("cat/persian|siamese/.jpg dog/poodle|beagle/.jpg", ("cat", "dog"), {}),

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from lambdanets.data.image_search import describe_left_out, first_few
+from lambdanets.data.image_search import describe_left_out, describe_suffix, first_few
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
 
@@ -102,19 +102,17 @@ def find_layout(
     root = _Folder()
     for number, (path, image) in enumerate(images):
         root.below(map(nfc, path.parts[:-1])).images.append((number, image))
-    others = [PurePath(nfc(str(file))) for file in others]
     counts = Counter(left_out)
+    counts.update(describe_suffix(file) for file in others)
     root = _enter(root, counts)
     if not root.folders:
         got = "images outside class folders"
         if not root.images:
-            counts.update(_describe(file, ()) for file in others)
             got = f"no images ({describe_left_out(counts)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
-    splits = _find_splits(root, source, counts) or _find_splits_in_classes(root, source, counts) or (root, None)
-    train, validation = splits
+    splits = _find_splits(root, source, counts) or _find_splits_in_classes(root, source, counts)
+    train, validation = splits or (root, None)
     _check_classes(train, source)
-    counts.update(_describe(file, [split for split in splits if split is not None]) for file in others)
     return Layout(
         _make_split(train, source), None if validation is None else _make_split(validation, source), left_out=+counts
     )
@@ -240,13 +238,3 @@ def _ambiguous(root: _Folder, source: str) -> InputError:
 def _make_split(folder: _Folder, source: str) -> Split:
     images = {name: [image for _, image in folder.folders[name].all()] for name in sorted(folder.folders)}
     return Split("/".join((source, *folder.path)), images)
-
-
-def _describe(file: PurePath, splits: Iterable[_Folder]) -> str:
-    """Describe a file that is not an image: its suffix, and the folder beside the class folders in which it is."""
-    suffix = file.suffix.lower() or "without a suffix"
-    for split in splits:
-        depth = len(split.path)
-        if file.parts[:depth] == split.path and len(file.parts) > depth + 1 and file.parts[depth] not in split.folders:
-            return f"{suffix} in {file.parts[depth]}, which has no images"
-    return suffix

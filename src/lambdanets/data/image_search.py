@@ -33,9 +33,7 @@ class FoundImages:
     @property
     def left_out(self) -> Counter[str]:
         """The number of files that were left out, by reason."""
-        return Counter(path.suffix.lower() or "without a suffix" for path in self.others) + Counter(
-            self.outputs.values()
-        )
+        return Counter(map(describe_suffix, self.others)) + Counter(self.outputs.values())
 
 
 @functools.cache
@@ -147,6 +145,11 @@ def _find_matches(pattern: str) -> FoundImages:
         found.others.extend(below.others)
         found.outputs.update(below.outputs)
     return found
+
+
+def describe_suffix(path: PurePath) -> str:
+    """Describe why a file that is not an image is left out."""
+    return path.suffix.lower() or "without a suffix"
 
 
 def describe_output(folder: PurePath) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, parse_name
-from lambdanets.data.image_search import first_few, image_suffixes, is_image_name
+from lambdanets.data.image_search import image_suffixes, is_image_name
 from lambdanets.data.images import read_file, read_image
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import is_hidden, open_regular
@@ -141,7 +141,7 @@ class TarImages:
 def find_validation_tar(train: Path) -> Path | None:
     """Find the tar of the validation set in the folder of the training tar, by their names; None if there is none.
 
-    A tar with the name of a validation or test split has none. Raises InputError for two validation sets.
+    A tar with the name of a validation or test split has none.
     """
     role, rest = parse_name(train.stem)
     if role in (VALIDATION, TEST):
@@ -150,13 +150,8 @@ def find_validation_tar(train: Path) -> Path | None:
     # macOS makes files such as ._val.tar
     files = sorted(file for file in train.parent.iterdir() if not is_hidden(file.name))
     tars = {file: parse_name(file.stem) for file in files if file.suffix.lower() == ".tar"}
-    for wanted in (VALIDATION, TEST):
-        found = [tar for tar, name in tars.items() if name == (wanted, rest) and tar.is_file()]
-        if len(found) > 1:
-            raise InputError(f"'{train.parent}' must have one {wanted} tar, got {first_few(tar.name for tar in found)}")
-        if found:
-            return found[0]
-    return None
+    found = [tar for wanted in (VALIDATION, TEST) for tar, name in tars.items() if name == (wanted, rest)]
+    return next(filter(Path.is_file, found), None)
 
 
 def read_tar_layout(path: Path) -> Layout:

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +72,7 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
         if hasattr(dataset, "loader"):
             # torchvision's default loader clips 16-bit images and ignores the EXIF orientation
             dataset.loader = read_image
-        if not hasattr(dataset, "targets"):
-            raise InputError(f"'{source}' must have a list of labels as `targets`; its torchvision class has none")
-        labels = _integer_labels(dataset.targets, source)
+        labels = _integer_labels(getattr(dataset, "targets", None), source)
         # a class name of ImageNet is a list of synonyms
         classes = enumerate(getattr(dataset, "classes", ()))
         names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
@@ -99,7 +97,7 @@ def _create_dataset(name: str, root: str | None, split: str) -> Any:
         raise InputError(f"timm cannot open the dataset '{name}' (split '{split}'): {reason}") from error
 
 
-def _integer_labels(labels: Iterable[Any], source: str) -> list[int]:
+def _integer_labels(labels: Any, source: str) -> list[int]:
     try:
         return [int(label) for label in labels]
     except (TypeError, ValueError, RuntimeError) as error:

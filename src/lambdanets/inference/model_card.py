@@ -114,14 +114,6 @@ class CocoCard(ModelCard, AnnotatedData):
 
     category_ids: Several[int]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.category_ids) != len(self.classes):
-            raise InputError(
-                f"category_ids must have one id per class, got {len(self.category_ids)} ids for {len(self.classes)} "
-                "classes"
-            )
-
     def with_data(self, recipe: Mapping[str, Any]) -> Self:
         names = ("data", "images", "validation_data", "validation_images")
         return replace(self, **{name: recipe[name] for name in names})

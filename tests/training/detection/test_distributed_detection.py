@@ -1,6 +1,5 @@
 """Detection trained on two ranks."""
 
-
 import pytest
 import torch
 from torch import nn
