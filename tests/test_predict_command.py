@@ -120,18 +120,6 @@ def test_predict_writes_and_prints_a_result_for_each_readable_image(task, runs, 
     assert "text.png" in output.err
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        (["--no-figures"], ["images.json", "labels", "objects.csv", "results.json"]),
-        (["--no-figures", "--no-labels"], ["images.json", "results.json"]),
-    ],
-)
-def test_outputs_of_a_detector_can_be_left_out(options, names, runs, photos, tmp_path):
-    succeed("predict", runs["detection"], photos / "white.png", *options, "--out", tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-
-
 def test_figures_have_the_objects_above_the_score_and_results_all(runs, photos, tmp_path):
     image = photos / f"{'ї' * 120}.png"
     for score in ("0", "1"):

@@ -164,15 +164,6 @@ def test_mobilenet_recipe_has_the_papers_hyperparameters():
     assert replace(baseline, model=recipe.model) == recipe
 
 
-def test_mobilenet_learning_rate_decays_by_099_every_three_epochs():
-    recipe = find_recipe("imagenet_mobilenetv2")
-    factor = make_schedule(recipe, 10)
-    warmup_steps = int(recipe.warmup_epochs * 10)
-    assert [factor(0), factor(warmup_steps - 1), factor(warmup_steps)] == pytest.approx([1 / warmup_steps, 1, 1])
-    for epoch in range(40):
-        assert factor(warmup_steps + 10 * epoch) == pytest.approx(0.99 ** (epoch // 3), rel=1e-12)
-
-
 @pytest.mark.parametrize("name", ["imagenet_350", "imagenet_mobilenetv2"])
 def test_norms_biases_and_tables_have_no_weight_decay(name):
     recipe = find_recipe(name)

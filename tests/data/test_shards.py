@@ -16,8 +16,6 @@ from lambdanets.data.images import UnreadableImage
 from lambdanets.data.loader import ImageBatches
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
 from lambdanets.errors import InputError
-from lambdanets_lab.shards import write_shards
-from noise_images import write_images
 
 
 def to_noisy_tensor(image: Image.Image) -> torch.Tensor:
@@ -79,16 +77,6 @@ def test_loader_of_shards_resumes_in_mid_epoch(shards: Path, workers: int) -> No
     resumed = batches(images, workers=workers)
     resumed.load_state_dict(interrupted.state_dict())
     assert_same([*first, *resumed], list(batches(images)))
-
-
-def test_at_most_16_shard_files_stay_open(two_classes: Path, tmp_path: Path) -> None:
-    write_images(two_classes / "middle", 20, 120)
-    write_shards(open_splits(str(two_classes)), tmp_path / "shards", images_per_shard=1)
-    images = open_splits(str(tmp_path / "shards")).train
-    assert len(images) == 32
-    assert [images.load(index)[1] for index in range(32)] == list(images.labels)
-    links = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
-    assert len([link for link in links if link.parent == tmp_path / "shards"]) == 16
 
 
 def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None:

@@ -44,8 +44,7 @@ def save_pretrained(
     Layers replaced by `adopt` are saved with the state-dict keys and shapes of the original layers, so that timm loads
     the folder without this package. For models of this package, `import lambdanets` before
     timm.create_model("local-dir:FOLDER", pretrained=True). README.md describes how to load the model. For a run folder,
-    it also has the figures, and the recipe, scores and versions from result.json and recipe.json. No file has a path,
-    or the name of data or weights of your own.
+    it also has the figures, scores and recipe. No file has a path, or the name of data or weights of your own.
 
     Raises InputError, and writes nothing, for models that timm's hub format does not support: detectors, and networks
     changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import AnnotatedBatch, Target
 from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluation, DetectionEvaluator
-from lambdanets.inference.detector import Detector, build_detector
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.figures import draw_detections
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
@@ -124,7 +124,7 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
     """
     class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
     card = make_model_card(recipe, class_names, range(len(class_names)))
-    model = build_detector(
+    model = Detector.build(
         card,
         drop_path=recipe.drop_path,
         rpn_pre_nms_top_n_train=2 * recipe.proposals,

@@ -15,7 +15,7 @@ from lambdanets.inference.figures import draw_segmentations
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmentation_evaluation import SegmentationEvaluation, SegmentationEvaluator
 from lambdanets.inference.segmentation_scores import SCORES
-from lambdanets.inference.segmenter import Segmenter, build_segmenter
+from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import CocoTask
 from lambdanets.tasks.segmentation.augmentation import augment
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
@@ -69,10 +69,10 @@ def make_model_card(recipe: SegmentationRecipe, classes: Sequence[str], category
 
 def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
     """Build the recipe's model for the names of the categories, and load its initial weights, if any."""
-    model = build_segmenter(make_model_card(recipe, classes, range(len(classes))))
+    model = Segmenter.build(make_model_card(recipe, classes, range(len(classes))))
     if recipe.weights is not None:
         load_initial_weights(model, recipe.weights, classes)
-    return model.to(memory_format=torch.channels_last)
+    return model
 
 
 def cross_entropy_and_dice(logits: Tensor, semantic_masks: Tensor) -> tuple[Tensor, Tensor]:
