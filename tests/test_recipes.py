@@ -13,8 +13,6 @@ from timm.data.auto_augment import rand_augment_transform
 from torch import nn
 
 from lambdanets.cli import main
-from lambdanets.cli.train import TrainOptions
-from lambdanets.cli.training import parse_with_recipe
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -237,16 +235,6 @@ def test_the_rows_of_table_14_differ_only_in_the_backbone():
     coco = find_recipe("coco")
     assert all(replace(find_recipe(name), model=coco.model) == coco for name in names)
     assert coco == find_recipe("coco_lambda152")
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [("resnet50", {}), ("resnetrs101_plain", {}), ("lambda_resnet50", {"small_images": False})],
-)
-def test_another_model_drops_the_options_that_it_does_not_have(model, expected):
-    recipe = find_recipe("objects")
-    _, changed = parse_with_recipe(TrainOptions, recipe, ["--model", model], prog="", description="")
-    assert changed.model_options == expected
 
 
 def test_rand_augment_magnitudes_above_10_are_not_clamped():

@@ -1,6 +1,5 @@
 import random
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from PIL import Image, ImageDraw
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 from data.coco import coco_files
-from data.same_batches import assert_same
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
@@ -177,36 +175,10 @@ def test_each_pass_samples_another_subset_of_max_objects():
     assert sampled[0] != sampled[1] != sampled[2]
 
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory):
-    """A recipe with batches of 3 images and random scales."""
-    return tiny_recipe(tmp_path_factory.mktemp("loaders"), batch_size=3, jitter=(0.1, 2.0))
-
-
-def make_training_batches(recipe, batch_slice=BatchSlice()):  # noqa: B008 - BatchSlice is frozen
-    return augmented_batches(recipe, open_datasets(recipe)[0], batch_slice, augment)
-
-
-def test_detection_batches_do_not_depend_on_workers(recipe):
-    expected = list(islice(make_training_batches(recipe), 2))
-    batches = make_training_batches(replace(recipe, workers=2))
-    assert_same(expected, list(batches))
-    batches.close()
-
-
-def test_detection_batches_resume_in_mid_epoch(recipe):
-    uninterrupted = make_training_batches(recipe)
-    epoch_1, epoch_2 = list(uninterrupted), list(uninterrupted)
-    assert not torch.equal(epoch_1[0].images[0], epoch_2[0].images[0])
-    resumed = make_training_batches(recipe)
-    resumed.load_state_dict({"steps": 1, "steps_per_epoch": uninterrupted.steps_per_epoch})
-    assert_same([*epoch_1[1:], *epoch_2], [*resumed, *resumed])
-
-
 def test_unreadable_image_is_skipped_in_its_batch_and_listed(tmp_path):
     recipe = tiny_recipe(tmp_path, batch_size=4)
     (tmp_path / "train/train_00002.png").write_bytes(b"no image")
-    (batch,) = make_training_batches(recipe)
+    (batch,) = augmented_batches(recipe, open_datasets(recipe)[0], BatchSlice(), augment)
     assert len(batch.images) == len(batch.targets) == len(batch.indices) == 3
     assert 1 not in batch.indices.tolist()
     assert batch.step_images == 4

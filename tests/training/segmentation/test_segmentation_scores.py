@@ -105,13 +105,6 @@ def test_boundaries_match_within_two_pixels(offset, expected):
     assert boundary_f1(line, np.roll(line, offset, axis=1)) == expected
 
 
-def test_boundary_f1_without_a_boundary_in_one_or_both():
-    line = np.eye(5, dtype=bool)
-    empty = np.zeros((5, 5), bool)
-    assert boundary_f1(line, empty) == boundary_f1(empty, line) == 0
-    assert boundary_f1(empty, empty) is None
-
-
 def test_image_edges_and_ignored_pixels_are_no_boundary():
     labels = np.ones((5, 6), np.uint8)
     assert not find_boundaries(labels).any()
