@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data.image_folders import Layout, Split, find_layout
-from lambdanets.data.image_search import first_few, list_images
+from lambdanets.data.image_search import list_images
 from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
 from lambdanets.data.order import permutation
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
 from lambdanets.data.tars import TarImages, find_validation_tar, read_tar_layout
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 from lambdanets.records import Seed, ValidationShare, check
 

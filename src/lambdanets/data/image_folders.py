@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from lambdanets.data.image_search import describe_left_out, describe_suffix, first_few
-from lambdanets.errors import InputError
+from lambdanets.data.image_search import describe_left_out, describe_suffix
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"

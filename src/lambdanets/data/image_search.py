@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from PIL import Image
 
 from lambdanets.data.images import FORMATS
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import is_hidden, is_output
 from lambdanets.terminal import echo
 
@@ -160,12 +160,6 @@ def describe_output(folder: PurePath) -> str:
 def describe_classes(classes: Sequence[str]) -> str:
     """Format the number of classes and the first names, as one line."""
     return f"classes: {len(classes):,} ({first_few(classes)})"
-
-
-def first_few(values: Iterable[object]) -> str:
-    """Format up to five values, separated by commas."""
-    texts = [str(value) for value in values]
-    return ", ".join(texts[:5]) + (", ..." if len(texts) > 5 else "")
 
 
 def describe_left_out(left_out: Mapping[str, int]) -> str:

@@ -19,8 +19,7 @@ from lambdanets.data.coco.segmentations import (
     parse_segmentation,
     segmentation_to_coco,
 )
-from lambdanets.data.image_search import first_few
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError, first_few, one_line
 from lambdanets.files import open_regular
 from lambdanets.records import adapter, first_error
 

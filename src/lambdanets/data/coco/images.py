@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any
 from urllib.parse import unquote
 
 from PIL import Image
@@ -19,22 +19,12 @@ from lambdanets.data.coco.annotations import (
     Annotations,
     read_annotations,
 )
-from lambdanets.data.image_search import first_few, list_images
+from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.labeled_images import ImageFiles
+from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.tars import TarImages, tar_members
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError, first_few, one_line
 from lambdanets.files import encode_utf8, is_hidden, nfc, open_regular
-
-
-class ImageSource(Protocol):
-    """Encoded images by index."""
-
-    def file(self, index: int) -> tuple[bytes, str]:
-        """The encoded bytes of an image, and their suffix. Raises UnreadableImage."""
-
-    def name(self, index: int) -> str:
-        """The image's name in messages."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +46,13 @@ class InMemoryFiles:
 class AnnotatedImages:
     """Images with their annotations, in order of the image ids.
 
-    file_indices: the index of each image in `files`.
+    files: the encoded images in the same order: `ImageFiles`, `TarImages` or `InMemoryFiles`.
     parent_fingerprint: for a subset, the fingerprint of the whole set.
     stretch: whether images are stretched (see `to_8_bits`).
     """
 
     annotations: Annotations
-    files: ImageSource
-    file_indices: Sequence[int]
+    files: Any
     parent_fingerprint: str | None = None
     stretch: bool = False
 
@@ -77,7 +66,7 @@ class AnnotatedImages:
 
     def name(self, index: int) -> str:
         """The image's name in messages: its path, or the path of the tar and the name in the tar."""
-        return self.files.name(self.file_indices[index])
+        return self.files.name(index)
 
     def load(self, index: int) -> tuple[Image.Image, AnnotatedImage]:
         """Decode an image (mode "L" or "RGB", in the orientation of its annotations); return it with its annotations.
@@ -85,7 +74,7 @@ class AnnotatedImages:
         Raises UnreadableImage, also if its size is not the size in the annotations.
         """
         annotated = self.annotations.images[index]
-        content = io.BytesIO(self.files.file(self.file_indices[index])[0])
+        content = io.BytesIO(self.files.file(index)[0])
         known_size = (annotated.width, annotated.height)
         image = read_image(content, self.name(index), known_size=known_size, stretch=self.stretch)
         if image.size != known_size:
@@ -97,9 +86,9 @@ class AnnotatedImages:
         """Return the subset of the images at `indices`, in this order."""
         indices = list(indices)
         annotations = replace(self.annotations, images=tuple(self.annotations.images[index] for index in indices))
-        file_indices = [self.file_indices[index] for index in indices]
+        files = SelectedImages(self.files, indices, ())
         parent = self.parent_fingerprint or self.fingerprint
-        return replace(self, annotations=annotations, file_indices=file_indices, parent_fingerprint=parent)
+        return replace(self, annotations=annotations, files=files, parent_fingerprint=parent)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -145,13 +134,13 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
         ],
     }
     problems = {problem: ids for problem, ids in problems.items() if ids}
-    files: ImageSource
+    files: ImageFiles | TarImages
     if members:
         files = TarImages(images, [(path, *members[path]) for path in found.values()], ())
     else:
         files = ImageFiles([images / path for path in found.values()], ())
     parsed = replace(parsed, images=kept, problems=AnnotationProblems(problems))
-    return AnnotatedImages(parsed, files, range(len(kept)))
+    return AnnotatedImages(parsed, files)
 
 
 def _index_tar(path: Path) -> dict[str, tuple[int, int]]:

@@ -88,10 +88,10 @@ def segmentation_to_coco(segmentation: Segmentation, height: int, width: int) ->
 
 def compress(segmentation: Segmentation, height: int, width: int) -> dict[str, Any]:
     """Convert a segmentation to a compressed RLE, a dict with size and counts."""
-    value, masks = segmentation_to_coco(segmentation, height, width), masks_api()
     if isinstance(segmentation, str):
-        return value
-    encoded = masks.frPyObjects(value, height, width)
+        return {"size": [height, width], "counts": segmentation}
+    masks = masks_api()
+    encoded = masks.frPyObjects(segmentation_to_coco(segmentation, height, width), height, width)
     if isinstance(encoded, dict):
         return encoded
     return encoded[0] if len(encoded) == 1 else masks.merge(encoded)

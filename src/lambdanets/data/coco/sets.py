@@ -7,8 +7,7 @@ from typing import Any
 from lambdanets.data.coco.annotations import Category, parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles, open_annotated
 from lambdanets.data.coco.scattered_digits import scattered_digits
-from lambdanets.data.image_search import first_few
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
 NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 300, 60  # of the scattered digits
@@ -55,4 +54,4 @@ def open_digits() -> tuple[AnnotatedImages, AnnotatedImages]:
 def _in_memory(split: str, content: bytes, files: dict[str, bytes]) -> AnnotatedImages:
     annotations = parse_annotations(content, Path("digits"))
     names = [image.name for image in annotations.images]
-    return AnnotatedImages(annotations, InMemoryFiles(files, names, f"digits/{split}"), range(len(names)))
+    return AnnotatedImages(annotations, InMemoryFiles(files, names, f"digits/{split}"))

@@ -1,6 +1,7 @@
 """The base class of the tasks on COCO-format annotations."""
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,6 @@ class CocoTask(Task):
     """Opens and identifies the data."""
 
     EVALUATION_BATCH_SIZE: ClassVar[int | None] = 1  # so that rounding does not depend on the world size
-    augment: ClassVar[Augment]  # a function of a module, because spawned workers must unpickle it
 
     training: AnnotatedImages
     validation: AnnotatedImages
@@ -64,11 +64,13 @@ class CocoTask(Task):
             training_images=None,
         )
 
-    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
-        return augmented_batches(recipe, self.training, batch_slice, type(self).augment)
+    @staticmethod
+    @abstractmethod
+    def augment(image: Image, annotated: AnnotatedImage, recipe: Any) -> tuple[Tensor, Target]:
+        """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
-    def result(self, evaluation: Any) -> dict[str, Any]:
-        return {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
+        return augmented_batches(recipe, self.training, batch_slice, self.augment)
 
     def provenance(self) -> dict[str, Any]:
         recipe, training, validation = self.recipe, self.training, self.validation

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import AnnotatedBatch, Target
-from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluation, DetectionEvaluator
+from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluator
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.figures import draw_detections
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
@@ -101,9 +100,6 @@ class DetectionTask(CocoTask):
 
     def evaluator(self, recipe: DetectionRecipe, images: Any) -> DetectionEvaluator:
         return DetectionEvaluator(Detector(self.model, self.card(recipe)), images)
-
-    def draw(self, evaluator: DetectionEvaluator, evaluation: DetectionEvaluation, folder: Path) -> None:
-        draw_detections(evaluator.predictor, evaluator.images, evaluation, folder)
 
 
 # Prefixes of the tensors of the last layers.

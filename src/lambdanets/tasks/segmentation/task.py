@@ -1,7 +1,6 @@
 """The segmentation task: data, model and loss."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -11,9 +10,8 @@ from torch import Tensor, nn
 from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK
 from lambdanets.errors import InputError
-from lambdanets.inference.figures import draw_segmentations
 from lambdanets.inference.model_card import SegmenterCard, make_card
-from lambdanets.inference.segmentation_evaluation import SegmentationEvaluation, SegmentationEvaluator
+from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import CocoTask
@@ -55,10 +53,6 @@ class SegmentationTask(CocoTask):
 
     def evaluator(self, recipe: SegmentationRecipe, images: Any) -> SegmentationEvaluator:
         return SegmentationEvaluator(Segmenter(self.model, self.card(recipe)), images)
-
-    @torch.compiler.set_stance("force_eager")  # as in validation
-    def draw(self, evaluator: SegmentationEvaluator, evaluation: SegmentationEvaluation, folder: Path) -> None:
-        draw_segmentations(evaluator.predictor, evaluator.images, evaluation.readable, folder)
 
 
 def make_model_card(recipe: SegmentationRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> SegmenterCard:
