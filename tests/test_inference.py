@@ -174,12 +174,6 @@ def test_rejects_invalid_images_with_a_one_line_message(images, message, classif
     assert len(str(raised.value)) < 300
 
 
-def test_rejects_an_invalid_image_before_predicting_any_image(classifier, pixels, monkeypatch):
-    monkeypatch.setattr(ln.Classifier, "probabilities", lambda *_: pytest.fail("predicted"))
-    with pytest.raises(ValueError, match=r"images\[2\] must be"):
-        classifier.predict([pixels, pixels, 7], batch_size=1)
-
-
 def test_rejects_tiles_that_are_too_small_or_for_a_classifier(classifier, detector, segmenter, pixels):
     with pytest.raises(ValueError, match=r"^tile_size must be None for a classifier, got 64"):
         classifier.predict(pixels, tile_size=64)

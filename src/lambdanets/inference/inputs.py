@@ -26,17 +26,10 @@ def image_batches(
 ) -> Iterator[list[Image.Image]]:
     """Return an iterator of batches of 8-bit images of mode "L" or "RGB", in order, with EXIF orientation applied.
 
-    images: one or several of
-      - a path, read by `read_image`;
-      - a Pillow image of any mode, converted as in `read_image`; of color TIFFs with more than 8 bits, pass the path;
-      - a uint8 array (H, W), (H, W, 1) or (H, W, 3); (N, H, W, C) are N images;
-      - a tensor (1, H, W) or (3, H, W) of uint8, or of floating point in [0, 1], which is rounded to 8 bits;
-        (N, C, H, W) are N images.
-
-    channel, stretch: as in `read_image`, for images of all types.
+    images: as in `Predictor.predict`. channel, stretch: as in `read_image`, for images of all types.
 
     Files are decoded when their batch is requested. Raises InputError immediately for an invalid argument, and
-    UnreadableImage during iteration.
+    UnreadableImage during iteration, also for Pillow images of colors with more than 8 bits: pass their paths.
     """
     check("batch_size", batch_size, PositiveInt)
     check("channel", channel, NonNegativeInt | None)

@@ -1,15 +1,11 @@
-import io
 import json
 import os
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from coco_files import BOX, SQUARE, annotation, content, decode_mask, image, write
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+from coco_files import SQUARE, annotation, content, decode_mask, image, write
 
 from lambdanets.data.coco.annotations import Annotations, read_annotations
 from lambdanets.errors import InputError
@@ -203,36 +199,3 @@ def test_to_coco_returns_the_valid_annotations_unchanged(tmp_path: Path) -> None
     assert sorted(restored["categories"], key=lambda category: -category["id"]) == content()["categories"]
     assert [entry["id"] for entry in parsed.to_coco([1])["annotations"]] == [4]
     assert [entry["id"] for entry in parsed.to_coco([1])["images"]] == [2]
-
-
-def test_pycocotools_evaluates_the_instances(tmp_path: Path) -> None:
-    runs = {"size": [20, 30], "counts": [45, 20, 535]}
-    parsed = read(
-        tmp_path,
-        annotation(1),
-        annotation(2, image_id=2),
-        annotation(3, iscrowd=1, segmentation=runs, bbox=[2, 0, 2, 20]),
-    )
-    with redirect_stdout(io.StringIO()):
-        truth = COCO()
-        truth.dataset = parsed.to_coco()
-        truth.createIndex()
-        detections = [
-            {"image_id": number, "category_id": 7, "score": 0.9, "segmentation": [SQUARE], "bbox": BOX}
-            for number in (1, 2)
-        ]
-        for iou_type in ("bbox", "segm"):
-            evaluation = COCOeval(truth, truth.loadRes([dict(detection) for detection in detections]), iou_type)
-            evaluation.evaluate()
-            evaluation.accumulate()
-            evaluation.summarize()
-            assert evaluation.stats[0] == pytest.approx(1)
-
-
-def test_masks_of_an_image_with_one_row_are_decoded(tmp_path: Path) -> None:
-    box = [100, 0, 50, 1]
-    polygon = [100, 0, 150, 0, 150, 1, 100, 1]
-    parsed = read(tmp_path, annotation(1, bbox=box, segmentation=[polygon]), images=[image(1, height=1, width=5000)])
-    mask = decode_mask(parsed.images[0].objects[0], 1, 5000)
-    assert mask.shape == (1, 5000)
-    assert np.flatnonzero(mask).tolist() == list(range(100, 150))
