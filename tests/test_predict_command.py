@@ -289,11 +289,6 @@ def test_earlier_names_of_commands_work_for_one_version(command, task, runs, pho
     assert capsys.readouterr().err.startswith(f"lambdanets {command} is now: lambdanets {command.split()[1]} ")
 
 
-def test_report_compares_finished_runs(runs, capsys):
-    succeed("report", runs["detection"], "--format", "markdown")
-    assert "| lambda_resnet20_small" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("task", OUT)
 def test_help_for_a_model_lists_the_options_of_its_task(task, runs, capsys):
     with pytest.raises(SystemExit, match="0"):

@@ -11,7 +11,7 @@ from skimage.measure import label, regionprops
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.label_images import make_label_image
 from lambdanets.inference.tiled_detection import _merge, _TileObject, detect_tiled
-from lambdanets.inference.tiles import blend_tiles, is_tiled
+from lambdanets.inference.tiles import blend_tiles
 
 
 class Rectangles:
@@ -98,12 +98,6 @@ def test_a_nucleus_inside_a_cell_of_another_tile_is_kept():
     for score in (0.8, 0.95):
         assert len(_merge([cell, dataclasses.replace(nucleus, score=score)], (64, 96))) == 2
         assert len(_merge([cell, dataclasses.replace(nucleus, score=score, label=1)], (64, 96))) == 1
-
-
-def test_only_images_of_more_than_two_tiles_are_tiled():
-    assert not is_tiled((64, 64), 32)
-    assert is_tiled((65, 10), 32)
-    assert not is_tiled((500, 500), None)
 
 
 @pytest.mark.parametrize(("height", "width", "batch_size"), [(100, 100, 1), (17, 205, 3)])
