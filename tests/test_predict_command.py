@@ -221,19 +221,6 @@ def test_predict_refuses_an_output_that_exists_or_is_in_use(runs, photos, tmp_pa
         assert out.read_text() == "from another process"
 
 
-def test_predict_escapes_control_characters_of_file_names(runs, photos, tmp_path, capsys):
-    (tmp_path / "odd").mkdir()
-    for name in ("esc\x1b[31mred.png", "new\nline.png"):
-        shutil.copy(photos / "white.png", tmp_path / "odd" / name)
-    (tmp_path / "odd" / "bad\x1b[1m.png").write_text("no image")
-    succeed("predict", runs["classification"], tmp_path / "odd", "--out", tmp_path / "o.jsonl")
-    output = capsys.readouterr()
-    assert "\x1b" not in output.out + output.err
-    assert "esc\\x1b[31mred.png" in output.out
-    assert "new\\nline.png" in output.out
-    assert "bad\\x1b[1m.png" in output.err
-
-
 def test_out_of_memory_is_reported_in_one_line(runs, photos, monkeypatch, capsys):
     monkeypatch.setattr(loading, "load_one_of", lambda *_: torch.empty(1 << 50))
     for command in (["evaluate", runs["detection"]], ["predict", runs["detection"], photos]):
