@@ -8,26 +8,30 @@ results; the scores must agree to 1e-6. They are written as JSON and as a paragr
 """
 
 import argparse
+import contextlib
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from pages import RESULTS, ROOT, Script, replace_section
+import torch
+from faster_coco_eval import mask as rle
+from pages import RESULTS, Script, replace_section
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from torchmetrics.detection import MeanAveragePrecision
 
 from lambdanets.data.coco.images import open_annotated
-from lambdanets.inference.coco_scores import evaluate
+from lambdanets.inference.coco_scores import IOUS, RECALLS, evaluate
 from lambdanets_lab.results import read_results, write_results
-
-sys.path.append(str(ROOT / "tests/training/detection"))  # the scores of other packages
-
-from synthetic_detections import pycocotools_scores, torchmetrics_scores
 
 RECIPE = (
     "--model-options small_images False --image-size 320 --jitter 1.0 1.0 --levels 1 2 3 4 --epochs 250 --batch-size 4 "
     "--learning-rate 0.02 --warmup-epochs 10 --weight-decay 0"
 )
+COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 
 def main() -> None:
@@ -68,7 +72,10 @@ def measure(options: argparse.Namespace) -> None:
     lambdanets(f"evaluate {run} --out {scores}")
     results = json.loads((scores / "results.json").read_bytes())
     ours = evaluate(truth, results).summary()
-    others = {"pycocotools": pycocotools_scores(truth, results), "torchmetrics": torchmetrics_scores(truth, results)}
+    others = {
+        "pycocotools": score_by_pycocotools(truth, results),
+        "torchmetrics": score_by_torchmetrics(truth, results),
+    }
     content = {
         "images": len(truth["images"]),
         "objects": len(truth["annotations"]),
@@ -97,11 +104,58 @@ def lambdanets(arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "lambdanets", *arguments.split()], check=True)
 
 
-def max_difference(ours: dict[str, Any], other: dict[str, Any]) -> float:
-    """The maximum difference over boxes, masks and columns, of which both packages lack the same."""
-    pairs = [(ours[iou_type][column], score) for iou_type in other for column, score in other[iou_type].items()]
-    assert all((score is None) == (expected is None) for score, expected in pairs)
-    return max(abs(score - expected) for score, expected in pairs if score is not None)
+def score_by_pycocotools(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """AP, AP50, AP75, APs, APm, APl of boxes and masks."""
+    scores = {}
+    for iou_type in ("bbox", "segm"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            ground_truth = COCO()
+            ground_truth.dataset = truth
+            ground_truth.createIndex()
+            # pycocotools uses the area of the mask only if there is no box
+            detections = [{k: v for k, v in each.items() if iou_type == "bbox" or k != "bbox"} for each in results]
+            evaluation = COCOeval(ground_truth, ground_truth.loadRes(detections), iou_type)
+            evaluation.evaluate()
+            evaluation.accumulate()
+            evaluation.summarize()
+        scores[iou_type] = evaluation.stats[:6].tolist()
+    return scores
+
+
+def score_by_torchmetrics(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Like `score_by_pycocotools`. Sets the thresholds in float64, since torchmetrics rounds them to float32."""
+    metric = MeanAveragePrecision("xyxy", ("bbox", "segm"), backend="faster_coco_eval")
+    metric.iou_thresholds, metric.rec_thresholds = IOUS.tolist(), RECALLS.tolist()
+    for image in truth["images"]:
+        size = image["height"], image["width"]
+        objects = [each for each in truth["annotations"] if each["image_id"] == image["id"]]
+        predictions = [each for each in results if each["image_id"] == image["id"]]
+        target = to_tensors(objects, size) | {"area": torch.tensor([each["area"] for each in objects])}
+        scores = torch.tensor([each["score"] for each in predictions])
+        metric.update([to_tensors(predictions, size) | {"scores": scores}], [target])
+    values = metric.compute()
+    names = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
+    return {iou_type: [float(values[f"{iou_type}_{name}"]) for name in names] for iou_type in ("bbox", "segm")}
+
+
+def to_tensors(entries: list[dict[str, Any]], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """Boxes, labels and masks of COCO entries in the format of torchmetrics."""
+    boxes = torch.tensor([each["bbox"] for each in entries], dtype=torch.float32).reshape(-1, 4)
+    masks = [rle.decode(rle.segmToRle(each["segmentation"], size[1], size[0])) for each in entries]
+    return {
+        "boxes": torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1),
+        "labels": torch.tensor([each["category_id"] for each in entries], dtype=torch.int64),
+        "masks": torch.stack([torch.from_numpy(mask) for mask in masks]) if masks else torch.zeros(0, *size).byte(),
+    }
+
+
+def max_difference(ours: dict[str, Any], other: dict[str, list[float]]) -> float:
+    """The maximum difference over boxes, masks and columns. Without objects, ours is None and the other is -1."""
+    return max(
+        abs((-1.0 if ours[iou_type][column] is None else ours[iou_type][column]) - score)
+        for iou_type in other
+        for column, score in zip(COLUMNS, other[iou_type], strict=True)
+    )
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ EPOCHS, LEARNING_RATE = 40, 0.002
 SCOPES = (23, 15, 11, 7, 5, 3)
 OTHER_RATES = (0.0006, 0.006)
 CONVOLUTION = "3x3 convolution"
-LOCAL = "scope 23, local"
-WINDOW = 1.5  # standard deviation of the Gaussian window on the initial embeddings of LOCAL, in positions
+LOCAL = (23, 7)  # scopes with local initial embeddings
+WINDOW = 1.5  # standard deviation of their Gaussian window, in positions
 
 
 def settings() -> list[dict[str, Any]]:
     """The layer and the learning rate of each U-Net; the learning rates for three of the layers."""
-    layers = [CONVOLUTION, *(f"scope {scope}" for scope in SCOPES), LOCAL]
+    layers = [CONVOLUTION, *(f"scope {scope}" for scope in SCOPES), *(f"scope {scope}, local" for scope in LOCAL)]
     compared = (CONVOLUTION, "scope 23", "scope 7")
     rates = [(layer, rate) for rate in OTHER_RATES for layer in compared]
     return [
@@ -45,16 +45,17 @@ def command(work: Path, layer: str, learning_rate: float, seed: int) -> list[obj
     """The arguments of the `lambdanets` command of a run."""
     recipe: list[object] = ["digit_masks_convolution"]
     if layer != CONVOLUTION:
-        recipe = ["digit_masks", "--model-options", *layer.partition(",")[0].split()]
-    if layer == LOCAL:
-        recipe += ["--weights", write_local_weights(work / f"local-{seed}.safetensors", seed)]
+        scope, _, local = layer.removeprefix("scope ").partition(",")
+        recipe = ["digit_masks", "--model-options", "scope", scope]
+        if local:
+            recipe += ["--weights", write_local_weights(work / f"local-{scope}-{seed}.safetensors", int(scope), seed)]
     return ["train", *recipe, "--epochs", EPOCHS, "--learning-rate", learning_rate, "--seed", seed]
 
 
 @torch.no_grad()
-def write_local_weights(path: Path, seed: int) -> Path:
+def write_local_weights(path: Path, scope: int, seed: int) -> Path:
     """Write the initial weights of a seed, with embeddings times a Gaussian window, of the same norm as before."""
-    recipe = replace(find_recipe("digit_masks"), seed=seed)
+    recipe = replace(find_recipe("digit_masks"), seed=seed, model_options={"scope": scope})
     task = SegmentationTask(recipe)
     torch.manual_seed(seed)
     model = task.build(recipe)

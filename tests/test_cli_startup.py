@@ -15,18 +15,9 @@ HELP_COMMANDS = [
     *("train cifar10", "train nuclei", "pseudo-label select", "compare scope"),
 ]
 INVALID_COMMANDS = [
-    *("trian", "--verison", "train digits --epoch 3", "train digits --epochs x", "train digits --epochs 0"),
-    *("train nothing", "train --image-size", "predict a b --score 2"),
-    *("segment trian", "train regions --epoch 3", "predict a b --batch-size 0"),
-    *("evaluate", "evaluate a --dta b", "predict a b --top 0", "predict a b --top x", "shard a b --threads x"),
-    *("pseudo-label a b", "pseudo-label select a b --confidence x", "compare scop", "compare scope --seed x"),
-    *(
-        "tables 99",
-        "benchmark tables --tables 3",
-        "benchmark layr",
-        "benchmark layer --scopes 8",
-        "kernels --threads x",
-    ),
+    *("trian", "--verison", "train digits --epoch 3", "train digits --epochs x", "train nothing"),
+    *("segment trian", "train regions --epoch 3", "predict a b --batch-size 0", "evaluate a --dta b"),
+    *("shard a b --threads x", "pseudo-label a b", "compare scop", "tables 99", "benchmark layr", "kernels --x"),
 ]
 SCRIPT = """
 import contextlib, io, json, sys

@@ -2,17 +2,17 @@
 
 import json
 import runpy
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import timm
 import torch
 
 import lambdanets as ln
-from hub_server import hub_server
 from lambdanets.errors import InputError
 from lambdanets.inference.adopted import load_and_adopt
 from lambdanets.inference.classifier import Classifier
@@ -42,23 +42,6 @@ def timm_network(small_lambda_resnet26t):  # noqa: F811
     return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
 
-@pytest.fixture
-def hub_client(tmp_path, monkeypatch):
-    """A function with which huggingface_hub uses the server at a URL and an empty cache."""
-
-    def use(url):
-        monkeypatch.setenv("HF_TOKEN", "hf_x")
-        settings = {
-            "ENDPOINT": url,
-            "HUGGINGFACE_CO_URL_TEMPLATE": f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
-        }
-        settings |= {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": False}
-        for name, value in settings.items():
-            monkeypatch.setattr(huggingface_hub.constants, name, value)
-
-    return use
-
-
 def random_images(channels, side):
     return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
 
@@ -69,11 +52,6 @@ def test_a_folder_cannot_be_saved_into_itself(tmp_path):
     with pytest.raises(InputError, match="folder must not be the run folder of the model"):
         ln.save_pretrained(run, run)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == files
-
-
-def test_a_model_is_saved_into_an_existing_folder(teacher, tmp_path):
-    for model in ("digits", ln.save_pretrained(teacher, tmp_path / "model")):
-        assert (ln.save_pretrained(model, tmp_path / "model") / "config.json").is_file()
 
 
 def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):
@@ -121,7 +99,7 @@ def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path)
         torch.testing.assert_close(loaded(x), network(x))
     convolution = partial(torch.nn.Conv2d, kernel_size=3, padding=2, dilation=2, bias=False)
     for make_layer in (ln.LambdaLayer2d, convolution):  # the second has the same names and shapes
-        changed = ln.create_model("test_resnet", num_classes=3)
+        changed = ln.create_model("test_resnet", num_classes=3, zero_init_last=False)
         replaced = make_layer(96, 96)
         ln.replace_convolutions(changed, lambda conv, layer=replaced: layer, "layer4.0.conv2")
         for model in (changed, Classifier(changed, ln.load(tmp_path / "test_resnet").card)):
@@ -140,9 +118,7 @@ def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path)
         {"model_args": {"pretrained_cfg_overlay": {"file": "/etc/passwd"}}},
         {"model_args": {"checkpoint_path": "weights.pth"}},
         {"model_args": {"cache_dir": "elsewhere"}},
-        {"model_args": {"features_only": True}},
         {"architecture": "hf-hub:user/name"},
-        {"architecture": "local-dir:elsewhere"},
         {"architecture": "../elsewhere"},
     ],
     ids=str,
@@ -155,14 +131,6 @@ def test_config_of_a_folder_names_only_an_architecture_and_its_arguments(change,
     for load in loaders:
         with pytest.raises(InputError, match=r"not a configuration of timm: (model options|there is no)"):
             load(str(folder))
-
-
-def test_classes_in_a_config_are_compared_with_the_weights_before_they_are_built(teacher, tmp_path):
-    folder = ln.save_pretrained(teacher, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_classes": 10**9}))
-    with pytest.raises(InputError, match=r"fc\.bias \(2,\) instead of \(1000000000,\)"):
-        ln.load(folder)
 
 
 def test_crop_modes_other_than_center_are_refused(timm_network, tmp_path):
@@ -197,21 +165,46 @@ def test_finetuning_takes_a_folder_of_timm(timm_network, tmp_path):
     assert torch.equal(weights["stem.conv1.conv.weight"], timm_network.stem.conv1.conv.weight)
 
 
-def test_uploads_to_the_hub_and_loads_from_it(teacher, hub_client, tmp_path):
-    with hub_server() as server:
-        hub_client(server.url)
-        server.repositories["user/digits"] = {"README.md": b"mine"}
-        assert ln.push_to_hub(teacher, "user/digits", tmp_path / "model", private=True) == f"{server.url}/user/digits"
-        assert ln.load("hf-hub:user/digits", device="cpu").classes == CLASSES
-        assert ln.create_model("hf-hub:user/digits", pretrained=True).num_classes == 2
-        files = server.repositories["user/digits"]
-    assert server.private == {"user/digits"}
-    assert files["README.md"] == b"mine"
-    assert files["model.safetensors"] == (tmp_path / "model/model.safetensors").read_bytes()
+class Hub:
+    """huggingface_hub's client of repositories that are folders."""
+
+    endpoint = "https://hub"
+
+    def __init__(self, folder):
+        self.folder, self.private = folder, set()
+
+    def create_repo(self, name, *, private, exist_ok):
+        (self.folder / name).mkdir(parents=True, exist_ok=exist_ok)
+        self.private |= {name} if private else set()
+        return SimpleNamespace(repo_id=name)
+
+    def file_exists(self, name, file):
+        return (self.folder / name / file).is_file()
+
+    def upload_folder(self, *, repo_id, folder_path, allow_patterns, commit_message):
+        for file in allow_patterns:
+            shutil.copy(folder_path / file, self.folder / repo_id / file)
 
 
-def test_an_upload_or_download_that_fails_is_one_message(teacher, hub_client, tmp_path):
-    hub_client("http://127.0.0.1:9")
+def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path, monkeypatch):
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr("lambdanets.inference.hub.HfApi", lambda **options: hub)
+    monkeypatch.setattr("lambdanets.models.weights.snapshot_download", lambda name, **options: hub.folder / name)
+    (hub.folder / "user/digits").mkdir(parents=True)
+    (hub.folder / "user/digits/README.md").write_text("mine")
+    assert ln.push_to_hub(teacher, "user/digits", tmp_path / "model", private=True) == "https://hub/user/digits"
+    assert ln.load("hf-hub:user/digits", device="cpu").classes == CLASSES
+    assert ln.create_model("hf-hub:user/digits", pretrained=True).num_classes == 2
+    assert hub.private == {"user/digits"}
+    assert (hub.folder / "user/digits/README.md").read_text() == "mine"
+
+
+def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise ConnectionError("the hub\ncannot be reached")
+
+    monkeypatch.setattr("lambdanets.inference.hub.HfApi.create_repo", fail)
+    monkeypatch.setattr("lambdanets.models.weights.snapshot_download", fail)
     with pytest.raises(InputError, match=r"^user/digits cannot be uploaded: ") as raised:
         ln.push_to_hub(teacher, "user/digits", tmp_path / "model")
     assert str(raised.value).endswith(f"the model is in {tmp_path / 'model'}")
@@ -219,22 +212,14 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, hub_client, tm
         ln.load("hf-hub:user/digits")
 
 
-def test_rejects_models_that_the_hub_format_does_not_support(tmp_path):
-    for model in (torch.nn.Linear(2, 2), "nowhere"):
-        with pytest.raises(ValueError, match=r"model must be a run folder|nowhere"):
-            ln.save_pretrained(model, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda folder: (folder / "config.json").write_text("{"), "is not a configuration of timm"),
-        (lambda folder: (folder / "config.json").write_text('{"architecture": "none"}'), "is not a configuration"),
         (lambda folder: (folder / "model.safetensors").unlink(), "with model.safetensors or pytorch_model.bin"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is not a readable safetensors file"),
     ],
-    ids=["damaged JSON", "unknown architecture", "without weights", "damaged weights"],
+    ids=["damaged JSON", "without weights", "damaged weights"],
 )
 def test_rejects_a_damaged_model_folder(change, message, teacher, tmp_path):
     folder = ln.save_pretrained(teacher, tmp_path / "model")

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,14 +44,6 @@ def test_os_errors_of_user_files_and_the_machine_are_one_line(error, monkeypatch
     assert capsys.readouterr().err == f"lambdanets: {file}{error.strerror}\n"
     with pytest.raises(InputError), report_errors("lambdanets train", Path("runs/first")):
         raise error
-
-
-def test_missing_temporary_folder_is_reported_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)  # as if none could be written
-    monkeypatch.setattr(evaluate, "main", lambda arguments: tempfile.gettempdir())
-    assert cli.main(["evaluate"]) == 2
-    assert "set TMPDIR" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -121,18 +120,6 @@ def test_predict_writes_and_prints_a_result_for_each_readable_image(task, runs, 
     assert "text.png" in output.err
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        (["--no-figures"], ["images.json", "labels", "objects.csv", "results.json"]),
-        (["--no-figures", "--no-labels"], ["images.json", "results.json"]),
-    ],
-)
-def test_outputs_of_a_detector_can_be_left_out(options, names, runs, photos, tmp_path):
-    succeed("predict", runs["detection"], photos / "white.png", *options, "--out", tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-
-
 def test_figures_have_the_objects_above_the_score_and_results_all(runs, photos, tmp_path):
     image = photos / f"{'ї' * 120}.png"
     for score in ("0", "1"):
@@ -234,26 +221,6 @@ def test_predict_refuses_an_output_that_exists_or_is_in_use(runs, photos, tmp_pa
         assert out.read_text() == "from another process"
 
 
-def test_predict_works_with_closed_standard_output_and_error(runs, photos, tmp_path, monkeypatch):
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, None)
-    succeed("predict", runs["classification"], photos, "--out", tmp_path / "out.jsonl")
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 5
-
-
-def test_predict_escapes_control_characters_of_file_names(runs, photos, tmp_path, capsys):
-    (tmp_path / "odd").mkdir()
-    for name in ("esc\x1b[31mred.png", "new\nline.png"):
-        shutil.copy(photos / "white.png", tmp_path / "odd" / name)
-    (tmp_path / "odd" / "bad\x1b[1m.png").write_text("no image")
-    succeed("predict", runs["classification"], tmp_path / "odd", "--out", tmp_path / "o.jsonl")
-    output = capsys.readouterr()
-    assert "\x1b" not in output.out + output.err
-    assert "esc\\x1b[31mred.png" in output.out
-    assert "new\\nline.png" in output.out
-    assert "bad\\x1b[1m.png" in output.err
-
-
 def test_out_of_memory_is_reported_in_one_line(runs, photos, monkeypatch, capsys):
     monkeypatch.setattr(loading, "load_one_of", lambda *_: torch.empty(1 << 50))
     for command in (["evaluate", runs["detection"]], ["predict", runs["detection"], photos]):
@@ -266,37 +233,24 @@ ERRORS = [
     ("predict MODEL nowhere.png", "nowhere.png"),
     ("predict nowhere IMAGE", "nowhere must be a run folder"),
     ("predict MODEL TEXT --out new", "none of the 1 images could be read"),
-    ("predict MODEL IMAGE --device tpu", "device must be"),
     ("predict MODEL IMAGE --batch-size 0", "--batch-size must be greater than 0"),
-    ("predict MODEL IMAGE --out a\0b", "must not contain a null byte, got 'a\\x00b'"),
-    ("predict MODEL IMAGE --out=", "--out must have a value, got ''"),
     ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),
-    ("predict classification IMAGE --top 0", "--top must be greater than 0, got '0'"),
     ("predict classification IMAGE --score 0", "--score is an option of detection"),
     ("predict classification IMAGE --tile-size 64", "--tile-size is an option of detection and segmentation"),
-    ("predict detection IMAGE --score 2", "--score must be less than or equal to 1"),
     ("predict detection IMAGE --top 3", "--top is an option of classification"),
-    ("predict detection IMAGE --tile-size 3", "--tile-size must be greater than or equal to 16, got '3'"),
     ("predict detection IMAGE --out PHOTOS", "is not empty"),
-    ("predict segmentation IMAGE --no-labels", "--no-labels is an option of detection"),
-    ("predict segmentation IMAGE --out PHOTOS", "is not empty"),
-    ("evaluate nowhere", "nowhere must be a run folder"),
     ("evaluate MODEL --device gpu", "device must be cpu"),
-    ("evaluate MODEL --batch-size 0", "--batch-size must be greater than 0"),
     ("evaluate MODEL --out PHOTOS", "is not empty"),
-    ("evaluate MODEL --out TEXT/new", "Not a directory"),
     ("evaluate classification --images x", "images must be None for a classifier, got 'x'; remove it"),
     ("evaluate detection --data a.json", "data and images must be given together"),
     ("evaluate detection --data OTHER/val.json --images OTHER/val", "must have the 2 categories"),
     ("evaluate segmentation --data a.json --images a", "cannot read the COCO instances 'a.json'"),
     ("evaluate segmentation --data-root x", "data_root must be None for a segmenter, got 'x'; use images"),
-    ("report", "RUNS must be at least one folder"),
     ("report classification", "must be a detection run, got a classification run"),
-    ("report PHOTOS", "result.json"),
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), ERRORS, ids=[words.replace("\0", "0") for words, _ in ERRORS])
+@pytest.mark.parametrize(("words", "message"), ERRORS, ids=[words for words, _ in ERRORS])
 def test_errors_of_a_user_are_one_line_and_leave_no_files(
     words, message, runs, photos, trained_detector, tmp_path, monkeypatch, capsys
 ):
@@ -320,11 +274,6 @@ def test_earlier_names_of_commands_work_for_one_version(command, task, runs, pho
     options = [photos / "white.png", "--out", tmp_path / "out"] if command.endswith("predict") else []
     succeed(*command.split(), runs[task], *options)
     assert capsys.readouterr().err.startswith(f"lambdanets {command} is now: lambdanets {command.split()[1]} ")
-
-
-def test_report_compares_finished_runs(runs, capsys):
-    succeed("report", runs["detection"], "--format", "markdown")
-    assert "| lambda_resnet20_small" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", OUT)

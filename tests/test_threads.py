@@ -13,7 +13,7 @@ from torch import nn
 
 import lambdanets as ln
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.detector import Detector, build_detector
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.models.padding import simulate_trained_weights
 from lambdanets.recipes.digit_masks import recipe as MASKS
@@ -38,7 +38,7 @@ def make_detector() -> Detector:
     sizes |= {"mask_layers": 0, "proposals": 10, "max_detections": 3}
     recipe = replace(OBJECTS, model="lambda_resnet20_small", **sizes)
     card = replace(make_detector_card(recipe, ("a",), (1,)), model_options=BACKBONE)
-    model = build_detector(card, box_score_thresh=0.0)
+    model = Detector.build(card, box_score_thresh=0.0)
     simulate_trained_weights(model.backbone)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
     return Detector(model.float().eval(), card)

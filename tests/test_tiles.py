@@ -11,7 +11,7 @@ from skimage.measure import label, regionprops
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.label_images import make_label_image
 from lambdanets.inference.tiled_detection import _merge, _TileObject, detect_tiled
-from lambdanets.inference.tiles import blend_tiles, is_tiled
+from lambdanets.inference.tiles import blend_tiles
 
 
 class Rectangles:
@@ -54,8 +54,7 @@ def scattered_rectangles(height, width, seed=0):
     return pixels, count
 
 
-@pytest.mark.parametrize(("height", "width"), [(100, 100), (131, 77), (40, 205), (33, 201)])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("height", "width", "batch_size"), [(100, 100, 1), (131, 77, 3), (33, 201, 3)])
 def test_objects_on_seams_are_found_whole_and_once(height, width, batch_size):
     pixels, count = scattered_rectangles(height, width)
     detector = Rectangles()
@@ -101,20 +100,7 @@ def test_a_nucleus_inside_a_cell_of_another_tile_is_kept():
         assert len(_merge([cell, dataclasses.replace(nucleus, score=score, label=1)], (64, 96))) == 1
 
 
-def test_images_without_objects_have_none():
-    objects = detect_tiled(Rectangles(), Image.new("L", (100, 70)), 32)
-    assert len(objects) == 0
-    assert make_label_image(objects, 0.5)[0].shape == (70, 100)
-
-
-def test_only_images_of_more_than_two_tiles_are_tiled():
-    assert not is_tiled((64, 64), 32)
-    assert is_tiled((65, 10), 32)
-    assert not is_tiled((500, 500), None)
-
-
-@pytest.mark.parametrize(("height", "width"), [(100, 100), (131, 77), (17, 205), (40, 33)])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("height", "width", "batch_size"), [(100, 100, 1), (17, 205, 3)])
 def test_blended_predictions_of_single_pixels_equal_those_of_the_whole_image(height, width, batch_size):
     image, shapes = torch.rand(3, height, width), []
 

@@ -102,6 +102,12 @@ def nearest_hint(name: str, known: Iterable[str], count: int = 1) -> str:
     return f"; the nearest {'is' if len(close) == 1 else 'are'} {', '.join(close)}"
 
 
+def first_few(values: Iterable[object]) -> str:
+    """Format up to five values for a message, separated by commas."""
+    texts = [str(value) for value in values]
+    return ", ".join(texts[:5]) + (", ..." if len(texts) > 5 else "")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error is out of memory in Python, on a GPU, or in PyTorch on the CPU or a CUDA library."""
     torch = sys.modules.get("torch")  # without PyTorch loaded, the error is not PyTorch's

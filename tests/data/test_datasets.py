@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lambdanets.data.datasets import hold_out, open_evaluation_images, open_splits, subset
-from lambdanets.data.images import UnreadableImage
+from lambdanets.data.datasets import open_evaluation_images, open_splits, subset
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 
@@ -65,25 +64,6 @@ def test_class_folders_are_sorted_by_name_and_searched_recursively(tmp_path: Pat
     assert train + validation == {"cat": 5, "dog": 4}
 
 
-def test_hold_out_of_few_images_has_every_class(tmp_path: Path) -> None:
-    splits = open_splits(str(write_classes(tmp_path, a=2, b=2, c=2)))
-    assert set(splits.validation.labels) == set(splits.train.labels) == {0, 1, 2}
-
-
-def test_splits_do_not_depend_on_the_order_in_the_file_system(tmp_path: Path) -> None:
-    for root, order in (("ascending", range(9)), ("descending", reversed(range(9)))):
-        for number in order:
-            for name in ("a", "b"):
-                path = tmp_path / root / name / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(b"not an image, which no one opens")
-    splits = [open_splits(str(tmp_path / root)) for root in ("ascending", "descending")]
-    first, second = ([Path(name).parts[-2:] for name in names(each.train)] for each in splits)
-    assert first == second
-    with pytest.raises(UnreadableImage):
-        splits[0].train.load(0)
-
-
 def test_validation_has_the_class_indices_of_training(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", a=2, b=2)
     write_classes(tmp_path / "val", b=1)
@@ -98,11 +78,8 @@ def test_validation_has_the_class_indices_of_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(({"validation_share": x}, r"^validation_share must be .*, got") for x in (0.0, 0.99, -1.0, float("nan"))),
-        ({"seed": -1}, "seed"),
+        ({"validation_share": 0.0}, r"^validation_share must be .*, got"),
         ({"data": "nowhere/at/all"}, "got 'nowhere/at/all', which does not exist"),
-        ({"data": ""}, "got '', which does not exist"),
-        ({"data": "torch/cifar10", "root": ""}, "data_root must be a folder, got ''"),
         ({"root": "somewhere"}, r"data_root is for timm datasets .*, got data 'digits'"),
     ],
 )
@@ -113,20 +90,17 @@ def test_arguments_that_name_no_data_are_refused(options: dict[str, object], mes
 
 def test_data_without_classes_of_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("empty", "empty_classes/cat", "empty_classes/dog", "flat"):
+    for folder in ("empty/cat", "flat"):
         Path(folder).mkdir(parents=True)
-    for file in ("flat/a.png", "a.png", "all.zip", "all.tar.gz"):
+    for file in ("flat/a.png", "all.tar.gz"):
         Path(file).write_bytes(png(0))
-    for pipe in ("pipe", "pipe.tar"):  # which are not opened
-        os.mkfifo(pipe)
+    os.mkfifo("pipe.tar")  # which is not opened
     write_classes(Path("one"), cat=5)
     write_classes(Path("rare"), common=5, rare=1)
     for data, message in {
-        **dict.fromkeys(("empty", "empty_classes"), "one sub-folder of images per class, got no images"),
+        "empty": "one sub-folder of images per class, got no images",
         "flat": "one sub-folder of images per class, got images outside",
-        **dict.fromkeys(
-            ("a.png", "all.zip", "all.tar.gz", "pipe"), r"a folder of images or an uncompressed \.tar, got"
-        ),
+        "all.tar.gz": r"a folder of images or an uncompressed \.tar, got",
         "pipe.tar": "uncompressed",
         "one": "got only 'cat'",
         "rare": "got 1 of 'rare'",
@@ -145,19 +119,10 @@ def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path: 
     assert subset(splits, None, seed=0) is subset(splits, len(splits.train), seed=0) is splits
 
 
-@pytest.mark.parametrize("count", [9, 1430, 5000])
-def test_subset_rejects_an_impossible_number_of_images(count: int) -> None:
-    message = rf"training_images must be 1437, or 10 \(one per class\) to 1427, got {count}"
+def test_subset_rejects_an_impossible_number_of_images() -> None:
+    message = r"training_images must be 1437, or 10 \(one per class\) to 1427, got 1430"
     with pytest.raises(InputError, match=message):
-        subset(open_splits("digits"), count, seed=0)
-
-
-def test_fingerprint_covers_the_test_set_of_a_hold_out(tmp_path: Path) -> None:
-    write_classes(tmp_path / "train", a=4, b=4)
-    write_classes(tmp_path / "val", a=1, b=1)
-    before = hold_out(open_splits(str(tmp_path)), 0.25, 0).fingerprint
-    next((tmp_path / "val/a").iterdir()).rename(tmp_path / "val/a/another.png")
-    assert hold_out(open_splits(str(tmp_path)), 0.25, 0).fingerprint != before
+        subset(open_splits("digits"), 1430, seed=0)
 
 
 def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path: Path) -> None:

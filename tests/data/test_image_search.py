@@ -44,18 +44,6 @@ def test_suffixes_of_all_formats_that_are_read_are_found(tmp_path: Path) -> None
     assert all(read_image(path).getpixel((5, 5))[0] > 250 for path in found)
 
 
-def test_a_path_of_a_file_may_have_any_suffix(tmp_path: Path) -> None:
-    touch(tmp_path, "scan.dat", ".hidden.png", "a[1].png")
-    names = [str(tmp_path / name) for name in ("scan.dat", ".hidden.png", "a[1].png")]
-    assert [str(path) for path in find_images(names).paths] == names
-
-
-def test_a_glob_with_two_stars_searches_recursively(tmp_path: Path) -> None:
-    touch(tmp_path, "x.png", "a/y.png", "a/b/z.png", "a/b/z.txt")
-    expected = [tmp_path / "a/b/z.png", tmp_path / "a/y.png", tmp_path / "x.png"]
-    assert find_images([str(tmp_path / "**/*")]).paths == expected
-
-
 def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "a.png", "b.png")
     monkeypatch.chdir(tmp_path)
@@ -69,10 +57,10 @@ def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
     assert find_images([str(tmp_path)]).paths == [tmp_path / "a/x.png", tmp_path / "b/x.png"]
 
 
-@pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg", ""])
+@pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg"])
 def test_rejects_an_input_without_matches(tmp_path: Path, missing: str) -> None:
     touch(tmp_path, "a.png", "empty/notes.txt")
-    pattern = str(tmp_path / missing) if missing else ""
+    pattern = str(tmp_path / missing)
     with pytest.raises(InputError) as caught:
         find_images([str(tmp_path / "a.png"), pattern])
     assert f"'{pattern}'" in str(caught.value)

@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import socket
 import warnings
 from pathlib import Path
 from typing import Any
@@ -27,32 +26,6 @@ def make_gradient(mode: str = "RGB") -> Image.Image:
     return Image.fromarray(np.stack([values, values.T, 255 - values], -1)).convert(mode)
 
 
-@pytest.mark.parametrize("transparency", [1, b"\xff\x00"])
-def test_a_transparent_palette_entry_becomes_white(tmp_path: Path, transparency: int | bytes) -> None:
-    source = Image.new("P", (4, 4), 1)
-    source.putpalette([10, 20, 30, 200, 100, 50])
-    source.putpixel((0, 0), 0)
-    image = read_image(save(tmp_path / "a.png", source, transparency=transparency))
-    assert (image.getpixel((0, 0)), image.getpixel((1, 0))) == ((10, 20, 30), (255, 255, 255))
-
-
-def test_a_palette_with_alpha_is_composited_on_white(tmp_path: Path) -> None:
-    source = make_gradient("PA")
-    source.putalpha(Image.linear_gradient("L").resize((8, 8), Image.Resampling.NEAREST))
-    image = read_image(save(tmp_path / "a.tiff", source))
-    assert image.mode == "RGB"
-    assert min(image.getpixel((0, 0))) > 230
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
-def test_a_transparent_color_key_becomes_white(tmp_path: Path, mode: str) -> None:
-    key: object = (0, 0, 0) if mode == "RGB" else 0
-    source = Image.new(mode, (4, 4), 0)
-    source.putpixel((1, 0), (9, 9, 9) if mode == "RGB" else 9)
-    image = read_image(save(tmp_path / "a.png", source, transparency=key)).convert("L")
-    assert (image.getpixel((0, 0)), image.getpixel((1, 0))) == (255, 255 if mode == "1" else 9)
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -60,10 +33,7 @@ def test_a_transparent_color_key_becomes_white(tmp_path: Path, mode: str) -> Non
         (np.float32([0.0, 0.5, 1.0]), [0, 128, 255]),
         (np.float32([0.0, 0.25, 0.5]), [0, 64, 128]),  # with the same factor
         (np.float32([0, 128, 255]), r"its floats must be in 0\.\.1, got 0 to 255; convert the images of the set"),
-        (np.float32([-3, 0, 3]), r"its floats must be in 0\.\.1, got -3 to 3;"),
         (np.float32([0, np.nan, 1]), r"its floats must be in 0\.\.1, got nan to nan;"),
-        (np.float32([0, np.inf, 1]), r"its floats must be in 0\.\.1, got 0 to inf;"),
-        (np.int32([-1000, 0, 1000]), r"its integers must be in 0\.\.65535, got -1000 to 1000;"),
         (np.int32([0, 1, 65536]), r"its integers must be in 0\.\.65535, got 0 to 65536;"),
     ],
 )
@@ -80,20 +50,6 @@ def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
     path = save(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 0, 0, 255)))
     assert b"Adobe" in path.read_bytes()[:64]  # Adobe's marker means that the inks are inverted
     np.testing.assert_allclose(read_image(path).getpixel((0, 0)), (0, 0, 0), atol=8)
-
-
-@pytest.mark.parametrize("mode", ["YCbCr", "LAB", "RGBX"])
-def test_other_color_spaces_become_rgb(tmp_path: Path, mode: str) -> None:
-    # compressed, because Pillow 12.3 cannot read its own uncompressed YCbCr
-    assert read_image(save(tmp_path / "a.tiff", Image.new(mode, (4, 4)), compression="tiff_lzw")).mode == "RGB"
-
-
-def test_a_file_in_memory_may_be_closed_after_reading() -> None:
-    buffer = io.BytesIO()
-    make_gradient().save(buffer, "PNG")
-    image = read_image(buffer)
-    buffer.close()
-    assert image.tobytes() == make_gradient().tobytes()
 
 
 @pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
@@ -113,23 +69,15 @@ def truncated(image_format: str, size: int) -> bytes:
     ("make", "reason"),
     [
         (truncated("JPEG", 900), "truncated"),
-        (truncated("PNG", 300), ""),
         (b"not pixels", "it is not an image of a known format$"),
         (b"", "the file is empty"),
-        (b"P6\n0 4\n255\n", ""),  # without pixels
         (lambda path: None, "there is no such file"),
         (Path.mkdir, "it is a folder, not a file"),
         (os.mkfifo, "it is a named pipe, not a file$"),
-        (lambda path: socket.socket(socket.AF_UNIX).bind(path.name), "it is a socket, not a file$"),
-        (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a file$"),
-        (lambda path: path.symlink_to(path), "symbolic links"),
     ],
 )
-def test_damaged_and_special_files_are_unreadable(
-    tmp_path: Path, make: Any, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_and_special_files_are_unreadable(tmp_path: Path, make: Any, reason: str) -> None:
     path = tmp_path / "p.png"
-    monkeypatch.chdir(tmp_path)  # a socket's path must be short
     path.write_bytes(make) if isinstance(make, bytes) else make(path)
     with pytest.raises(UnreadableImage, match=rf"p\.png: .*{reason}") as raised:
         read_image(path)
@@ -167,8 +115,3 @@ def test_an_image_with_damaged_exif_is_read_without_a_warning(tmp_path: Path) ->
         warnings.simplefilter("always")
         assert read_image(tmp_path / "a.jpg").size == image.size
     assert not warned
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1)])
-def test_an_image_that_is_one_pixel_wide_or_high_is_read(tmp_path: Path, size: tuple[int, int]) -> None:
-    assert read_image(save(tmp_path / "a.png", Image.new("RGB", size, (1, 2, 3)))).size == size

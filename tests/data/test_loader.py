@@ -61,17 +61,9 @@ def test_a_batch_has_images_labels_and_indices() -> None:
     assert next(iter(loader(channels=3))).images.shape == (3, 3, 2, 2)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_each_epoch_has_every_image_once_in_a_new_order(workers: int) -> None:
-    batches = loader(images(11), workers=workers)
-    first, second = indices(batches), indices(batches)
-    assert sorted(first) == sorted(second) == list(range(11))
-    assert first != second
-    assert first != sorted(first)
-
-
 def test_order_and_augmentation_depend_on_the_seed_but_not_on_workers() -> None:
-    first, second = list(loader(seed=1)), list(loader(seed=2))
+    first, second = list(loader(images(11), seed=1)), list(loader(images(11), seed=2))
+    assert sorted(indices(first)) == list(range(11))
     assert indices(first) != indices(second)
     assert not torch.equal(first[0].images - first[0].images.floor(), second[0].images - second[0].images.floor())
     assert_same(list(loader(workers=0)), list(loader(workers=2)))
@@ -85,8 +77,7 @@ def test_validation_is_not_shuffled_and_starts_at_the_first_image() -> None:
     assert indices(batches) == list(range(10))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("num_done", [2, 4, 7])
+@pytest.mark.parametrize(("num_done", "workers"), [(2, 2), (4, 0), (7, 0)])
 def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(num_done: int, workers: int) -> None:
     uninterrupted = loader(images(11), workers=0)
     expected = [*uninterrupted, *uninterrupted, *uninterrupted]
@@ -96,10 +87,9 @@ def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(num_done: int
     assert_same(actual, expected[num_done : num_done + len(actual)])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_iteration_finishes_an_incomplete_epoch(workers: int) -> None:
+def test_the_next_iteration_finishes_an_incomplete_epoch() -> None:
     expected = list(loader(images(11)))
-    batches = loader(images(11), workers=workers)
+    batches = loader(images(11))
     first = list(islice(batches, 2))
     assert batches.state_dict()["steps"] == 2
     assert_same(first + list(batches), expected)
@@ -156,12 +146,9 @@ def test_only_a_last_training_batch_of_one_image_is_dropped(count: int, training
     assert len(batches) == len(sizes)
 
 
-def test_arguments_out_of_range_are_refused() -> None:
+def test_a_single_training_image_is_refused() -> None:
     with pytest.raises(InputError, match="number of training images must be at least 2, got 1"):
         loader(images(1))
-    for argument in ({"channels": 2}, {"batch_size": 0}, {"seed": -1}, {"workers": -1}):
-        with pytest.raises(InputError, match=next(iter(argument))):
-            loader(**argument)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -172,13 +159,3 @@ def test_unreadable_images_are_skipped_and_listed(workers: int) -> None:
     assert len(second.images) == len(second.labels) == 2
     assert (first.images.shape, first.labels.shape, first.indices.shape) == ((0,), (0,), (0,))
     assert len(first.unreadable) == 3
-
-
-def test_lightning_moves_a_batch_to_a_device() -> None:
-    from lightning.pytorch.utilities import move_data_to_device
-
-    batch = next(iter(loader(images(image_type=PartlyUnreadable), training=False)))
-    moved = move_data_to_device(batch, torch.device("meta"))
-    assert isinstance(moved, Batch)
-    assert moved.images.device.type == "meta"
-    assert moved.unreadable[0] == "numbers/0: it is damaged"

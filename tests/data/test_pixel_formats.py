@@ -1,9 +1,7 @@
-"""One file gives the same pixels however it is read: in training, in Python, by three commands and by the page."""
+"""One file gives the same pixels however it is read: in training, in Python, by commands and by the page."""
 
 import io
 import json
-import re
-import struct
 import subprocess
 import sys
 
@@ -11,24 +9,12 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
-import torch
 from PIL import Image
 
-import lambdanets as ln
-from lambdanets.cli import main
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.inference.classifier import Classifier, Prediction
-from lambdanets.inference.detector import Detector
-from lambdanets.inference.inputs import image_batches
-from lambdanets.inference.segmenter import Segmentation, Segmenter
-from lambdanets.models.weights import save_weights
-from lambdanets.tasks.detection import task as detection
-from lambdanets.tasks.segmentation import task as segmentation
-from training.detection.tiny_detection import tiny_recipe
-from training.segmentation.tiny_segmentation import tiny_segmentation
-from training.teachers import write_teacher
+from lambdanets.inference.inputs import image_batches, readable_batches
 
 NOISE = np.random.default_rng(0)
 GRAY, ALPHA = NOISE.integers(0, 256, (2, 9, 11), np.uint8)
@@ -53,21 +39,6 @@ def tiff(pixels, photometric="minisblack", **options):
     content = io.BytesIO()
     tifffile.imwrite(content, pixels, photometric=photometric, **options)
     return content.getvalue()
-
-
-def ppm(pixels, kind="P6", maximum=65535):
-    header = f"{kind}\n{pixels.shape[1]} {pixels.shape[0]}\n{maximum}\n".encode()
-    text = " ".join(map(str, pixels.ravel())).encode()
-    return header + (text if kind == "P3" else pixels.astype(">u2").tobytes())
-
-
-def jpeg2000(pixels, bits=16, **options):
-    return imagecodecs.jpeg2k_encode(pixels, 0, reversible=True, bitspersample=bits, **options)
-
-
-def sgi(pixels):
-    head = struct.pack(">hBBHHHH500x", 474, 0, 2, 3, *pixels.shape[1::-1], 3)
-    return head + np.moveaxis(pixels[::-1], 2, 0).astype(">u2").tobytes()
 
 
 def deep(pixels):
@@ -95,46 +66,28 @@ ALPHA_TAG = {"extrasamples": ["unassalpha"]}
 # File name: content and pixels.
 READABLE = {
     "gray8.png": (png(GRAY), GRAY),
-    "gray8.tif": (tiff(GRAY), GRAY),
-    "gray8_lzw.tif": (tiff(GRAY, compression="lzw"), GRAY),
     "gray16.png": (png(deep(GRAY)), GRAY),
     "gray16.tif": (tiff(deep(GRAY)), GRAY),
-    "gray16_big_endian.tif": (tiff(deep(GRAY), byteorder=">"), GRAY),
     "gray16_zstd_bigtiff.tif": (tiff(deep(GRAY), compression="zstd", bigtiff=True), GRAY),
     "gray32.tif": (tiff(deep(GRAY).astype(np.int32)), GRAY),
     "float.tif": (tiff(GRAY.astype(np.float32) / 255), GRAY),
-    "rgb8.tif": (tiff(RGB, "rgb"), RGB),
-    "rgb8_planar.tif": (tiff(np.moveaxis(RGB, 2, 0), "rgb", planarconfig="separate"), RGB),
     "rgb16.png": (png(deep(RGB)), RGB),
     "rgb16.tif": (tiff(deep(RGB), "rgb"), RGB),
-    "rgb16_planar.tif": (tiff(np.moveaxis(deep(RGB), 2, 0), "rgb", planarconfig="separate"), RGB),
     "la8.png": (png(GRAY_ALPHA), on_white(GRAY_ALPHA)),
     "la16.png": (png(deep(GRAY_ALPHA)), on_white(GRAY_ALPHA)),
-    "la8.tif": (tiff(GRAY_ALPHA, planarconfig="contig", **ALPHA_TAG), on_white(GRAY_ALPHA)),
     "la16.tif": (tiff(deep(GRAY_ALPHA), planarconfig="contig", **ALPHA_TAG), on_white(GRAY_ALPHA)),
     "rgba8.png": (png(RGB_ALPHA), on_white(RGB_ALPHA)),
     "rgba16.png": (png(deep(RGB_ALPHA)), on_white(RGB_ALPHA)),
-    "rgba8.tif": (tiff(RGB_ALPHA, "rgb", **ALPHA_TAG), on_white(RGB_ALPHA)),
     "rgba16.tif": (tiff(deep(RGB_ALPHA), "rgb", **ALPHA_TAG), on_white(RGB_ALPHA)),
     "rgbx16.tif": (tiff(deep(RGB_ALPHA), "rgb", extrasamples=["unspecified"]), RGB),
     "inverted8.tif": (tiff(255 - GRAY, "miniswhite"), GRAY),
-    "inverted16.tif": (tiff(65535 - deep(GRAY), "miniswhite"), GRAY),
     "inverted16_lzw.tif": (tiff(65535 - deep(GRAY), "miniswhite", compression="lzw"), GRAY),
-    "inverted_float.tif": (tiff((255 - GRAY).astype(np.float32) / 255, "miniswhite"), GRAY),
-    "rgb16.ppm": (ppm(deep(RGB)), RGB),
-    "rgb12.ppm": (ppm(RGB * np.uint16(16), maximum=4080), RGB),
-    "rgb16_plain.ppm": (ppm(deep(RGB), "P3"), RGB),
     "rgb8.jp2": (imagecodecs.jpeg2k_encode(RGB, 0, reversible=True), RGB),
-    "rgb16.jp2": (jpeg2000(deep(RGB)), RGB),
-    "rgba16.j2k": (jpeg2000(deep(RGB_ALPHA), codecformat="j2k"), on_white(RGB_ALPHA)),
-    "bits.png": (pillow(BITS, "PNG", "1"), BITS),
     "bits.tif": (tiff(BITS > 0), BITS),
     "palette.png": (pillow(PALETTE, "PNG"), np.asarray(PALETTE.convert("RGB"))),
-    "palette.tif": (pillow(PALETTE, "TIFF"), np.asarray(PALETTE.convert("RGB"))),
     "cmyk.jpg": (pillow(CMYK, "JPEG"), np.asarray(Image.open(io.BytesIO(pillow(CMYK, "JPEG"))).convert("RGB"))),
     "jpeg.tif": (pillow(RGB, "TIFF", compression="jpeg"), None),
     "rotated8.jpg": (pillow(RGB, "JPEG", exif=rotated()), np.rot90(np.asarray(Image.open(io.BytesIO(JPEG))), -1)),
-    "rotated16.png": (pillow(deep(GRAY), "PNG", exif=rotated()), np.rot90(GRAY, -1)),
     "rotated16.tif": (tiff(deep(GRAY), extratags=[(274, "H", 1, 6, False)]), np.rot90(GRAY, -1)),
 }
 CHOOSE = r"3 channels or planes \(axes .*\); choose one with --channel, in Python with channel="
@@ -142,62 +95,12 @@ INVISIBLE = "its alpha is 0 everywhere"
 # File name: content and a part of the error message.
 UNREADABLE = {
     "stack8.tif": (tiff(STACK, metadata={"axes": "ZYX"}), CHOOSE),
-    "channels16.tif": (tiff(deep(STACK), metadata={"axes": "CYX"}), CHOOSE),
-    "inverted_stack8.tif": (tiff(255 - STACK, "miniswhite"), CHOOSE),
     "samples.tif": (tiff(np.moveaxis(STACK, 0, 2), planarconfig="contig"), CHOOSE),
     "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), "must be in"),
-    "complex.tif": (tiff(np.zeros((9, 11), np.complex64)), "integers or floats, got complex64"),
     "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors have more than 8 bits"),
-    "rgb16_signed.jp2": (jpeg2000((deep(RGB).astype(int) - 2**15).astype(np.int16)), "more than 8 bits, of which Pill"),
-    "rgb16.sgi": (sgi(deep(RGB)), "more than 8 bits, of which Pillow keeps 8; convert it to TIFF or PNG"),
-    "invisible_la8.png": (png(invisible(GRAY_ALPHA)), INVISIBLE),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),
-    "invisible_rgba16.tif": (tiff(deep(invisible(RGB_ALPHA)), "rgb", **ALPHA_TAG), INVISIBLE),
     "postscript.png": (pillow(RGB, "EPS"), "not an image of a known format"),
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A classifier, a detector and a segmenter, by their weight files."""
-    folder = tmp_path_factory.mktemp("models")
-    for module, recipe in (
-        (detection, tiny_recipe(folder / "digits")),
-        (segmentation, tiny_segmentation(folder / "two_categories")),
-    ):
-        card = module.make_model_card(recipe, ["cup"], category_ids=[1])
-        path = folder / f"{module.__name__.split('.')[-2]}.safetensors"
-        save_weights(path, module.build_model(recipe, ["cup"]), card.to_json(recipe.fields()))
-    paths = (write_teacher(folder / "teacher"), folder / "detection.safetensors", folder / "segmentation.safetensors")
-    return {path: ln.load(path) for path in paths}
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """A list to which the three models add their input images as uint8 (H, W, 3), instead of running."""
-    images = []
-
-    def as_array(tensor):
-        return (tensor * 255).round().byte().permute(1, 2, 0).numpy()
-
-    def detect(self, tensors):
-        images.extend(map(as_array, tensors))
-        nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
-        return [nothing | {"masks": torch.zeros(0, 1, *tensor.shape[1:])} for tensor in tensors]
-
-    def segment(self, tensors, **options):
-        images.extend(map(as_array, tensors))
-        labels = [torch.zeros(tensor.shape[1:], dtype=torch.uint8) for tensor in tensors]
-        return [Segmentation(torch.zeros(len(self.classes), *x.shape), x, self.classes) for x in labels]
-
-    def classify(self, batch, **options):
-        images.extend(np.asarray(image.convert("RGB")) for image in batch)
-        return [Prediction(self.classes, torch.ones(len(self.classes))) for _ in batch]
-
-    monkeypatch.setattr(Detector, "detect", detect)
-    monkeypatch.setattr(Segmenter, "segment", segment)
-    monkeypatch.setattr(Classifier, "infer", classify)
-    return images
 
 
 def write(folder, files):
@@ -206,82 +109,68 @@ def write(folder, files):
     return sorted(folder.iterdir())
 
 
-def read_in_all_ways(paths, models, seen, folder, capsys, *options):
-    """Return the images of each way by file name; the images that one way cannot read are missing."""
-    arguments = {"channel": int(options[1])} if options else {}
-    ways = {}
-    for index, predictor in enumerate(models.values()):
-        for path in paths:
-            predictor.predict(path, **arguments)
-        ways[f"python {index}"] = dict(zip((path.name for path in paths), seen, strict=True))
-        seen.clear()
-    for number, model in enumerate(models):
-        extra = [] if number == 0 else ["--no-figures"]
-        out = str(folder / f"out{number}")
-        assert main(["predict", str(model), *map(str, paths), *options, *extra, "--out", out]) == 0
-        assert "unreadable" not in capsys.readouterr().err
-        ways[f"command {number}"] = dict(zip((path.name for path in paths), seen, strict=True))
-        seen.clear()
-    return ways
+def read_by_python(path, **options):
+    return next(image_batches(path, 1, **options))[0]
 
 
-def test_a_file_gives_the_same_pixels_in_every_way(models, seen, tmp_path, capsys):
-    (tmp_path / "images").mkdir()
-    paths = write(tmp_path / "images", READABLE)
-    ways = read_in_all_ways(paths, models, seen, tmp_path, capsys)
-    labeled = ImageFiles(paths, [0] * len(paths))
-    ways["labeled"] = {path.name: labeled.load(index)[0] for index, path in enumerate(paths)}
-    sizes = [image.size for image in ways["labeled"].values()]
+def read_by_command(path, **options):
+    unreadable = []
+    for ((_, image),) in readable_batches([path], unreadable, 1, **options):
+        return image
+    raise UnreadableImage(str(path), unreadable[0].partition(f"{path}: ")[2])
+
+
+def read_by_page(path, **options):
+    return read_image(io.BytesIO(path.read_bytes()), path.name, **options)
+
+
+WAYS = (read_by_python, read_by_command, read_by_page)
+
+
+def open_annotated_images(paths, sizes, folder):
     images = [
         {"id": i, "file_name": path.name, "width": size[0], "height": size[1]}
         for i, (path, size) in enumerate(zip(paths, sizes, strict=True))
     ]
-    coco = {"images": images, "categories": [{"id": 1, "name": "cup"}]}
-    coco["annotations"] = [{"id": 1, "image_id": 0, "category_id": 1, "bbox": [0, 0, 4, 4], "iscrowd": 0}]
-    coco["annotations"][0]["segmentation"] = [[0, 0, 4, 0, 4, 4, 0, 4]]
-    (tmp_path / "objects.json").write_text(json.dumps(coco))
-    annotated = open_annotated(tmp_path / "objects.json", tmp_path / "images")
-    ways["annotated"] = {path.name: annotated.load(index)[0] for index, path in enumerate(paths)}
-    for name, (_, pixels) in READABLE.items():
-        image = ways["labeled"][name]
+    coco = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cup"}]}
+    (folder / "objects.json").write_text(json.dumps(coco))
+    return open_annotated(folder / "objects.json", folder / "images")
+
+
+def test_a_file_gives_the_same_pixels_in_every_way(tmp_path):
+    (tmp_path / "images").mkdir()
+    paths = write(tmp_path / "images", READABLE)
+    labeled = ImageFiles(paths, [0] * len(paths))
+    images = [labeled.load(index)[0] for index in range(len(paths))]
+    annotated = open_annotated_images(paths, [image.size for image in images], tmp_path)
+    for index, (path, image) in enumerate(zip(paths, images, strict=True)):
+        pixels = READABLE[path.name][1]
         if pixels is not None:
-            assert image.mode == ("L" if pixels.ndim == 2 else "RGB"), name
-            np.testing.assert_allclose(np.asarray(image, int), pixels, atol=1 if "a" in name[:4] else 0, err_msg=name)
-        for way, read in ways.items():
-            array = read[name] if isinstance(read[name], np.ndarray) else np.asarray(read[name].convert("RGB"))
-            np.testing.assert_array_equal(array, np.asarray(image.convert("RGB")), err_msg=f"{name}, {way}")
+            assert image.mode == ("L" if pixels.ndim == 2 else "RGB"), path.name
+            atol = 1 if "a" in path.name[:4] else 0
+            np.testing.assert_allclose(np.asarray(image, int), pixels, atol=atol, err_msg=path.name)
+        for other in (annotated.load(index)[0], *(read(path) for read in WAYS)):
+            np.testing.assert_array_equal(np.asarray(other), np.asarray(image), err_msg=path.name)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_file_is_refused_with_the_same_sentence_in_every_way(name, models, seen, tmp_path, capsys):
+def test_a_file_is_refused_with_the_same_sentence_in_every_way(name, tmp_path):
     (path,) = write(tmp_path, {name: UNREADABLE[name]})
-    messages = []
-    readers = [
-        lambda: ImageFiles([path], [0]).load(0),
-        *(lambda model=model: model.predict(path) for model in models.values()),
-    ]
-    for read in readers:
-        with pytest.raises(UnreadableImage) as error:
-            read()
-        messages.append(error.value.reason)
-    for model in models:
-        assert main(["predict", str(model), str(path), "--out", str(tmp_path / "out")]) == 2
-        messages.append(re.search(rf"{re.escape(name)}: (.*)\n", capsys.readouterr().err)[1])
-    assert re.search(UNREADABLE[name][1], messages[0])
-    assert set(messages) == {messages[0]}
-    assert not seen
+    reasons = set()
+    for read in (lambda path: ImageFiles([path], [0]).load(0), *WAYS):
+        with pytest.raises(UnreadableImage, match=UNREADABLE[name][1]) as error:
+            read(path)
+        reasons.add(error.value.reason)
+    assert len(reasons) == 1
 
 
-def test_a_channel_is_chosen_alike_in_python_and_by_every_command(models, seen, tmp_path, capsys):
+def test_a_channel_is_chosen_alike_in_every_way(tmp_path):
     stacks = {name: file for name, file in UNREADABLE.items() if file[1] == CHOOSE}
-    (tmp_path / "images").mkdir()
-    colors = {name: READABLE[name] for name in ("rgb8.tif", "rgb16.png", "rgba16.tif", "cmyk.jpg")}
-    paths = write(tmp_path / "images", stacks | colors)
-    for read in read_in_all_ways(paths, models, seen, tmp_path, capsys, "--channel", "1").values():
-        for name, array in read.items():
-            expected = STACK[1] if name in stacks else READABLE[name][1][..., 1]
-            np.testing.assert_allclose(array.astype(int), expected[..., None].repeat(3, 2), atol=1, err_msg=name)
-    for path in paths:
+    colors = {name: READABLE[name] for name in ("rgb16.tif", "rgb16.png", "rgba16.tif", "cmyk.jpg")}
+    for path in write(tmp_path, stacks | colors):
+        expected = STACK[1] if path.name in stacks else READABLE[path.name][1][..., 1]
+        for read in WAYS:
+            np.testing.assert_allclose(np.asarray(read(path, channel=1), int), expected, atol=1, err_msg=path.name)
         with pytest.raises(UnreadableImage, match="channel must be below 3, its number of channels or planes, got 3"):
             read_image(path, channel=3)
 
@@ -294,14 +183,7 @@ def test_a_compressed_file_names_the_extra_that_it_needs(tmp_path):
     assert output.count("its pixels need imagecodecs; install it with: pip install 'lambdanets[detection]'") == 2
 
 
-def test_a_file_in_memory_is_read_from_its_start():
-    content, pixels = READABLE["rgb16.tif"]
-    file = io.BytesIO(content)
-    file.seek(0, io.SEEK_END)
-    np.testing.assert_array_equal(read_image(file), pixels)
-
-
-@pytest.mark.parametrize("encode", [lambda pixels: tiff(pixels, "rgb"), ppm, jpeg2000, png])
+@pytest.mark.parametrize("encode", [lambda pixels: tiff(pixels, "rgb"), png])
 def test_colors_whose_high_bytes_are_0_are_stretched(encode):
     content = encode(RGB.astype(np.uint16))  # Pillow keeps only the high byte of each sample
     assert len(np.unique(read_image(io.BytesIO(content), stretch=True))) > 100

@@ -7,7 +7,6 @@ from PIL import Image
 
 from data.coco.coco_files import write_tar
 from lambdanets.data.datasets import open_splits
-from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
 
 
@@ -49,23 +48,15 @@ def test_nested_tars_are_classes_and_validation_is_held_out_of_them(tmp_path: Pa
             open_splits(str(tmp_path / "all.tar"))
 
 
-def test_a_damaged_image_in_a_tar_is_unreadable(tmp_path: Path) -> None:
-    tar = write_tar(tmp_path / "all.tar", dict.fromkeys(FILES, b"no image"))
-    with pytest.raises(UnreadableImage, match=r"all\.tar/a/"):
-        open_splits(str(tar)).train.load(0)
-
-
 def test_damaged_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", FILES)
     content = tar.read_bytes()
     offsets = header_offsets(content)
     damaged = content[: offsets[3]] + b"x" + content[offsets[3] + 1 :]
     for changed, reason in (
-        (b"", ""),
         (b"text" * 400, ""),
         (content[: offsets[6]], "it is truncated"),
         (content[: offsets[6] + 100], "(it is truncated|unexpected)"),
-        (content[: offsets[6] + 512], "(it is truncated|unexpected)"),
         (content[: offsets[-1]], "append 1,024 zero bytes"),
         (content + content, "followed by another tar"),
         (damaged, f"it is damaged at byte {offsets[3]}"),
@@ -75,14 +66,3 @@ def test_damaged_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
             open_splits(str(tar))
     tar.write_bytes(content[: offsets[-1]] + bytes(1024))
     assert len(open_splits(str(tar)).train) == 6
-
-
-@pytest.mark.parametrize("names", [[], ["a", "b"], ["a/notes.txt", "b/notes.txt"]])
-def test_a_tar_without_images_is_refused(tmp_path: Path, names: list[str]) -> None:
-    with tarfile.open(tmp_path / "all.tar", "w") as tar:
-        for name in names:
-            member = tarfile.TarInfo(name)
-            member.type = tarfile.REGTYPE if "." in name else tarfile.DIRTYPE
-            tar.addfile(member)
-    with pytest.raises(InputError, match=r"all\.tar' must have one sub-folder of images per class, got no images"):
-        open_splits(str(tmp_path / "all.tar"))

@@ -52,7 +52,7 @@ def write_empty_page(path, name):
         ("nuclei", "nuclei", (), 4),
         ("segmentation", "nuclei", (), 4),
         ("segmentation digits", "digits", (), 4),
-        ("unet_ablation", "digits", (), 28),
+        ("unet_ablation", "digits", (), 30),
         ("photographs", "photographs", ("--sizes", 64, 96), 8),
     ],
 )

@@ -4,7 +4,6 @@ Options are made from records. A user error is one line on stderr, and exit code
 imported when the command is run, and PyTorch only when it is needed, so that --help and option errors are fast.
 """
 
-import errno
 import importlib
 import io
 import os
@@ -86,8 +85,6 @@ def _run(arguments: list[str]) -> int:
             raise
         return _fail("out of memory; free memory, or choose a smaller model or smaller images")
     except OSError as error:
-        if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):  # of Python's tempfile
-            return _fail("PyTorch needs a temporary folder that can be written; set TMPDIR to one")
         if not is_user_fixable(error):
             raise
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
@@ -105,9 +102,6 @@ def _dispatch(arguments: list[str]) -> int:
     if command not in COMMANDS:
         known = [*COMMANDS, "--help", "--version"]
         raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
-    for argument in arguments:
-        if "\0" in argument:  # as passed by a program, not by a shell
-            raise InputError(f"an argument must not contain a null byte, got {argument!r}")
     package = "lambdanets_lab" if command in _LAB_COMMANDS else "lambdanets"
     return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
 

@@ -80,8 +80,7 @@ class Batches(Generic[BatchT]):
     Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers also exit when their
     parent process is killed.
 
-    Raises InputError for an empty set, for fewer than min_micro_batch training images per micro-batch, and for
-    arguments out of range.
+    Raises InputError for an empty set, and for fewer than min_micro_batch training images per micro-batch.
     """
 
     def __init__(
@@ -98,9 +97,6 @@ class Batches(Generic[BatchT]):
         min_micro_batch: int = 1,
         order: Order | None = None,
     ) -> None:
-        for name, value, minimum in (("batch_size", batch_size, 1), ("seed", seed, 0), ("workers", workers, 0)):
-            if value < minimum:
-                raise InputError(f"{name} must be at least {minimum}, got {value}")
         self._slice = batch_slice or BatchSlice()
         if not len(images):
             raise InputError(f"number of {'training' if training else 'validation'} images must be at least 1, got 0")

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data.image_folders import Layout, Split, find_layout
-from lambdanets.data.image_search import first_few, list_images
+from lambdanets.data.image_search import list_images
 from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
 from lambdanets.data.order import permutation
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
 from lambdanets.data.tars import TarImages, find_validation_tar, read_tar_layout
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 from lambdanets.records import Seed, ValidationShare, check
 
@@ -145,8 +145,6 @@ def subset(splits: Splits, count: int | None, seed: int) -> Splits:
 
     Raises InputError for a count above the number of images or below the number of classes, and for sets in shards.
     """
-    from sklearn.model_selection import train_test_split
-
     available = len(splits.train)
     if count is None or count == available:
         return splits
@@ -157,19 +155,15 @@ def subset(splits: Splits, count: int | None, seed: int) -> Splits:
         raise InputError(
             f"training_images must be {available}, or {classes} (one per class) to {available - classes}, got {count}"
         )
-    labels = [int(label) for label in splits.train.labels]
-    _check_stratification(labels, splits.classes, splits.source)
-    kept, _ = train_test_split(range(available), train_size=count, random_state=seed, stratify=labels)
+    kept, _ = _divide(ImageSet(splits.train, splits.classes, splits.source), seed, train_size=count)
     source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
-    return replace(splits, train=_select(splits.train, sorted(kept)), source=source)
+    return replace(splits, train=kept, source=source)
 
 
 def _open(data: str, root: str | None) -> tuple[ImageSet, ImageSet | None]:
     """Open a dataset as training and validation set; None if it has no validation set."""
     if root is not None and not is_timm_name(data):
         raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")
-    if root == "":  # libraries would interpret it as the current folder
-        raise InputError("data_root must be a folder, got ''")
     if data == "digits":
         return _digits(), None
     if is_timm_name(data):
@@ -240,27 +234,27 @@ def _check_classes(train: ImageSet) -> None:
         raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
-def _check_stratification(labels: Iterable[int], classes: Sequence[str], source: str) -> None:
-    """Raise InputError for a class with 1 image, which cannot be in both parts of a set."""
+def _divide(split: ImageSet, seed: int, **sizes: int) -> tuple[SelectedImages, SelectedImages]:
+    """Divide images at random, stratified by class. sizes: train_size or test_size of scikit-learn."""
+    from sklearn.model_selection import train_test_split
+
+    labels = [int(label) for label in split.images.labels]
     for label, count in sorted(Counter(labels).items()):
         if count < 2:
-            name = classes[label]
-            raise InputError(f"{source} must have at least 2 images per class to be divided, got 1 of '{name}'")
+            name = split.classes[label]
+            raise InputError(f"{split.source} must have at least 2 images per class to be divided, got 1 of '{name}'")
+    first, second = train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes)
+    return _select(split.images, sorted(first)), _select(split.images, sorted(second))
 
 
 def _hold_out(split: ImageSet, fraction: float, seed: int) -> Splits:
     if isinstance(split.images, ShardedImages):
         return _hold_out_shards(split.images, split, fraction, seed)
-    from sklearn.model_selection import train_test_split
-
-    labels = [int(label) for label in split.images.labels]
-    _check_stratification(labels, split.classes, split.source)
     # scikit-learn needs at least one image per class in both sets
-    num_classes = len(set(labels))
-    num_held_out = min(max(int(np.ceil(fraction * len(labels))), num_classes), len(labels) - num_classes)
-    train, validation = train_test_split(range(len(labels)), test_size=num_held_out, random_state=seed, stratify=labels)
-    source = f"{split.source}, {num_held_out} of {len(labels)} images held out with seed {seed}"
-    sets = (_select(split.images, sorted(train)), _select(split.images, sorted(validation)))
+    count, num_classes = len(split.images), len(set(split.images.labels))
+    num_held_out = min(max(int(np.ceil(fraction * count)), num_classes), count - num_classes)
+    sets = _divide(split, seed, test_size=num_held_out)
+    source = f"{split.source}, {num_held_out} of {count} images held out with seed {seed}"
     return Splits(*sets, split.classes, source, left_out=split.left_out, is_drawn=True)
 
 

@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from lambdanets.data.image_search import describe_left_out, first_few
-from lambdanets.errors import InputError
+from lambdanets.data.image_search import describe_left_out, describe_suffix
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -23,7 +23,6 @@ _WORD = re.compile(
     "|".join(f"(?P<{role}>{_NEUTRAL}?(?:{words}){_NEUTRAL}?)" for role, words in _ROLES.items())
     + f"|(?P<neutral>{_NEUTRAL}+)"
 )
-_OUTSIDE = "outside class folders"
 
 _Splits = tuple["_Folder", "_Folder | None"]  # for training and validation
 
@@ -102,33 +101,29 @@ def find_layout(
     root = _Folder()
     for number, (path, image) in enumerate(images):
         root.below(map(nfc, path.parts[:-1])).images.append((number, image))
-    others = [PurePath(nfc(str(file))) for file in others]
-    counts = Counter(left_out)
-    root = _enter(root, counts)
+    counts = Counter(left_out) + Counter(map(describe_suffix, others))
+    num_images, root = len(root.all()), _enter(root)
     if not root.folders:
-        got = "images outside class folders"
-        if not root.images:
-            counts.update(_describe(file, ()) for file in others)
-            got = f"no images ({describe_left_out(counts)})"
+        got = "images outside class folders" if num_images else f"no images ({describe_left_out(counts)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
-    splits = _find_splits(root, source, counts) or _find_splits_in_classes(root, source, counts) or (root, None)
-    train, validation = splits
-    _check_classes(train, source)
-    counts.update(_describe(file, [split for split in splits if split is not None]) for file in others)
-    return Layout(
-        _make_split(train, source), None if validation is None else _make_split(validation, source), left_out=+counts
-    )
+    unused = Counter[str]()
+    folders = _find_splits(root, source, unused) or _find_splits_in_classes(root, source, unused) or (root, None)
+    _check_classes(folders[0], source)
+    train, validation = (None if folder is None else _make_split(folder, source) for folder in folders)
+    assert train is not None
+    num_used = sum(len(images) for split in (train, validation) if split for images in split.images.values())
+    counts += unused + Counter({"outside class folders": num_images - num_used - unused.total()})
+    return Layout(train, validation, counts)
 
 
-def _enter(folder: _Folder, left_out: Counter[str] | None = None) -> _Folder:
+def _enter(folder: _Folder) -> _Folder:
     """Return the folder that has class folders or splits: this one, or the only one in it, and so on."""
-    while True:
-        if left_out is not None:
-            left_out[_OUTSIDE] += len(folder.images)
-        only = next(iter(folder.folders.values()), folder)
-        if len(folder.folders) != 1 or len(only.folders) < (2 if only.images else 1):
-            return folder
+    while len(folder.folders) == 1:
+        (only,) = folder.folders.values()
+        if len(only.folders) < (2 if only.images else 1):
+            break
         folder = only
+    return folder
 
 
 def _families(folder: _Folder) -> dict[tuple[str, ...], dict[str, list[str]]]:
@@ -151,22 +146,22 @@ def _has_splits(folder: _Folder) -> bool:
 
 def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
     """Return the training and the validation split in a folder; None if it has no splits."""
-    families = _families(root)
-    complete = {rest: family for rest, family in families.items() if _is_complete(family)}
+    families = [*_families(root).values()]
+    complete = [family for family in families if _is_complete(family)]
     if not complete:
-        for family in families.values():
+        for family in families:
             names = [*chain.from_iterable(family.values())]
             nested = any(_enter(root.folders[name]).folders for name in names)
             several = len(family) > 1 and (nested or len(names) == len(root.folders))
             if several or (nested and [parse_name(name) for name in names] == [Name(TRAIN, ())]):
                 raise _ambiguous(root, source)
         return None
-    if len(complete) > 1 and (by_split := _split_by_names(root, complete)) is not None:
-        return _find_splits(by_split, source, left_out)
-    roles = {role: [name for family in complete.values() for name in family.get(role, [])] for role in _ROLES}
-    outside = {name: Counter[str]() for name in chain.from_iterable(roles.values())}
-    entered = {name: _enter(root.folders[name], outside[name]) for name in outside}
-    labeled = {role: [name for name in roles[role] if _has_classes(name, entered[name])] for role in _ROLES}
+    if len(complete) > 1:
+        raise _ambiguous(root, source)
+    entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(complete[0].values())}
+    labeled = {
+        role: [name for name in complete[0].get(role, ()) if _has_classes(name, entered[name])] for role in _ROLES
+    }
     validation = labeled[VALIDATION] or labeled[TEST]
     if not labeled[TRAIN]:
         raise InputError(
@@ -177,26 +172,11 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
         if len(same) > 1:
             raise InputError(f"'{source}' must have one folder per split, got {', '.join(same)}; move all but one away")
     used = labeled[TRAIN] + validation
-    for name, folder in root.folders.items():
-        if name in used:
-            left_out.update(outside[name])
-        else:
-            has_classes = name not in entered or _has_classes(name, entered[name])
-            reason = "which is not used" if has_classes else "which has no class folders"
-            left_out[f"in {name}, {reason}"] += len(folder.all())
+    for name in root.folders.keys() - used:
+        has_classes = name not in entered or _has_classes(name, entered[name])
+        reason = "which is not used" if has_classes else "which has no class folders"
+        left_out[f"in {name}, {reason}"] += len(root.folders[name].all())
     return entered[used[0]], entered[used[1]] if validation else None
-
-
-def _split_by_names(root: _Folder, families: Mapping[tuple[str, ...], Mapping[str, list[str]]]) -> _Folder | None:
-    """Return the splits of class folders such as train_cat, train_dog, test_cat and test_dog; None for others."""
-    by_split = _Folder((*root.path, "*"), [], dict(root.folders))
-    for rest, family in families.items():
-        for role, names in family.items():
-            folder = by_split.folders.pop(names[0])
-            if folder.folders or len(names) > 1:
-                return None
-            by_split.below([role]).folders["_".join(rest)] = folder
-    return by_split
 
 
 def _has_classes(name: str, split: _Folder) -> bool:
@@ -254,13 +234,3 @@ def _ambiguous(root: _Folder, source: str) -> InputError:
 def _make_split(folder: _Folder, source: str) -> Split:
     images = {name: [image for _, image in folder.folders[name].all()] for name in sorted(folder.folders)}
     return Split("/".join((source, *folder.path)), images)
-
-
-def _describe(file: PurePath, splits: Iterable[_Folder]) -> str:
-    """Describe a file that is not an image: its suffix, and the folder beside the class folders in which it is."""
-    suffix = file.suffix.lower() or "without a suffix"
-    for split in splits:
-        depth = len(split.path)
-        if file.parts[:depth] == split.path and len(file.parts) > depth + 1 and file.parts[depth] not in split.folders:
-            return f"{suffix} in {file.parts[depth]}, which has no images"
-    return suffix

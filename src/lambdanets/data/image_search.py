@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from PIL import Image
 
 from lambdanets.data.images import FORMATS
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import is_hidden, is_output
 from lambdanets.terminal import echo
 
@@ -33,9 +33,7 @@ class FoundImages:
     @property
     def left_out(self) -> Counter[str]:
         """The number of files that were left out, by reason."""
-        return Counter(path.suffix.lower() or "without a suffix" for path in self.others) + Counter(
-            self.outputs.values()
-        )
+        return Counter(map(describe_suffix, self.others)) + Counter(self.outputs.values())
 
 
 @functools.cache
@@ -80,20 +78,18 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
     The sub-folders may be cleared. A folder is yielded under each link to it, but not within itself.
     """
-    ancestors: dict[str, frozenset[str]] = {}  # real paths of the folders above
 
     def fail(error: OSError) -> None:
         raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
 
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        real, above = os.path.realpath(parent), ancestors.pop(parent, frozenset())
-        if real in above:  # a symbolic link to a parent
-            folders.clear()
-            continue
+        path, real = Path(parent), os.path.realpath(parent)
+        above = path.parents[: len(path.parts) - len(folder.parts)]
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        below = (os.path.join(parent, name) for name in folders)  # noqa: PTH118 - as os.walk does
-        ancestors.update(dict.fromkeys(below, above | {real}))
-        yield Path(parent), folders, files
+        if real in map(os.path.realpath, above):  # a symbolic link to a parent
+            folders.clear()
+        else:
+            yield path, folders, files
 
 
 def find_images(inputs: Sequence[str]) -> FoundImages:
@@ -127,8 +123,6 @@ def _unique(paths: Iterable[Path]) -> list[Path]:
 
 def _find_matches(pattern: str) -> FoundImages:
     path, found = Path(pattern), FoundImages([])
-    if not pattern:
-        return found
     if path.exists() and not path.is_dir():  # true also for named pipes, which are later reported as unreadable
         return FoundImages([path])
     is_output_folder = functools.cache(lambda folder: is_output({inside.name for inside in folder.iterdir()}))
@@ -153,6 +147,11 @@ def _find_matches(pattern: str) -> FoundImages:
     return found
 
 
+def describe_suffix(path: PurePath) -> str:
+    """Describe why a file that is not an image is left out."""
+    return path.suffix.lower() or "without a suffix"
+
+
 def describe_output(folder: PurePath) -> str:
     """Describe why images in an output folder of this package are left out."""
     return f"in {folder}, the output of a command"
@@ -161,12 +160,6 @@ def describe_output(folder: PurePath) -> str:
 def describe_classes(classes: Sequence[str]) -> str:
     """Format the number of classes and the first names, as one line."""
     return f"classes: {len(classes):,} ({first_few(classes)})"
-
-
-def first_few(values: Iterable[object]) -> str:
-    """Format up to five values, separated by commas."""
-    texts = [str(value) for value in values]
-    return ", ".join(texts[:5]) + (", ..." if len(texts) > 5 else "")
 
 
 def describe_left_out(left_out: Mapping[str, int]) -> str:

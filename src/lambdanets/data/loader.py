@@ -1,6 +1,7 @@
 """Batches of labeled images."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches, NamedImages, Sample
 from lambdanets.data.labeled_images import LabeledImages
-from lambdanets.errors import InputError
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -43,21 +43,15 @@ class ImageBatches(Batches[Batch]):
     def __init__(
         self, images: NamedImages, transform: Callable[[Image.Image], Tensor], *, channels: int, **options: Any
     ) -> None:
-        if channels not in _MODES:
-            raise InputError(f"channels must be 1 or 3, got {channels}")
-        super().__init__(images, _LoadTransformed(transform, _MODES[channels]), _collate, min_micro_batch=2, **options)
+        load = partial(_load, transform=transform, mode=_MODES[channels])
+        super().__init__(images, load, _collate, min_micro_batch=2, **options)
 
 
-class _LoadTransformed:
-    """Loads and transforms an image and its label. A class and not a closure, because spawned workers unpickle it."""
-
-    def __init__(self, transform: Callable[[Image.Image], Tensor], mode: str) -> None:
-        self._transform = transform
-        self._mode = mode
-
-    def __call__(self, images: LabeledImages, index: int) -> tuple[Tensor, int | np.ndarray]:
-        image, label = images.load(index)
-        return self._transform(image.convert(self._mode)), label
+def _load(
+    images: LabeledImages, index: int, *, transform: Callable[[Image.Image], Tensor], mode: str
+) -> tuple[Tensor, int | np.ndarray]:
+    image, label = images.load(index)
+    return transform(image.convert(mode)), label
 
 
 def _collate(samples: list[Sample]) -> Batch:

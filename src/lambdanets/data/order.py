@@ -44,7 +44,8 @@ class Order:
                 f"{batch_slice.accumulation_steps} accumulation steps, got {batch_size}"
             )
         self.num_images, self.batch_size, self.batch_slice = len(images), batch_size, batch_slice
-        self.steps_per_epoch = steps_per_epoch(len(images), batch_size, min_images)
+        full_steps, remainder = divmod(len(images), batch_size)
+        self.steps_per_epoch = full_steps + (remainder >= min_images)
         self._shard_sizes: Sequence[int] | None = getattr(images, "shard_sizes", None)
         self._seed = seed
         self._cached: tuple[int, np.ndarray] | None = None
@@ -68,12 +69,6 @@ class Order:
                 order = windowed_permutation(self._shard_sizes, self._seed, epoch, positions)
             self._cached = epoch, order
         return self._cached[1]
-
-
-def steps_per_epoch(num_images: int, batch_size: int, min_images: int) -> int:
-    """Return the steps per epoch. The last step may be smaller, and is dropped if it has fewer than min_images."""
-    full_steps, remainder = divmod(num_images, batch_size)
-    return full_steps + (remainder >= min_images)
 
 
 def derive_seeds(seed: int, *spawn_key: int) -> list[int]:

@@ -1,7 +1,6 @@
 """Converts pixels of any mode and number of bits to 8-bit gray or RGB."""
 
 import math
-import re
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -9,8 +8,6 @@ from PIL.ExifTags import Base
 
 _GRAY_MODES = {"1", "L", "LA", "La"}
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
-_DEEP = "its colors have more than 8 bits, of which Pillow keeps 8; convert it to TIFF or PNG"
-_CODE_STREAM = b"\xff\x4f\xff\x51"  # start of JPEG 2000's header with the channels' depths
 _WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
 _CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
 _MAX_SAMPLE = 1_000_000  # pixels whose intensities are sorted by `stretch`
@@ -47,54 +44,15 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
         return invert(values) if tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO else values
     if max(getattr(image, "tag_v2", {}).get(Base.BitsPerSample, (8,))) > 8:
         raise ValueError("Pillow keeps only 8 bits of its colors; pass the path of the file instead")
-    if not isinstance(image, ImageFile.ImageFile) or image.fp is None or not image.tile:
+    if not isinstance(image, ImageFile.ImageFile) or image.format != "PNG" or image.fp is None or not image.tile:
         return None  # without tiles, the pixels are loaded
-    arguments, colors = image.tile[0].args, None
-    if image.format == "PNG" and str(arguments).endswith(_CUT):
-        colors = _decode(image, "png_decode")
-    elif image.format == "JPEG2000" and (bits := _jpeg2000_bits(image)) > 8:
-        colors = _decode(image, "jpeg2k_decode") << (16 - bits)
-    elif image.format == "PPM" and image.mode == "RGB" and isinstance(arguments, tuple) and arguments[1] > 255:
-        colors = _decode_ppm(image, arguments[1])
-    elif image.format == "SGI" and _content(image)[3] == 2:  # bytes per sample
-        raise ValueError(_DEEP)
-    return colors if colors is None or colors.shape[2] == 3 else composite_on_white(colors)
-
-
-def _content(image: ImageFile.ImageFile) -> bytes:
-    assert image.fp is not None
-    image.fp.seek(0)
-    return image.fp.read()
-
-
-def _decode(image: ImageFile.ImageFile, decoder: str) -> np.ndarray:
-    """Decode all bits of a file of several channels, uint16 (H, W, channels). Pillow keeps only the high bytes."""
+    if not str(image.tile[0].args).endswith(_CUT):
+        return None
     import imagecodecs
 
-    values: np.ndarray = getattr(imagecodecs, decoder)(_content(image))
-    if values.dtype != np.uint16 or values.shape[2:] not in ((2,), (3,), (4,)) or image.mode == "CMYK":
-        raise ValueError(_DEEP)
-    return values
-
-
-def _decode_ppm(image: ImageFile.ImageFile, maximum: int) -> np.ndarray:
-    """Return the colors of a PPM with values up to `maximum`, scaled to 16 bits as gray ones by Pillow."""
-    body = _content(image)[image.tile[0].offset :]
-    shape = (image.height, image.width, 3)
-    if image.tile[0].codec_name == "ppm_plain":
-        values = np.array(re.sub(rb"#[^\n]*", b"", body).split(), np.uint32)
-    else:
-        values = np.frombuffer(body, ">u2", math.prod(shape))
-    values = np.minimum(values[: math.prod(shape)].reshape(shape).astype(np.uint32), maximum)
-    return ((values * 65535 + maximum // 2) // maximum).astype(np.uint16)
-
-
-def _jpeg2000_bits(image: ImageFile.ImageFile) -> int:
-    """Return the largest number of bits of the channels of a JPEG 2000 file."""
-    header = _content(image)
-    header = header[header.index(_CODE_STREAM) :]
-    channels = int.from_bytes(header[40:42])
-    return 1 + max(depth & 127 for depth in header[42 : 42 + 3 * channels : 3])
+    image.fp.seek(0)
+    colors = imagecodecs.png_decode(image.fp.read())
+    return colors if colors.shape[2] == 3 else composite_on_white(colors)
 
 
 def _to_gray_or_rgb(image: Image.Image) -> Image.Image:

@@ -160,16 +160,9 @@ class ShardedImages:
     @property
     def labels(self) -> np.ndarray:
         """The label of each image, int64 (n,). Reads all shards at each access. Raises UnreadableImage."""
-        labels = np.full(len(self), UNLABELED, dtype=np.int64)
-        if self.classes:
-            done = 0
-            for number, shard in enumerate(self._shards):
-                open_shard = self._open(number, 0)
-                labels[done : done + shard.images] = [
-                    self._label(open_shard, position) for position in range(shard.images)
-                ]
-                done += shard.images
-        return labels
+        if not self.classes:
+            return np.full(len(self), UNLABELED)
+        return np.array([self._label(*self._find(index)) for index in range(len(self))], np.int64)
 
     @property
     def fingerprint(self) -> str:
@@ -244,10 +237,9 @@ class ShardedImages:
         if not content:
             raise UnreadableImage(shard.name(position), "it has no class (.cls)")
         label = parse_class(content)
-        if label is None:
-            raise UnreadableImage(shard.name(position), f"its class must be a number, got {content[:20]!r}")
-        if label >= len(self.classes):
-            raise UnreadableImage(shard.name(position), f"its class must be below {len(self.classes)}, got {label}")
+        if label is None or label >= len(self.classes):
+            expected = f"its class must be a number below {len(self.classes)}"
+            raise UnreadableImage(shard.name(position), f"{expected}, got {content[:20]!r}")
         return label
 
 

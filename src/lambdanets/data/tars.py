@@ -3,7 +3,6 @@
 import io
 import os
 import tarfile
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,10 +12,10 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, parse_name
-from lambdanets.data.image_search import describe_output, first_few, image_suffixes, is_image_name
+from lambdanets.data.image_search import image_suffixes, is_image_name
 from lambdanets.data.images import read_file, read_image
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import is_hidden, is_output, open_regular
+from lambdanets.files import is_hidden, open_regular
 
 # path; name, offset and length in bytes
 FileInTar = tuple[PurePosixPath, tuple[str, int, int]]
@@ -142,7 +141,7 @@ class TarImages:
 def find_validation_tar(train: Path) -> Path | None:
     """Find the tar of the validation set in the folder of the training tar, by their names; None if there is none.
 
-    A tar with the name of a validation or test split has none. Raises InputError for two validation sets.
+    A tar with the name of a validation or test split has none.
     """
     role, rest = parse_name(train.stem)
     if role in (VALIDATION, TEST):
@@ -151,13 +150,8 @@ def find_validation_tar(train: Path) -> Path | None:
     # macOS makes files such as ._val.tar
     files = sorted(file for file in train.parent.iterdir() if not is_hidden(file.name))
     tars = {file: parse_name(file.stem) for file in files if file.suffix.lower() == ".tar"}
-    for wanted in (VALIDATION, TEST):
-        found = [tar for tar, name in tars.items() if name == (wanted, rest) and tar.is_file()]
-        if len(found) > 1:
-            raise InputError(f"'{train.parent}' must have one {wanted} tar, got {first_few(tar.name for tar in found)}")
-        if found:
-            return found[0]
-    return None
+    found = [tar for wanted in (VALIDATION, TEST) for tar, name in tars.items() if name == (wanted, rest)]
+    return next(filter(Path.is_file, found), None)
 
 
 def read_tar_layout(path: Path) -> Layout:
@@ -165,10 +159,10 @@ def read_tar_layout(path: Path) -> Layout:
 
     Nested tars count as folders. Raises InputError, also if any of the tars is compressed, damaged or truncated.
     """
-    files, left_out = _without_outputs(_files_in_tar(path))
+    files = _files_in_tar(path)
     images = [(folder_path, member) for folder_path, member in files if is_image_name(folder_path.name)]
     others = [folder_path for folder_path, _ in files if not is_image_name(folder_path.name)]
-    return find_layout(str(path), images, others, left_out)
+    return find_layout(str(path), images, others, {})
 
 
 def _files_in_tar(path: Path) -> list[FileInTar]:
@@ -196,22 +190,5 @@ def _iterate_files(
             file.seek(member.offset_data)
             nested = f"{folder}{member.name}/", f"{below}{member.name[:-4]}/"
             yield from _iterate_files(file, member.size, *nested)
-        elif not member.issparse():
+        else:
             yield folder + member.name, below + member.name, (member.offset_data, member.size)
-
-
-def _without_outputs(files: list[FileInTar]) -> tuple[list[FileInTar], Counter[str]]:
-    """Return the files outside output folders of this package, and the number of images in each of these."""
-    names: defaultdict[PurePosixPath, set[str]] = defaultdict(set)
-    for path, _ in files:
-        for child in (path, *path.parents):
-            names[child.parent].add(child.name)
-    outputs = {folder for folder, inside in names.items() if folder.name and is_output(inside)}
-    kept, left_out = [], Counter[str]()
-    for path, member in files:
-        output = next((folder for folder in reversed(path.parents) if folder in outputs), None)
-        if output is None:
-            kept.append((path, member))
-        elif is_image_name(path.name):
-            left_out[describe_output(output)] += 1
-    return kept, left_out

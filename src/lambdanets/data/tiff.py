@@ -1,10 +1,8 @@
 """Reads TIFF files that Pillow cannot read completely: more than 8 bits, several channels, or several planes."""
 
-import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import BinaryIO
 
 import numpy as np
@@ -16,6 +14,9 @@ MAX_BYTES = 2**31  # of the planes that are decoded
 HEADERS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _NUM_COLORS = {"RGB": 3, "YCBCR": 3, "CIELAB": 3, "SEPARATED": 4}  # by PhotometricInterpretation; others have 1
 _ASSOCIATED_ALPHA, _ALPHA = 1, 2  # ExtraSamples; the colors are multiplied by the former
+
+# it logs errors for damaged metadata, although it can read the pixels
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)
 
 
 def read_tiff(
@@ -30,7 +31,7 @@ def read_tiff(
     """
     from tifffile import TiffFile
 
-    with _without_log(), TiffFile(file) as tiff:
+    with TiffFile(file) as tiff:
         series = tiff.series[0]
         page, shape, axes = series.keyframe, series.shape, series.axes
         if series.dtype is None or "Y" not in axes or "X" not in axes or min(shape) < 1:
@@ -71,17 +72,3 @@ def read_tiff(
         elif is_image:
             pixels = pixels[..., 0] if colors == 1 else pixels[..., :colors]
         return select_channel(pixels, channel), int(page.tags.valueof(Base.Orientation, 1))
-
-
-@contextlib.contextmanager
-def _without_log() -> Iterator[None]:
-    """Drop tifffile's messages of this thread: it logs errors for damaged metadata, although it can read the pixels."""
-    token = _is_reading.set(True)
-    try:
-        yield
-    finally:
-        _is_reading.reset(token)
-
-
-_is_reading = ContextVar("is_reading", default=False)
-logging.getLogger("tifffile").addFilter(lambda record: not _is_reading.get())

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,9 @@ def open_timm_dataset(data: str, root: str | None) -> list[tuple[LabeledImages, 
 
     If there is no split "validation", "test" is used. Raises InputError, which includes the reason, if timm fails.
     """
-    prefix, _, name = data.partition("/")
+    prefix = data.partition("/")[0]
     if prefix.lower() == "torch" and root is None:
         raise InputError(f"data_root must be the folder that contains '{data}', got None")
-    # timm may open the same folder as both splits
-    if prefix.lower() == "torch" and name.lower() in ("folder", "image_folder"):
-        raise InputError(f"data must be the path of the folder, got '{data}'")
     train = _read_split(data, root, "train")
     try:
         return [train, _read_split(data, root, "validation")]
@@ -75,9 +72,7 @@ def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
         if hasattr(dataset, "loader"):
             # torchvision's default loader clips 16-bit images and ignores the EXIF orientation
             dataset.loader = read_image
-        if not hasattr(dataset, "targets"):
-            raise InputError(f"'{source}' must have a list of labels as `targets`; its torchvision class has none")
-        labels = _integer_labels(dataset.targets, source)
+        labels = _integer_labels(getattr(dataset, "targets", None), source)
         # a class name of ImageNet is a list of synonyms
         classes = enumerate(getattr(dataset, "classes", ()))
         names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
@@ -102,12 +97,8 @@ def _create_dataset(name: str, root: str | None, split: str) -> Any:
         raise InputError(f"timm cannot open the dataset '{name}' (split '{split}'): {reason}") from error
 
 
-def _integer_labels(labels: Iterable[Any], source: str) -> list[int]:
-    """Convert labels to integers. Raises InputError for labels that are negative or not integers."""
+def _integer_labels(labels: Any, source: str) -> list[int]:
     try:
-        indices = [int(label) for label in labels]
+        return [int(label) for label in labels]
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"labels of '{source}' must be one class index per image: {one_line(error)}") from error
-    if indices and min(indices) < 0:
-        raise InputError(f"labels of '{source}' must be at least 0, got {min(indices)}")
-    return indices

@@ -1,17 +1,18 @@
 """What detectors and segmenters have in common: they are trained on annotations in COCO format."""
 
+import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.sets import open_validation, open_with_categories, report_problems
+from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.registry import find
+from lambdanets.terminal import echo
 
 
 class CocoPredictor(Predictor):
@@ -42,7 +43,7 @@ class CocoPredictor(Predictor):
                 )
             annotated = open_validation(self.card, self.categories)
         else:
-            annotated = open_with_categories(Path(data), Path(images), self.categories)
+            annotated = open_with_categories(data, images, self.categories)
         return replace(annotated, stretch=self.card.stretch)
 
     def evaluator(
@@ -52,6 +53,7 @@ class CocoPredictor(Predictor):
             kind = type(self).__name__.lower()
             raise InputError(f"data_root must be None for a {kind}, got {data_root!r}; use images")
         annotated = self.open_images(data, images)
-        report_problems(**{"validation" if data is None else "data": annotated})
+        name = "validation" if data is None else "data"
+        echo(*(f"{name}: {line}" for line in annotated.problems.lines()), file=sys.stderr)
         evaluator: Any = find(self.evaluator_type)
         return evaluator(self, annotated, left_out=annotated.problems.left_out)

@@ -1,6 +1,5 @@
 """COCO average precision (AP) of boxes and masks, computed by faster-coco-eval."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +8,13 @@ import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
 from faster_coco_eval import mask as masks
 
-from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result
 
 IOU_TYPES = ("bbox", "segm")
-IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them; `_summary` also reports two alone
+IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them
 RECALLS = np.linspace(0, 1, 101)
-# Indices of COCO's area ranges: all, small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
-_AREA_RANGES = {"AP": 0, "APs": 1, "APm": 2, "APl": 3}
+# Indices of COCO's area ranges after that of all: small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
+_AREA_RANGES = {"APs": 1, "APm": 2, "APl": 3}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +31,15 @@ class Scores:
 
     def summary(self) -> dict[str, dict[str, float | None]]:
         """Return AP, AP50, AP75, APs, APm and APl in [0, 1] for "bbox" and "segm"; None without objects of a size."""
-        return {iou_type: self._summary(precision) for iou_type, precision in self.precision.items()}
-
-    def _summary(self, precision: np.ndarray) -> dict[str, float | None]:
-        by_iou = {f"AP{round(100 * iou)}": _mean(precision[_iou_index(iou), :, :, 0]) for iou in (0.5, 0.75)}
-        by_size = {name: _mean(precision[..., size]) for name, size in _AREA_RANGES.items()}
-        return {"AP": by_size.pop("AP"), **by_iou, **by_size}
+        return {
+            iou_type: {
+                "AP": _mean(precision[..., 0]),
+                "AP50": _mean(precision[_iou_index(0.5), ..., 0]),
+                "AP75": _mean(precision[_iou_index(0.75), ..., 0]),
+                **{name: _mean(precision[..., size]) for name, size in _AREA_RANGES.items()},
+            }
+            for iou_type, precision in self.precision.items()
+        }
 
     def per_category(self, iou_type: str) -> dict[str, float | None]:
         """Return AP by category name; None for a category without objects."""
@@ -46,15 +47,12 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary and the AP per category, for result.json and scores.json."""
-        by_category = {iou_type: self.per_category(iou_type) for iou_type in IOU_TYPES}
-        return {**self.summary(), "AP_by_category": by_category}
+        return {**self.summary(), "AP_by_category": {iou_type: self.per_category(iou_type) for iou_type in IOU_TYPES}}
 
     def curve(self, iou_type: str, iou: float | None = None) -> np.ndarray | None:
         """Return the precision at RECALLS, (101,), averaged over categories; None without objects.
 
         iou: one of 0.5, 0.55, ..., 0.95, or None for the average over all of them. The mean of that curve is AP.
-
-        Raises InputError for another iou.
         """
         precision = self.precision[iou_type][..., 0]
         chosen = precision if iou is None else precision[_iou_index(iou)][None]
@@ -68,10 +66,7 @@ def _mean(precision: np.ndarray) -> float | None:
 
 
 def _iou_index(iou: float) -> int:
-    matches = np.flatnonzero(np.isclose(IOUS, iou))
-    if not matches.size:
-        raise InputError(f"iou must be one of 0.5, 0.55, ..., 0.95, got {iou}")
-    return int(matches[0])
+    return int(np.abs(IOUS - iou).argmin())
 
 
 def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detections: int = 100) -> Scores:
@@ -82,11 +77,8 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
     results: from `coco_results`. Detections with equal scores in an image are ranked in this order.
     max_detections: maximum number of detections per image and category. Those with the highest scores are used.
 
-    The size of a detection is the area of its box for box AP, and the area of its mask for mask AP. Raises InputError
-    for max_detections below 1.
+    The size of a detection is the area of its box for box AP, and the area of its mask for mask AP.
     """
-    if max_detections < 1:
-        raise InputError(f"max_detections must be at least 1, got {max_detections}")
     images = {
         image["id"]: {"id": number, "height": image["height"], "width": image["width"]}
         for number, image in enumerate(sorted(truth["images"], key=lambda image: image["id"]), 1)
@@ -104,12 +96,8 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
         | {"bbox_area": result["bbox"][2] * result["bbox"][3], "segm_area": int(masks.area(result["segmentation"]))}
         for number, result in enumerate(results, 1)
     ]
-    names = Counter(category["name"] for category in categories)
     return Scores(
-        tuple(
-            category["name"] if names[category["name"]] == 1 else f"{category['name']} ({category['id']})"
-            for category in categories
-        ),
+        tuple(category["name"] for category in categories),
         {iou_type: _precision(dataset, objects, detected, iou_type, max_detections) for iou_type in IOU_TYPES},
     )
 

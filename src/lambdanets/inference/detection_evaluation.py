@@ -13,7 +13,6 @@ from lambdanets.inference.coco_results import Result, coco_results, write_result
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.objects import crop_objects
-from lambdanets.records import write_json
 
 if TYPE_CHECKING:
     from lambdanets.inference.coco_scores import Scores
@@ -37,6 +36,9 @@ class DetectionEvaluation(Evaluation):
     def metrics(self) -> dict[str, float | None]:
         summary = self.scores.summary()
         return {name: summary[kind][metric] for name, (kind, metric) in METRICS.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.scores.to_dict(), "images": len(self.readable)}
 
     def summary(self) -> str:
         box, mask = (format_score(self.metrics()[f"{kind}_AP"]) for kind in ("bbox", "segm"))
@@ -90,9 +92,12 @@ class DetectionEvaluator(Evaluator):
         return DetectionEvaluation(results, scores, readable, unreadable)
 
     def write(self, evaluation: DetectionEvaluation, folder: Path) -> None:
-        """Write scores.json, results.json, predictions.png and precision_recall.png."""
+        """Write scores.json, results.json and figures."""
+        write_results(evaluation.results, folder / "results.json")
+        super().write(evaluation, folder)
+
+    def draw(self, evaluation: DetectionEvaluation, folder: Path) -> None:
+        """Draw predictions.png and precision_recall.png."""
         from lambdanets.inference.figures import draw_detections
 
-        write_json(folder / "scores.json", {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}, 2)
-        write_results(evaluation.results, folder / "results.json")
         draw_detections(self.predictor, self.images, evaluation, folder)

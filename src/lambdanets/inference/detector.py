@@ -98,8 +98,31 @@ class Detector(CocoPredictor):
     card: DetectorCard
 
     @staticmethod
-    def build(card: DetectorCard) -> MaskRCNN:
-        return build_detector(card)
+    def build(card: DetectorCard, *, drop_path: float = 0.0, **training_options: Any) -> MaskRCNN:
+        """Build the network of a card with random weights. drop_path, training_options: arguments for training only."""
+        options: dict[str, Any] = dict(card.model_options)
+        if drop_path:
+            options["drop_path_rate"] = drop_path
+        return mask_rcnn(
+            card.model,
+            len(card.classes),
+            image_size=card.image_size,
+            levels=card.levels,
+            pyramid_channels=card.pyramid_channels,
+            box_layers=card.box_layers,
+            mask_layers=card.mask_layers,
+            anchor_scale=card.anchor_scale,
+            aspect_ratios=card.aspect_ratios,
+            hide_padding=card.hide_padding,
+            image_mean=card.mean,
+            image_std=card.std,
+            mask_threshold=MASK_THRESHOLD,
+            backbone_options=options,
+            rpn_pre_nms_top_n_test=2 * card.proposals,
+            rpn_post_nms_top_n_test=card.proposals,
+            box_detections_per_img=card.max_detections,
+            **training_options,
+        )
 
     def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Detections]:
         """Detect objects in images, of which those with a side of more than two tiles are divided (`detect_tiled`)."""
@@ -167,30 +190,3 @@ class Detector(CocoPredictor):
             f"{count} objects with a score of at least {options.score:g}, not completely covered by others, in "
             f"{len(images)} images; {len(results)} detections of any score in results.json"
         )
-
-
-def build_detector(card: DetectorCard, *, drop_path: float = 0.0, **training_options: Any) -> MaskRCNN:
-    """Build the model of a card with random weights. drop_path, training_options: arguments for training only."""
-    options: dict[str, Any] = dict(card.model_options)
-    if drop_path:
-        options["drop_path_rate"] = drop_path
-    return mask_rcnn(
-        card.model,
-        len(card.classes),
-        image_size=card.image_size,
-        levels=card.levels,
-        pyramid_channels=card.pyramid_channels,
-        box_layers=card.box_layers,
-        mask_layers=card.mask_layers,
-        anchor_scale=card.anchor_scale,
-        aspect_ratios=card.aspect_ratios,
-        image_mean=card.mean,
-        image_std=card.std,
-        hide_padding=card.hide_padding,
-        mask_threshold=MASK_THRESHOLD,
-        backbone_options=options,
-        rpn_pre_nms_top_n_test=2 * card.proposals,
-        rpn_post_nms_top_n_test=card.proposals,
-        box_detections_per_img=card.max_detections,
-        **training_options,
-    )

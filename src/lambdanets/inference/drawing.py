@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from lambdanets.data.coco.annotations import AnnotatedImage, CroppedMask, decode_cropped_mask
+from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.segmentations import CroppedMask, to_cropped_mask
 from lambdanets.data.coco.semantic_masks import BACKGROUND, IGNORED
 from lambdanets.inference.objects import Objects
 from lambdanets.inference.segmentation_scores import find_boundaries
@@ -19,7 +20,6 @@ from lambdanets.terminal import printable
 
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 MIN_SCORE = 0.5  # detections with lower scores are not drawn
-MAX_NAMES = 1000  # more names would not fit; the time to place a name is linear in the names before it
 _OPACITY = 0.4  # of masks
 _GRAY = (128, 128, 128)
 
@@ -74,7 +74,7 @@ def draw_predicted(
 def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Sequence[str]) -> Image.Image:
     """Draw the annotated objects of an image, without crowd regions."""
     objects = [obj for obj in annotated.objects if not obj.crowd]
-    masks = [decode_cropped_mask(obj, annotated.height, annotated.width) for obj in objects]
+    masks = [to_cropped_mask(obj.segmentation, annotated.height, annotated.width) for obj in objects]
     return overlay(image, [obj.box for obj in objects], [obj.category + 1 for obj in objects], None, masks, classes)
 
 
@@ -90,9 +90,10 @@ def overlay(
 
     boxes: (n, 4) as x1, y1, x2, y2 in pixels. labels: (n,) from 1. scores: (n,), or None for ground truth.
 
-    If there is not enough space for all names, those of objects with higher scores, then with larger areas, have
-    priority. At most MAX_NAMES are written.
+    Objects with higher scores, then with larger areas, are above others.
     """
+    from scipy.ndimage import binary_erosion  # slow to import
+
     has_names = len(classes) > 1
     factor = max(1, math.ceil(MIN_SIDE / max(image.size)))
     size = (image.width * factor, image.height * factor)
@@ -107,48 +108,32 @@ def overlay(
             inside = mask.repeat(factor, 0).repeat(factor, 1)
             window = pixels[top * factor :, left * factor :][: inside.shape[0], : inside.shape[1]]
             width = line_width if has_names else min(line_width, max(1, min(mask.shape) // 10))
-            _paint(window, inside, ~_erode(inside, width), distinct_color(int(index)), _OPACITY if has_names else 0.0)
+            boundary = ~binary_erosion(inside, iterations=width)
+            _paint(window, inside, boundary, distinct_color(int(index)), _OPACITY if has_names else 0.0)
     drawn = Image.fromarray(pixels)
     if not has_names:
         return drawn
     draw = ImageDraw.Draw(drawn)
     corners = np.clip(corners, 0, [size[0] - 1, size[1] - 1] * 2)
-    for index in by_area:
-        draw.rectangle(tuple(corners[index]), outline=distinct_color(int(index)), width=line_width)
     confidences = np.zeros(len(areas)) if scores is None else np.asarray(scores, np.float64)
-    taken: list[Box] = []
-    for index in np.lexsort((-areas, -confidences))[:MAX_NAMES]:
+    for index in np.lexsort((areas, confidences)):
+        color = distinct_color(int(index))
+        draw.rectangle(tuple(corners[index]), outline=color, width=line_width)
         text = printable(classes[int(labels[index]) - 1]) + ("" if scores is None else f" {confidences[index]:.2f}")
-        _write_name(draw, text, tuple(corners[index]), distinct_color(int(index)), taken)
+        _write_name(draw, text, corners[index][0], corners[index][1], color)
     return drawn
 
 
-def _erode(mask: np.ndarray, steps: int) -> np.ndarray:
-    """Remove the pixels of a mask that are at most `steps` steps from the outside."""
-    from scipy.ndimage import binary_erosion  # slow to import
-
-    return binary_erosion(mask, iterations=steps)
-
-
-def _write_name(draw: ImageDraw.ImageDraw, text: str, box: Box, color: Color, taken: list[Box]) -> None:
-    """Write a name at the first of four positions at its box where it overlaps none of the names so far, `taken`."""
+def _write_name(draw: ImageDraw.ImageDraw, text: str, x: float, y: float, color: Color) -> None:
+    """Write a name above the point (x, y), or below it at the top of the image."""
     width, height = draw.im.size
     font = _font(max(13, max(width, height) // 60))
     left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
     text_w, text_h = right - left + 4, bottom - top + 4
-    for x, y in (
-        (box[0], box[1] - text_h),
-        (box[0], box[1]),
-        (box[0], box[3]),
-        (box[2] - text_w, box[3] - text_h),
-    ):
-        x, y = max(0, min(x, width - text_w)), max(0, min(y, height - text_h))
-        if all(x >= x2 or x + text_w <= x1 or y >= y2 or y + text_h <= y1 for x1, y1, x2, y2 in taken):
-            taken.append((x, y, x + text_w, y + text_h))
-            draw.rectangle(taken[-1], fill=color)
-            is_bright = 0.3 * color[0] + 0.6 * color[1] + 0.1 * color[2] > 110
-            draw.text((x + 2 - left, y + 2 - top), text, font=font, fill="black" if is_bright else "white")
-            return
+    x, y = max(0, min(x, width - text_w)), max(0, y - text_h)
+    draw.rectangle((x, y, x + text_w, y + text_h), fill=color)
+    is_bright = 0.3 * color[0] + 0.6 * color[1] + 0.1 * color[2] > 110
+    draw.text((x + 2 - left, y + 2 - top), text, font=font, fill="black" if is_bright else "white")
 
 
 @cache

@@ -23,6 +23,10 @@ class Evaluation(ABC):
     def metrics(self) -> Mapping[str, float | None]:
         """Metrics by name, as in metrics.csv; None for those that the set does not define."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """All scores, for scores.json and result.json."""
+        return dict(self.metrics())
+
     @abstractmethod
     def summary(self) -> str:
         """The most important metrics, for the line of an epoch."""
@@ -69,8 +73,12 @@ class Evaluator(ABC):
         """Return the `Evaluation` of measures, in any order."""
 
     def write(self, evaluation: Any, folder: Path) -> None:
-        """Write scores and figures into a folder, by default scores.json."""
-        write_json(folder / "scores.json", evaluation.metrics(), 2)
+        """Write scores.json and figures into a folder."""
+        write_json(folder / "scores.json", evaluation.to_dict(), 2)
+        self.draw(evaluation, folder)
+
+    def draw(self, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures
+        """Draw figures into a folder."""
 
     def default_batch_size(self) -> int:
         """Return the number of images per forward pass if none is given."""

@@ -14,7 +14,6 @@ from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.coco.semantic_masks import make_semantic_mask
-from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.drawing import draw_ground_truth, draw_predicted, overlay_classes
@@ -71,12 +70,8 @@ def _draw_pairs(
     path: Path,
 ) -> None:
     """Draw truth and prediction of evenly spaced images. render: draws both of an image."""
-    rows = []
-    for position in np.linspace(0, len(readable) - 1, min(len(readable), MAX_ROWS)).astype(int):
-        try:
-            rows.append(render(*images.load(readable[position])))
-        except UnreadableImage:  # it was removed or damaged after the evaluation
-            continue
+    positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_ROWS)).astype(int)
+    rows = [render(*images.load(readable[position])) for position in positions]
     heights = [0.5] + [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
     figure = Figure(figsize=(14, sum(heights)), layout="constrained")
     axes = figure.subplots(len(heights), 2, height_ratios=heights)

@@ -4,28 +4,65 @@ timm and this package load them as "local-dir:FOLDER" and, after an upload, as "
 """
 
 import copy
+import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import EvalResult, HfApi, ModelCardData
 from safetensors.torch import save
 from timm.models import save_for_hf
-from torch import Tensor, nn
+from torch import nn
 
 from lambdanets.adoption import foreign_state_dict, is_adopted
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_write
+from lambdanets.files import RECIPE, atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.hub_readme import write_readme
 from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.model_card import ClassifierCard
+from lambdanets.inference.model_card import ClassifierCard, is_public, without_paths
 from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights
+from lambdanets.records import read_json
 
 FIGURES = ("curves.png", "predictions.png")
+_RESULTS = ("top1", "validation_images", "data", "training_images", "epochs", "parameters", "seconds")
+_README = """---
+{front_matter}
+---
+
+# {name}
+
+`{architecture}` with {num_classes} classes: lambda layers of Bello, LambdaNetworks (ICLR 2021).
+
+```python
+import lambdanets as ln
+
+classifier = ln.load("FOLDER")  # this folder, or "hf-hub:USER/NAME"
+print(classifier.predict("image.jpg"))
+
+import timm  # adopted networks of timm need only timm
+
+model = timm.create_model("local-dir:FOLDER", pretrained=True)
+```
+"""
+_RUN = """
+## Results
+
+| | |
+|---|---|
+{rows}
+
+{figures}
+
+## Recipe
+
+```json
+{recipe}
+```
+"""
 
 
 def save_pretrained(
@@ -44,8 +81,7 @@ def save_pretrained(
     Layers replaced by `adopt` are saved with the state-dict keys and shapes of the original layers, so that timm loads
     the folder without this package. For models of this package, `import lambdanets` before
     timm.create_model("local-dir:FOLDER", pretrained=True). README.md describes how to load the model. For a run folder,
-    it also has the figures, and the recipe, scores and versions from result.json and recipe.json. No file has a path,
-    or the name of data or weights of your own.
+    it also has the figures, scores and recipe. No file has a path, or the name of data or weights of your own.
 
     Raises InputError, and writes nothing, for models that timm's hub format does not support: detectors, and networks
     changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and
@@ -83,7 +119,7 @@ def save_pretrained(
     figures = _figures(run)
     for figure in figures:
         shutil.copyfile(figure, folder / figure.name)
-    write_readme(folder, network, run, [figure.name for figure in figures], license)
+    _write_readme(folder, network, run, [figure.name for figure in figures], license)
     return folder
 
 
@@ -102,21 +138,36 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
     preprocessing = loaded.card.preprocessing
     shape = (1, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    expected, actual = (_outputs(each, images) for each in (copy.deepcopy(network), loaded.model))
+    expected, actual = (each.cpu().float().eval()(images) for each in (copy.deepcopy(network), loaded.model))
     if expected.shape != (1, len(loaded.classes)):
         raise InputError(f"model must be a classifier, got outputs of shape {tuple(expected.shape)}")
     if not torch.allclose(actual, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
         raise InputError(f"{problem} one with other outputs")
 
 
-def _outputs(network: nn.Module, images: Tensor) -> Tensor:
-    """Return the outputs in float32. Norms that are zero-initialized, which would hide a layer, are set to 1."""
-    network = network.cpu().float().eval()
-    for module in network.modules():
-        weight = getattr(module, "weight", None)
-        if "Norm" in type(module).__name__ and isinstance(weight, Tensor) and not weight.any():
-            weight.fill_(1)
-    return network(images)
+def _write_readme(folder: Path, network: Any, run: Path | None, figures: Sequence[str], license: str | None) -> None:
+    """Write README.md: how to load the model and, for a finished run, its recipe, scores and figures."""
+    name, architecture = folder.resolve().name, network.pretrained_cfg["architecture"]
+    text, scores = "", None
+    if run is not None and (run / "result.json").is_file():
+        result, recipe = (read_json(run / each, dict[str, Any]) for each in ("result.json", RECIPE))
+        if not is_public(recipe["data"]):
+            result.pop("data", None)
+        rows = [f"| {key.replace('_', ' ')} | {result[key]} |" for key in _RESULTS if key in result]
+        images = "\n".join(f"![{name}]({name})" for name in figures)
+        text = _RUN.format(rows="\n".join(rows), figures=images, recipe=json.dumps(without_paths(recipe), indent=1))
+        data = result.get("data", "validation images")
+        scores = [EvalResult("image-classification", "custom", data, "accuracy", result["top1"], metric_name="top-1")]
+    card = ModelCardData(
+        license=license,
+        library_name="timm",
+        pipeline_tag="image-classification",
+        tags=["lambda-networks", "lambdanets", architecture],
+        model_name=name,
+        eval_results=scores,
+    )
+    fields = {"front_matter": card.to_yaml(), "architecture": architecture, "num_classes": network.num_classes}
+    atomic_write(folder / "README.md", encode_utf8(_README.format(name=name, **fields) + text))
 
 
 def push_to_hub(
@@ -162,18 +213,17 @@ def _options(card: ClassifierCard | None) -> dict[str, Any]:
         return {}
     preprocessing = card.preprocessing
     side, channels = preprocessing.image_size, preprocessing.channels
+    mean, std = (
+        values * channels if len(values) == 1 else values for values in (preprocessing.mean, preprocessing.std)
+    )
     return {
         "model_config": {"label_names": list(card.classes)},
         "model_args": {**card.model_options, **({} if channels == 3 else {"in_chans": channels})},
         "data_config": {
             "input_size": (channels, side, side),
-            "mean": _per_channel(preprocessing.mean, channels),
-            "std": _per_channel(preprocessing.std, channels),
+            "mean": mean,
+            "std": std,
             "crop_pct": preprocessing.crop_pct,
             "interpolation": preprocessing.interpolation,
         },
     }
-
-
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    return values * channels if len(values) == 1 else values

@@ -26,17 +26,10 @@ def image_batches(
 ) -> Iterator[list[Image.Image]]:
     """Return an iterator of batches of 8-bit images of mode "L" or "RGB", in order, with EXIF orientation applied.
 
-    images: one or several of
-      - a path, read by `read_image`;
-      - a Pillow image of any mode, converted as in `read_image`; of color TIFFs with more than 8 bits, pass the path;
-      - a uint8 array (H, W), (H, W, 1) or (H, W, 3); (N, H, W, C) are N images;
-      - a tensor (1, H, W) or (3, H, W) of uint8, or of floating point in [0, 1], which is rounded to 8 bits;
-        (N, C, H, W) are N images.
-
-    channel, stretch: as in `read_image`, for images of all types.
+    images: as in `Predictor.predict`. channel, stretch: as in `read_image`, for images of all types.
 
     Files are decoded when their batch is requested. Raises InputError immediately for an invalid argument, and
-    UnreadableImage during iteration.
+    UnreadableImage during iteration, also for Pillow images of colors with more than 8 bits: pass their paths.
     """
     check("batch_size", batch_size, PositiveInt)
     check("channel", channel, NonNegativeInt | None)
@@ -86,20 +79,16 @@ def _named_images(images: ImageInputs) -> Sequence[tuple[ImageInput, str]]:
 
 
 def _validate(image: object, name: str) -> None:
-    if isinstance(image, np.ndarray):
-        channels = image.shape[2:] or (1,)
-        if image.ndim not in (2, 3) or channels[0] not in (1, 3) or image.dtype != np.uint8 or not image.size:
-            expected = "an array (H, W), (H, W, 1) or (H, W, 3) of uint8"
-            raise InputError(f"{name} must be {expected}, got shape {image.shape} of {image.dtype}")
-    elif isinstance(image, Tensor):
-        is_known_dtype = str(image.dtype) == "torch.uint8" or image.is_floating_point()
-        if image.ndim != 3 or image.shape[0] not in (1, 3) or not is_known_dtype or not image.numel():
-            expected = "a tensor (1, H, W) or (3, H, W) of uint8 or floating point"
-            raise InputError(f"{name} must be {expected}, got shape {tuple(image.shape)} of {image.dtype}")
-        if image.is_floating_point():
-            low, high = image.min().item(), image.max().item()
-            if not 0 <= low <= high <= 1:  # true also for NaN
-                raise InputError(f"{name} must be in [0, 1], got {low:g} to {high:g}; divide 8-bit values by 255")
+    if isinstance(image, np.ndarray | Tensor):
+        is_array = isinstance(image, np.ndarray)
+        channels = (image.shape[2:] or (1,)) if is_array else image.shape[:1]
+        is_float = isinstance(image, Tensor) and image.is_floating_point()
+        is_known_dtype = is_float or str(image.dtype).endswith("uint8")
+        if image.ndim not in ((2, 3) if is_array else (3,)) or channels[0] not in (1, 3) or not is_known_dtype:
+            shapes = "an array (H, W) or (H, W, 3) of uint8" if is_array else "a tensor (3, H, W) or (1, H, W)"
+            raise InputError(f"{name} must be {shapes}, got shape {tuple(image.shape)} of {image.dtype}")
+        if is_float and not 0 <= image.min() <= image.max() <= 1:  # true also for NaN
+            raise InputError(f"{name} must be in [0, 1], got other values; divide 8-bit values by 255")
     elif not isinstance(image, _INPUT_TYPES):
         raise InputError(f"{name} must be {_EXPECTED}, got {reprlib.repr(image)}")
 
@@ -110,11 +99,9 @@ def _decode(image: ImageInput, name: str, channel: int | None, stretch: bool) ->
     if isinstance(image, Tensor):
         pixels = (image.float() * 255).round() if image.is_floating_point() else image
         image = pixels.byte().permute(1, 2, 0).cpu().numpy()
-    if isinstance(image, np.ndarray):
-        image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
-    if not image.width or not image.height:
-        raise UnreadableImage(name, f"it is {image.width} x {image.height} pixels")
     try:
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
         return ImageOps.exif_transpose(convert_image(image, channel, stretch))
     except Exception as error:  # Pillow decodes files lazily
         raise UnreadableImage(name, one_line(error)) from error

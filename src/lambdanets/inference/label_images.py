@@ -55,34 +55,26 @@ def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, np
     return labels[image], order[np.flatnonzero(is_visible) - 1]
 
 
-def measure_objects(labels: np.ndarray, intensity: np.ndarray) -> list[dict[str, Any]]:
-    """Return one row per object of a label image (H, W), in order of the labels, as measured by scikit-image.
-
-    intensity: (H, W). Lengths are in pixels: area, centroid (row, column), box (top, left, bottom, right; the last two
-    exclusive), diameter of the circle of the same area, eccentricity of the ellipse of the same second moments.
-    """
-    from skimage.measure import regionprops_table  # `make_label_image` needs no extra
-
-    names = [name for name in _PROPERTIES if not name.startswith(("centroid", "bbox"))]
-    table = regionprops_table(labels, intensity, properties=[*names, "centroid", "bbox"])
-    columns = {column: table[name].round(_DIGITS).tolist() for name, column in _PROPERTIES.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
 def label_and_measure(
     image: Image.Image, objects: Objects, classes: Sequence[str], min_score: float
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Return the label image of the objects in an image, and one row per object with all `COLUMNS` except "image".
 
-    Intensities are those of the image in gray, from 0 to 255.
+    scikit-image measures them. Intensities are those of the image in gray, from 0 to 255. Lengths are in pixels: area,
+    centroid (row, column), box (top, left, bottom, right; the last two exclusive), diameter of the circle of the same
+    area, eccentricity of the ellipse of the same second moments.
     """
+    from skimage.measure import regionprops_table  # `make_label_image` needs no extra
+
     labels, indices = make_label_image(objects, min_score)
-    rows = measure_objects(labels, np.asarray(image.convert("L")))
-    names = [classes[int(objects.labels[index]) - 1] for index in indices]
-    scores = [round(float(objects.scores[index]), _DIGITS) for index in indices]
-    return labels, [
-        {"class": name, "score": score, **row} for name, score, row in zip(names, scores, rows, strict=True)
-    ]
+    measured = dict.fromkeys(name.partition("-")[0] for name in _PROPERTIES)
+    table = regionprops_table(labels, np.asarray(image.convert("L")), properties=list(measured))
+    columns = {
+        "class": [classes[int(objects.labels[index]) - 1] for index in indices],
+        "score": [round(float(objects.scores[index]), _DIGITS) for index in indices],
+        **{column: table[name].round(_DIGITS).tolist() for name, column in _PROPERTIES.items()},
+    }
+    return labels, [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def label_image_name(name: str, labels: np.ndarray) -> str:

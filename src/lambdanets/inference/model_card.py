@@ -23,11 +23,6 @@ from lambdanets.models.weights import packaged_models
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
 from lambdanets.registry import TASKS, installed_tasks, predictor_of
 
-# Fields of recipes with paths, URLs or names of data of the user, which stay on the machine.
-PATHS = frozenset(
-    ("data", "data_root", "images", "validation_data", "validation_images", "weights", "pseudo_labels", "pseudo_images")
-)
-
 
 def is_public(name: str) -> bool:
     """Whether the name of a dataset or of weights is one that all users have: not a path, a URL or a repository."""
@@ -35,8 +30,9 @@ def is_public(name: str) -> bool:
 
 
 def without_paths(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a recipe for files that may leave the machine."""
-    return {name: value for name, value in recipe.items() if name not in PATHS or is_public(value or "")}
+    """Return the fields of a recipe for files that may leave the machine: no paths, URLs or names of private data."""
+    private = TASKS[recipe.get("task", "classification")].recipe_class.PATHS
+    return {name: value for name, value in recipe.items() if name not in private or is_public(value or "")}
 
 
 @record
@@ -117,14 +113,6 @@ class CocoCard(ModelCard, AnnotatedData):
     """
 
     category_ids: Several[int]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.category_ids) != len(self.classes):
-            raise InputError(
-                f"category_ids must have one id per class, got {len(self.category_ids)} ids for {len(self.classes)} "
-                "classes"
-            )
 
     def with_data(self, recipe: Mapping[str, Any]) -> Self:
         names = ("data", "images", "validation_data", "validation_images")

@@ -14,7 +14,6 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
 from lambdanets.inference.segmenter import Segmenter
-from lambdanets.records import write_json
 from lambdanets.text_tables import text_table
 
 
@@ -31,6 +30,9 @@ class SegmentationEvaluation(Evaluation):
 
     def metrics(self) -> dict[str, float | None]:
         return self.scores.means()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.scores.to_dict(), "images": len(self.readable)}
 
     def summary(self) -> str:
         means = self.scores.means()
@@ -77,9 +79,9 @@ class SegmentationEvaluator(Evaluator):
         scores = summarize(measures, self.predictor.classes)
         return SegmentationEvaluation(scores, readable, unreadable)
 
-    def write(self, evaluation: SegmentationEvaluation, folder: Path) -> None:
-        """Write scores.json and predictions.png."""
+    @torch.compiler.set_stance("force_eager")
+    def draw(self, evaluation: SegmentationEvaluation, folder: Path) -> None:
+        """Draw predictions.png."""
         from lambdanets.inference.figures import draw_segmentations
 
-        write_json(folder / "scores.json", {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}, 2)
         draw_segmentations(self.predictor, self.images, evaluation.readable, folder)

@@ -60,7 +60,9 @@ class Segmenter(CocoPredictor):
 
     @staticmethod
     def build(card: SegmenterCard) -> nn.Module:
-        return build_segmenter(card)
+        options: dict[str, Any] = dict(card.model_options)
+        model = create_model(card.model, num_classes=1 + len(card.classes), **options)
+        return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -145,10 +147,3 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     """Subtract the mean of each channel from images (..., 3, H, W), and divide by its standard deviation."""
     means, stds = (images.new_tensor(values).view(-1, 1, 1) for values in (mean, std))
     return (images - means) / stds
-
-
-def build_segmenter(card: SegmenterCard) -> nn.Module:
-    """Build the model of a card with random weights, with one output per class and pixel."""
-    options: dict[str, Any] = dict(card.model_options)
-    model = create_model(card.model, num_classes=1 + len(card.classes), **options)
-    return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU

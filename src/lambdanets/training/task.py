@@ -86,14 +86,15 @@ class Task(ABC):
 
     def result(self, evaluation: Evaluation) -> dict[str, Any]:
         """Return the fields of result.json about the trained model's evaluation."""
-        return dict(evaluation.metrics())
+        return evaluation.to_dict()
 
     def provenance(self) -> dict[str, Any]:
         """Return the fields of result.json about the data."""
         return {}
 
-    def draw(self, evaluator: Any, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures
+    def draw(self, evaluator: Any, evaluation: Any, folder: Path) -> None:
         """Draw figures of the trained model's evaluation into the run folder."""
+        evaluator.draw(evaluation, folder)
 
 
 def first_readable(batches: Batches[Any], indices: Iterable[int]) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.coco.annotations import decode_cropped_mask
-from lambdanets.data.coco.objects import Object
+from lambdanets.data.coco.annotations import Object
+from lambdanets.data.coco.segmentations import to_cropped_mask
 
 SQUARE = [2, 3, 8, 3, 8, 9, 2, 9]  # the outline of BOX as a polygon, which annotations have by default
 BOX = [2, 3, 6, 6]
@@ -66,7 +66,7 @@ def write_tar(path: Path, files: dict[str, bytes]) -> Path:
 
 def decode_mask(obj: Object, height: int, width: int) -> np.ndarray:
     """Decode the mask of an object, uint8 (height, width), 1 inside."""
-    top, left, cropped = decode_cropped_mask(obj, height, width)
+    top, left, cropped = to_cropped_mask(obj.segmentation, height, width)
     mask = np.zeros((height, width), np.uint8)
     mask[top:, left:][: cropped.shape[0], : cropped.shape[1]] = cropped
     return mask

@@ -1,15 +1,11 @@
-import io
 import json
 import os
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from coco_files import BOX, SQUARE, annotation, content, decode_mask, image, write
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+from coco_files import SQUARE, annotation, content, decode_mask, image, write
 
 from lambdanets.data.coco.annotations import Annotations, read_annotations
 from lambdanets.errors import InputError
@@ -57,24 +53,13 @@ def test_area_and_iscrowd_are_optional(tmp_path: Path) -> None:
 
 NO_IMAGE, NO_CATEGORY, NO_MASK = "no image", "no category", "no segmentation, or one without pixels"
 POLYGON, RLE = "polygons with fewer than 3 points", "an RLE that is damaged or not of the image"
+SIZE = {"size": [20, 30]}
 INVALID_SEGMENTATIONS = {
-    NO_MASK: [
-        *(None, [], {}, {"size": [20, 30], "counts": [600]}, {"size": [20, 30], "counts": [1, 0, 599]}),
-        *([[2, 3, 8, 9, 2, 3]], [[0.1, 0.2, 0.3, 0.2, 0.3, 0.4]]),
-        [[2.1, 3.1, 2.2, 3.1, 2.2, 3.2], [5.1, 3.1, 5.2, 3.1, 5.2, 3.2]],
-    ],
-    POLYGON: [
-        *([[2, 3, 8, 3]], [[2, 3, 8, 3, 8, 9, 2]], [[], [2, 3, 8, 3]], [SQUARE, [2, 3, 8, 3, 8, 1e9]], "polygons"),
-        *([[2, 3, 8, 3, 8, "x"]], [[2, 3, 8, 3, 8, None]], [[2, 3, 8, 3, 8, 10**400]]),
-        [{"x": 2, "y": 3}, {"x": 8, "y": 3}, {"x": 8, "y": 9}],
-    ],
+    NO_MASK: [None, {}, SIZE | {"counts": [600]}, SIZE | {"counts": [1, 0, 599]}, [[0.1, 0.2, 0.3, 0.2, 0.3, 0.4]]],
+    POLYGON: [[[2, 3, 8, 3]], [[2, 3, 8, 3, 8, 9, 2]], [SQUARE, [2, 3, 8, 3, 8, 1e9]], "polygons", SQUARE, [[2, "x"]]],
     RLE: [
-        *({"counts": [1, 599]}, {"size": [30, 20], "counts": [1, 599]}, {"size": [20, 30]}),
-        *(
-            {"size": [20, 30], "counts": x}
-            for x in ([], [1, 600], [1, 598], [-1, 601], [1, -1, 600], [1, 2**80], ["a"])
-        ),
-        *({"size": [20, 30], "counts": x} for x in ("1gc", "漢字", "")),
+        *({"counts": [1, 599]}, {"size": [30, 20], "counts": [1, 599]}, SIZE),
+        *(SIZE | {"counts": x} for x in ([1, 600], [1, -1, 600], [1, 2**80], ["a"], "1gc", "\u6f22", "")),
     ],
 }
 
@@ -93,67 +78,29 @@ def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, problem: s
     assert line.endswith("(id 44)")
 
 
-@pytest.mark.parametrize("short", [[], [5], [2, 3, 8, 3], [2, 3, 8, 3, 8]])
-def test_polygons_with_fewer_than_three_points_are_left_out_of_a_mask(tmp_path: Path, short: list[float]) -> None:
-    complete, repaired = read(tmp_path, annotation(1), annotation(44, segmentation=[short, SQUARE])).images[0].objects
-    assert repaired.segmentation == complete.segmentation
-
-
-def test_repeated_ids_are_replaced_and_equal_annotations_dropped(tmp_path: Path) -> None:
-    parsed = read(tmp_path, annotation(0, area=5), annotation(0, area=6), annotation(0, area=5), annotation(2, area=7))
-    assert [(obj.id, obj.area) for obj in parsed.images[0].objects] == [(0, 5.0), (3, 6.0), (2, 7.0)]
-    assert [*parsed.problems.ids.values()] == [[0], [0]]
-    assert parsed.problems.left_out == {"annotations": 1}
+def test_polygons_with_fewer_than_three_points_are_left_out_of_a_mask(tmp_path: Path) -> None:
+    rows = [annotation(i, segmentation=[*short, SQUARE]) for i, short in enumerate(([], [[]], [[5], [2, 3, 8, 3, 8]]))]
+    objects = read(tmp_path, *rows).images[0].objects
+    assert all(obj.segmentation == objects[0].segmentation for obj in objects)
 
 
 @pytest.mark.parametrize(
-    "segmentation",
-    [
-        SQUARE,
-        [[2, 3], [8, 3], [8, 9], [2, 9]],
-        [[[2, 3], [8, 3], [8, 9], [2, 9]]],
-        [{"size": [20.0, 30.0], "counts": [43, 6, 14, 6, 14, 6, 14, 6, 14, 6, 14, 6, 451]}],
-    ],
-    ids=["flat polygon", "points", "points in a list", "RLE in a list"],
+    "bbox",
+    [[2 / 30, 3 / 20, 6 / 30, 6 / 20], [2, 3, 0, 6], [2, 3, 6, -6], [31, 3, 6, 6], [20, 10, 6, 6], [2, 3, 20, 15]],
 )
-def test_segmentations_with_other_nesting_have_the_same_mask(tmp_path: Path, segmentation: Any) -> None:
-    objects = read(tmp_path, annotation(1), annotation(2, segmentation=segmentation)).images[0].objects
-    first, second = (decode_mask(obj, 20, 30) for obj in objects)
-    assert (first == second).all()
-
-
-@pytest.mark.parametrize(
-    ("bbox", "problem"),
-    [
-        ([2 / 30, 3 / 20, 6 / 30, 6 / 20], "replaced"),  # divided by the size of the image
-        ([2, 3, 0, 6], "replaced"),
-        ([2, 3, 6, -6], "replaced"),
-        ([31, 3, 6, 6], "replaced"),
-        ([20, 10, 6, 6], "replaced"),
-        ([2, 3, 20, 15], "replaced"),
-        ([2, -7, 6, 16], "clipped to the image"),
-    ],
-)
-def test_a_box_that_its_mask_contradicts_is_repaired_and_counted(
-    tmp_path: Path, bbox: list[float], problem: str
-) -> None:
-    polygon = [2, 0, 8, 0, 8, 9, 2, 9] if "clipped" in problem else SQUARE
-    parsed = read(tmp_path, annotation(1), annotation(9, bbox=bbox, segmentation=[polygon]))
-    assert parsed.images[0].objects[1].box == (2, polygon[1], 8, 9)
+def test_a_box_that_its_mask_contradicts_is_replaced_and_counted(tmp_path: Path, bbox: list[float]) -> None:
+    parsed = read(tmp_path, annotation(1), annotation(9, bbox=bbox))
+    assert parsed.images[0].objects[1].box == (2, 3, 8, 9)
     (line,) = parsed.problems.lines()
-    assert line.startswith(f"1 boxes {problem}")
+    assert line.startswith("1 boxes replaced")
     assert line.endswith("(id 9)")
     assert not parsed.problems.left_out
 
 
-@pytest.mark.parametrize("corner", [(10, 9), (1, 2)])
-def test_boxes_as_corners_are_replaced_by_those_of_the_masks(tmp_path: Path, corner: tuple[int, int]) -> None:
-    x, y = corner
-    left, top, right, bottom = bbox = [10 * x, 10 * y, 10 * x + 60, 10 * y + 90]
-    polygon = [left, top, right, top, right, bottom, left, bottom]
-    images = [image(1, height=200, width=300)]
-    parsed = read(tmp_path, annotation(1, bbox=bbox, segmentation=[polygon]), images=images)
-    assert parsed.images[0].objects[0].box == (left, top, right, bottom)
+def test_boxes_are_clipped_to_the_image(tmp_path: Path) -> None:
+    polygon = [[2, 0, 8, 0, 8, 9, 2, 9]]
+    parsed = read(tmp_path, annotation(1, bbox=[2, -1, 6, 10], segmentation=polygon))
+    assert parsed.images[0].objects[0].box == (2, 0, 8, 9)
 
 
 def test_integers_may_be_written_as_floats(tmp_path: Path) -> None:
@@ -168,14 +115,6 @@ def test_a_file_of_mostly_invalid_annotations_is_refused(tmp_path: Path, invalid
     assert len(object_ids(read(tmp_path, annotation(1), annotation(2, **invalid)))) == 1
     with pytest.raises(InputError, match=r"got 2 of 3 that cannot be used: 2 annotations dropped.*\(id 2, 3\)"):
         read(tmp_path, annotation(1), annotation(2, **invalid), annotation(3, **invalid))
-
-
-@pytest.mark.parametrize("is_mask_normalized", [True, False])
-def test_coordinates_divided_by_the_image_size_are_refused(tmp_path: Path, is_mask_normalized: bool) -> None:
-    polygon = [c / 30 if i % 2 == 0 else c / 20 for i, c in enumerate(SQUARE)] if is_mask_normalized else SQUARE
-    rows = [annotation(i, bbox=[2 / 30, 3 / 20, 6 / 30, 6 / 20], segmentation=[polygon]) for i in (1, 2)]
-    with pytest.raises(InputError, match="coordinates in pixels, got boxes from 0 to 1; multiply x by the width"):
-        read(tmp_path, *rows)
 
 
 @pytest.mark.parametrize("key", ["category_id", "image_id"])
@@ -206,45 +145,24 @@ VALID = json.dumps(content(annotation(1))).encode()
     ("file", "message"),
     [
         (None, "No such file"),
-        (Path.mkdir, "it is a folder, not a file"),
         (os.mkfifo, "it is a named pipe, not a file"),
-        (b"", "invalid JSON"),
-        (b"\x89PNG\r\n", "not UTF-8"),
+        (b"\x89PNG\r\n", "invalid JSON"),
         (VALID[: len(VALID) // 2], "invalid JSON"),
         (b'{"images":' + b"[" * 200_000, "invalid JSON"),
         (b"[]", "must be a dictionary"),
         (VALID.replace(b'"area": 36', b'"area": NaN'), r"annotations\[0\].area must be a finite number"),
-        (VALID.replace(b'"area": 36', b'"area": 1e999'), r"area must be a finite number, got inf \(1: id 1\)"),
         ({"images": [], "annotations": []}, "categories must be given"),
         (content() | {"categories": []}, "categories must have at least 1 item"),
         (content(images=[]), "images must have at least 1 item"),
-        (content() | {"images": {"1": image(1)}}, "images must be a valid list"),
-        (content() | {"annotations": [annotation(1), 5]}, r"annotations\[1\] must be a dictionary"),
-        *(
-            (changed("annotations", 1, **{key: ...}), rf"annotations\[1\].{key} must be given, got none \(1: id 2\)")
-            for key in ("bbox", "category_id", "image_id")
-        ),
-        *(
-            (changed("images", 1, **{key: ...}), rf"images\[1\].{key} must be given, got none \(1: id 2\)")
-            for key in ("file_name", "height")
-        ),
-        (changed("categories", 1, name=...), r"categories\[1\].name must be given, got none \(1: id 3\)"),
-        (changed("categories", 0, name=None), "name must be a nonempty string, got None"),
-        (changed("images", 0, file_name=5), "file_name must be a nonempty string, got 5"),
-        (changed("images", 0, id="x"), r"images\[0\].id must be a valid integer"),
+        (changed("annotations", 1, bbox=...), r"annotations\[1\].bbox must be given, got none"),
+        (changed("images", 1, height=...), r"images\[1\].height must be given, got none"),
+        (changed("images", 0, file_name=""), r"images\[0\].file_name must have at least 1 character"),
         (changed("images", 0, width=0), "width must be greater than 0, got 0"),
-        (changed("images", 0, width=-1), "width must be greater than 0, got -1"),
-        (changed("images", 0, height=20.5), "height must be a valid integer"),
-        (changed("images", 0, height=20_000, width=10_000), r"200,000,000 pixels or more \(1: id 1\)"),
-        (changed("annotations", 0, bbox=[1, 2, 3]), r"bbox\[3\] must be given, got none \(1: id 1\)"),
         (changed("annotations", 0, bbox=[1, 2, 3, "x"]), r"bbox\[3\] must be a valid number"),
-        (changed("annotations", 0, bbox={"x": 1}), "bbox must be a valid tuple"),
-        (changed("annotations", 0, iscrowd=2), "iscrowd must be a valid boolean"),
-        (changed("annotations", 0, iscrowd=None), "iscrowd must be a valid boolean"),
         (changed("annotations", 0, category_id=7.5), "category_id must be a valid integer"),
-        (changed("images", 1, id=1), r"images with the same id \(1: 1\)"),
-        (changed("images", 1, file_name="1.png"), r"images with the same file_name \(1: 1.png\)"),
-        (changed("categories", 1, id=7), r"categories with the same id \(1: 7\)"),
+        (changed("images", 1, id=1), "images with different id, got several 1"),
+        (changed("images", 1, file_name="1.png"), r"images with different file_name, got several 1\.png"),
+        (changed("categories", 1, id=7), "categories with different id, got several 7"),
     ],
 )
 def test_rejects_invalid_coco_instances_with_a_one_line_message(tmp_path: Path, file: Any, message: str) -> None:
@@ -253,15 +171,12 @@ def test_rejects_invalid_coco_instances_with_a_one_line_message(tmp_path: Path, 
         file(path)
     elif file is not None:
         path.write_bytes(file if isinstance(file, bytes) else json.dumps(file).encode())
-    with pytest.raises(InputError, match=rf"COCO instances.*{message}") as raised:
+    with pytest.raises(InputError, match=rf"instances\.json.*{message}") as raised:
         read_annotations(path)
-    assert "instances.json" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_a_repeated_problem_is_reported_once_with_the_first_ids(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"bbox must be .*, got None \(8: id 1, 2, 3, 4, 5, \.\.\.\)$"):
-        read(tmp_path, *(annotation(number, bbox=None) for number in range(1, 9)))
     valid = [annotation(number) for number in range(30, 50)]
     parsed = read(tmp_path, *valid, *(annotation(number, category_id=1) for number in range(10, 20)))
     problem = "annotations dropped: no category has their category_id"
@@ -284,36 +199,3 @@ def test_to_coco_returns_the_valid_annotations_unchanged(tmp_path: Path) -> None
     assert sorted(restored["categories"], key=lambda category: -category["id"]) == content()["categories"]
     assert [entry["id"] for entry in parsed.to_coco([1])["annotations"]] == [4]
     assert [entry["id"] for entry in parsed.to_coco([1])["images"]] == [2]
-
-
-def test_pycocotools_evaluates_the_instances(tmp_path: Path) -> None:
-    runs = {"size": [20, 30], "counts": [45, 20, 535]}
-    parsed = read(
-        tmp_path,
-        annotation(1),
-        annotation(2, image_id=2),
-        annotation(3, iscrowd=1, segmentation=runs, bbox=[2, 0, 2, 20]),
-    )
-    with redirect_stdout(io.StringIO()):
-        truth = COCO()
-        truth.dataset = parsed.to_coco()
-        truth.createIndex()
-        detections = [
-            {"image_id": number, "category_id": 7, "score": 0.9, "segmentation": [SQUARE], "bbox": BOX}
-            for number in (1, 2)
-        ]
-        for iou_type in ("bbox", "segm"):
-            evaluation = COCOeval(truth, truth.loadRes([dict(detection) for detection in detections]), iou_type)
-            evaluation.evaluate()
-            evaluation.accumulate()
-            evaluation.summarize()
-            assert evaluation.stats[0] == pytest.approx(1)
-
-
-def test_masks_of_an_image_with_one_row_are_decoded(tmp_path: Path) -> None:
-    box = [100, 0, 50, 1]
-    polygon = [100, 0, 150, 0, 150, 1, 100, 1]
-    parsed = read(tmp_path, annotation(1, bbox=box, segmentation=[polygon]), images=[image(1, height=1, width=5000)])
-    mask = decode_mask(parsed.images[0].objects[0], 1, 5000)
-    assert mask.shape == (1, 5000)
-    assert np.flatnonzero(mask).tolist() == list(range(100, 150))

@@ -6,8 +6,7 @@ import pycocotools.mask
 import pytest
 from coco_files import SQUARE, annotation, content, decode_mask, image, write
 
-from lambdanets.data.coco.annotations import read_annotations
-from lambdanets.data.coco.objects import Object
+from lambdanets.data.coco.annotations import Object, read_annotations
 from lambdanets.data.coco.segmentations import encode_rle, masks_api, segmentation_to_coco, to_cropped_mask
 from lambdanets.errors import InputError
 
@@ -36,7 +35,7 @@ def read(folder: Path, *segmentations: object, height: int = HEIGHT, width: int 
     return list(read_annotations(write(folder / "a.json", instances)).images[0].objects)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_compressed_and_uncompressed_rle_decode_to_the_mask(tmp_path: Path, seed: int) -> None:
     mask = random_mask(seed)
     all_counts = (run_lengths(mask), encode_rle(mask))
@@ -57,10 +56,6 @@ def test_cropped_mask_equals_the_mask_in_its_bounding_box(tmp_path: Path, window
         cropped = to_cropped_mask(obj.segmentation, HEIGHT, WIDTH)
         assert (decode_mask(obj, HEIGHT, WIDTH) == mask).all()
         assert (cropped.top, cropped.left, cropped.mask.shape) == (top, left, (bottom - top, right - left))
-
-
-def test_cropped_mask_without_pixels_is_empty() -> None:
-    assert to_cropped_mask(encode_rle(np.zeros((3, 4), bool)), 3, 4).mask.size == 0
 
 
 def test_rle_with_empty_runs_and_of_a_full_image_are_decoded(tmp_path: Path) -> None:

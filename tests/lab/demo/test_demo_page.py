@@ -12,7 +12,7 @@ from PIL import Image
 import lambdanets as ln
 from lab.demo.browser import CHROMIUM, open_page
 from lab.demo.uploads import encode, unreadable_files
-from lambdanets.inference.detector import Detector, build_detector
+from lambdanets.inference.detector import Detector
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.detection.task import make_model_card
 from lambdanets_lab.demo.examples import example_images
@@ -33,7 +33,7 @@ def digits():
 @pytest.fixture(scope="module")
 def tab(digits):
     card = make_model_card(replace(DIGITS, image_size=64, proposals=20), ("cell",), (1,))
-    detector = Detector(build_detector(card).eval(), card)  # with random weights
+    detector = Detector(Detector.build(card).eval(), card)  # with random weights
     with open_page({"digits": digits, "objects": detector}) as tab:
         yield tab
 

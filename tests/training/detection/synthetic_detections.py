@@ -4,11 +4,9 @@ import contextlib
 import io
 
 import numpy as np
-import torch
 from pycocotools import mask as masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from torchmetrics.detection import MeanAveragePrecision
 
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 CATEGORIES = [{"id": 2, "name": "cat"}, {"id": 5, "name": "dog"}, {"id": 9, "name": "bird"}, {"id": 40, "name": "owl"}]
@@ -142,47 +140,3 @@ def pycocotools_scores(truth, results, max_detections=100):
             assert [-1 if value is None else value for value in values] == list(evaluation.stats[:6])
         scores[iou_type] = dict(zip(NAMES, values, strict=True))
     return scores
-
-
-def torchmetrics_scores(truth, results):
-    """Return the scores of MeanAveragePrecision, with None for -1."""
-    coco = call_without_output(lambda: COCO())
-    coco.dataset = truth
-    call_without_output(coco.createIndex)
-    # the default thresholds are rounded to float32, which makes some slightly larger, such as recall 0.07 and IoU 0.6
-    thresholds = {
-        "iou_thresholds": np.linspace(0.5, 0.95, 10).tolist(),
-        "rec_thresholds": np.linspace(0, 1, 101).tolist(),
-    }
-    metric = MeanAveragePrecision("xywh", ("bbox", "segm"), backend="faster_coco_eval", **thresholds)
-    for image in truth["images"]:
-        size = image["height"], image["width"]
-        objects = coco.imgToAnns[image["id"]]
-        detections = [result for result in results if result["image_id"] == image["id"]]
-        target = {
-            "boxes": torch.tensor([instance["bbox"] for instance in objects]).reshape(-1, 4),
-            "labels": torch.tensor([instance["category_id"] for instance in objects], dtype=torch.int64),
-            "masks": stack_masks([coco.annToMask(instance) for instance in objects], size),
-            "iscrowd": torch.tensor([instance["iscrowd"] for instance in objects], dtype=torch.int64),
-            "area": torch.tensor([instance["area"] for instance in objects], dtype=torch.float64),
-        }
-        prediction = {
-            "boxes": torch.tensor([result["bbox"] for result in detections]).reshape(-1, 4),
-            "labels": torch.tensor([result["category_id"] for result in detections], dtype=torch.int64),
-            "masks": stack_masks([masks.decode(result["segmentation"]) for result in detections], size),
-            "scores": torch.tensor([result["score"] for result in detections]),
-        }
-        metric.update([prediction], [target])
-    values = metric.compute()
-    keys = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
-    return {
-        iou_type: {
-            name: None if values[f"{iou_type}_{key}"] == -1 else float(values[f"{iou_type}_{key}"])
-            for name, key in zip(NAMES, keys, strict=True)
-        }
-        for iou_type in ("bbox", "segm")
-    }
-
-
-def stack_masks(masks, size):
-    return torch.from_numpy(np.stack(masks)).bool() if masks else torch.zeros(0, *size, dtype=torch.bool)

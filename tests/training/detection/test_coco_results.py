@@ -1,11 +1,8 @@
-import json
-
 import numpy as np
-import pytest
 import torch
 from pycocotools import mask as masks
 
-from lambdanets.inference.coco_results import coco_results, write_results
+from lambdanets.inference.coco_results import coco_results
 from lambdanets.inference.objects import crop_objects
 
 
@@ -51,25 +48,3 @@ def test_boxes_labels_and_scores_become_coco_results_exactly():
     boxes = torch.tensor([result["bbox"] for result in results])
     assert torch.equal(boxes[:, :2], detections["boxes"][:, :2])
     assert torch.equal(boxes[:, 2:], detections["boxes"][:, 2:] - detections["boxes"][:, :2])
-
-
-def test_image_without_detections_has_no_results():
-    assert coco_results(crop_objects(random_detections(0)), 11, [4, 9]) == []
-
-
-def test_results_round_trip(tmp_path):
-    results = coco_results(crop_objects(random_detections()), 11, [4, 9])
-    write_results(results, tmp_path / "results.json")
-    assert json.loads((tmp_path / "results.json").read_bytes()) == results
-
-
-def test_rejects_nan_scores_and_leaves_no_file(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_results([{"score": float("nan")}], tmp_path / "results.json")
-    assert not list(tmp_path.iterdir())
-
-
-def test_results_have_the_fields_of_the_coco_format(tmp_path):
-    write_results(coco_results(crop_objects(random_detections(1)), 11, [4, 9]), tmp_path / "results.json")
-    (result,) = json.loads((tmp_path / "results.json").read_text())
-    assert sorted(result) == ["bbox", "category_id", "image_id", "score", "segmentation"]

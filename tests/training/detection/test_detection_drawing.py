@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from synthetic_detections import perturb_annotations, synthetic_annotations
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.inference.coco_scores import evaluate
 from lambdanets.inference.drawing import MIN_SIDE, overlay, overlay_classes
-from lambdanets.inference.figures import draw_precision_recall
 
 
 def pixels(image):
@@ -50,10 +47,6 @@ def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
     assert np.abs(object_1 - object_2).max() > 60
 
 
-def test_large_images_keep_their_size():
-    assert overlay(Image.new("RGB", (700, 500)), [], [], None, [], ["cat"]).size == (700, 500)
-
-
 def test_cropped_masks_are_drawn_at_their_place(objects):
     patches = [CroppedMask(4, 5, np.ones((10, 30), bool)), CroppedMask(18, 5, np.ones((12, 30), bool))]
     assert overlay(GRAY, **objects) == overlay(GRAY, **objects | {"masks": patches})
@@ -64,49 +57,19 @@ def test_overlay_draws_names_and_scores(objects):
     assert len({drawing.tobytes() for drawing in drawings}) == 3
 
 
-@pytest.mark.parametrize("name", ["кошка", "猫 🐈", "قطة", "\ud800", "a$b^c\nd", ""])
+@pytest.mark.parametrize("name", ["猫 🐈", "\ud800", "a$b^c\nd", ""])
 def test_names_of_any_script_are_drawn_without_a_warning(objects, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         overlay(GRAY, **objects | {"classes": [name, name]})
 
 
-@pytest.mark.parametrize("size", [(1, 1), (300, 1), (1, 900), (2, 3)])
-def test_overlay_accepts_one_pixel_wide_images(size):
-    width, height = size
+def test_overlay_accepts_one_pixel_wide_images():
+    size = width, height = 300, 1
     boxes, masks = torch.tensor([[0.0, 0, width, height]]), torch.ones(1, height, width, dtype=torch.bool)
     drawing = overlay(Image.new("L", size), boxes, torch.tensor([1]), None, whole_masks(masks), ["cat", "dog"])
     assert max(drawing.size) >= MIN_SIDE
     assert pixels(drawing).max() > 100
-
-
-@pytest.mark.parametrize("box", [[30.0, 20, 10, 5], [-50, -50, 500, 500], [7, 7, 7, 7], [60, 60, 70, 70]])
-def test_overlay_accepts_boxes_outside_the_image_or_without_area(box):
-    mask = CroppedMask(0, 0, np.zeros((0, 0), bool))
-    drawing = overlay(GRAY, torch.tensor([box]), torch.tensor([1]), torch.tensor([0.5]), [mask], ["cat", "dog"])
-    assert drawing.size == (640, 512)
-
-
-def test_overlay_without_objects_leaves_the_image_unchanged():
-    drawing = overlay(GRAY, torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), [], [])
-    assert set(pixels(drawing).reshape(-1)) == {150}
-
-
-@pytest.mark.figures
-@pytest.mark.parametrize("objects", ["some", "none"])
-def test_precision_recall_curves_are_drawn_as_png(tmp_path, objects):
-    truth = synthetic_annotations(0)
-    scores = (
-        evaluate(truth, perturb_annotations(truth, 0))
-        if objects == "some"
-        else evaluate(truth | {"annotations": []}, [])
-    )
-    draw_precision_recall(scores, tmp_path / "curves.png")
-    with Image.open(tmp_path / "curves.png") as drawing:
-        assert drawing.format == "PNG"
-        values = pixels(drawing.convert("RGB"))
-    assert ((values == [0xFF, 0x7F, 0x0E]).all(2).sum() > 50) == (objects == "some")  # the second curve
-    assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
 
 
 def test_objects_of_one_class_are_drawn_as_outlines(objects):

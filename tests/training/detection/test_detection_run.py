@@ -6,10 +6,8 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from torch import nn
 
 from lambdanets.errors import InputError
-from lambdanets.tasks.detection import task
 from lambdanets.training import run
 from lambdanets_lab.detection_report import report
 from training.detection.tiny_detection import edit_annotations, remove_annotations, tiny_recipe
@@ -25,10 +23,6 @@ def assert_finite(folder):
     assert [name for name, tensor in load_weights(folder).items() if not tensor.isfinite().all()] == []
 
 
-def rename_categories(categories):
-    return [{**category, "name": f"digit {category['name']}"} for category in categories]
-
-
 def keep_annotations_of_first_image(annotations):
     return [annotation for annotation in annotations if annotation["image_id"] == 1]
 
@@ -39,24 +33,17 @@ def widen_first_box(annotations):
 
 
 @pytest.mark.parametrize(
-    ("splits", "sections", "message"),
+    ("split", "sections"),
     [
-        (
-            ["train", "val"],
-            {"categories": rename_categories},
-            "the classes of the data have changed since the run started",
-        ),
-        (["train"], {"annotations": widen_first_box}, "the data has changed since the run started"),
-        (["val"], {"annotations": widen_first_box}, "the data has changed since the run started"),
-        (["train"], {"images": lambda images: images[1:]}, "the data has changed since the run started"),
+        ("val", {"annotations": widen_first_box}),
+        ("train", {"images": lambda images: images[1:]}),
     ],
-    ids=["categories", "a box", "a validation box", "a missing image"],
+    ids=["a validation box", "a missing image"],
 )
-def test_rejects_resuming_on_changed_annotations(tiny, splits, sections, message, tmp_path, monkeypatch):
+def test_rejects_resuming_on_changed_annotations(tiny, split, sections, tmp_path, monkeypatch):
     folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
-    for split in splits:
-        edit_annotations(tmp_path / f"digits/{split}.json", **sections)
-    with pytest.raises(InputError, match=message):
+    edit_annotations(tmp_path / f"digits/{split}.json", **sections)
+    with pytest.raises(InputError, match="the data has changed since the run started"):
         run.resume(folder)
 
 
@@ -83,14 +70,6 @@ def test_run_without_readable_validation_objects_has_no_ap(tiny, tmp_path):
     result = run.start(replace(tiny, epochs=1), tmp_path / "run")
     assert result["segm"]["AP"] is None
     assert {row["segm_AP"] for row in read_metrics(tmp_path / "run", "val")} == {"nan"}
-
-
-@pytest.mark.parametrize("change_categories", [rename_categories, lambda categories: categories[1:]])
-def test_rejects_validation_with_other_categories(tiny, change_categories, tmp_path):
-    edit_annotations(tmp_path / "digits/val.json", categories=change_categories)
-    with pytest.raises(InputError, match=r"val\.json' must have the 10 categories of training .* got"):
-        run.start(tiny, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("split", "name"), [("train", "data"), ("val", "validation_data")])
@@ -146,22 +125,3 @@ def test_images_too_small_for_batch_norm_are_skipped(tiny, tmp_path):
 def test_bfloat16_trains_to_finite_weights(tiny, tmp_path):
     run.start(replace(tiny, precision="bf16-mixed", epochs=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
-
-
-class NaN(nn.Module):
-    def forward(self, x):
-        return x * float("nan")
-
-
-def test_nan_detection_loss_error_names_the_module(tiny, tmp_path, monkeypatch):
-    original = task.build_model
-
-    def build_model(*arguments):
-        model = original(*arguments)
-        model.backbone.network.layer2[0].act2 = NaN()
-        return model
-
-    monkeypatch.setattr(task, "build_model", build_model)
-    message = r"loss became nan at step 0; the first module .* is backbone\.network\.layer2\.0\.act2 \("
-    with pytest.raises(InputError, match=message):
-        run.start(tiny, tmp_path / "run")

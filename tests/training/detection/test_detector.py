@@ -15,24 +15,11 @@ from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.classification import task as classification
 from lambdanets.tasks.detection.task import build_model, make_model_card
-from lambdanets.training import run
 from lambdanets.training.recipe import read_recipe
-from training.detection.tiny_detection import TWO_CATEGORIES, merge_into_two_categories, tiny_recipe
+from training.detection.tiny_detection import TWO_CATEGORIES
 from training.runs import load_weights
 
 PREDICTORS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
-
-
-def test_weights_of_other_categories_keep_all_but_the_predictors(trained_detector):
-    recipe = read_recipe(trained_detector / "run/recipe.json")
-    torch.manual_seed(1)
-    model = build_model(replace(recipe, weights=str(trained_detector / "run")), 3).state_dict()
-    torch.manual_seed(1)
-    initial = build_model(recipe, 3).state_dict()
-    weights = load_weights(trained_detector / "run")
-    assert model["roi_heads.box_predictor.cls_score.weight"].shape[0] == 4
-    for name, tensor in model.items():
-        assert torch.equal(tensor, (initial if name.startswith(PREDICTORS) else weights)[name]), name
 
 
 def test_other_category_names_reinitialize_the_predictors(trained_detector):
@@ -45,16 +32,6 @@ def test_other_category_names_reinitialize_the_predictors(trained_detector):
         predictors = {name for name in model if name.startswith(PREDICTORS)}
         assert equal >= model.keys() - predictors
         assert (equal >= predictors) == keeps_predictors
-
-
-def test_detection_run_starts_from_weights_of_another_run(trained_detector, tmp_path):
-    recipe = tiny_recipe(tmp_path / "digits", weights=str(trained_detector / "run"), learning_rate=0.0, epochs=1)
-    for split in ("train", "val"):
-        merge_into_two_categories(tmp_path / f"digits/{split}.json")
-    run.start(recipe, tmp_path / "run")
-    first, second = load_weights(trained_detector / "run"), load_weights(tmp_path / "run")
-    statistics = ("running_mean", "running_var", "num_batches_tracked")
-    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items() if not name.endswith(statistics))
 
 
 def write_classifier(path, **fields):
@@ -123,13 +100,6 @@ def test_error_for_weights_of_another_network_names_the_difference(fields, diffe
         build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
 
 
-def test_rejects_detector_weights_of_other_shapes_by_name(trained_detector):
-    recipe = read_recipe(trained_detector / "run/recipe.json")
-    wider = replace(recipe, weights=str(trained_detector / "run"), pyramid_channels=16)
-    with pytest.raises(InputError, match=r"run.* backbone\.pyramid\."):
-        build_model(wider, 2)
-
-
 def test_images_are_resized_in_evaluation_but_not_in_training():
     model = build_model(replace(DIGITS, image_size=32, levels=(2, 3), pyramid_channels=8), 2)
     image = torch.rand(3, 20, 30)
@@ -137,12 +107,7 @@ def test_images_are_resized_in_evaluation_but_not_in_training():
     assert model.train().transform([image])[0].image_sizes == [(20, 30)]
 
 
-def test_rejects_model_options_set_by_the_recipe():
-    with pytest.raises(InputError, match="model_options must not have in_chans, num_classes"):
-        build_model(replace(DIGITS, model_options={"num_classes": 3, "in_chans": 1}), 3)
-
-
-@pytest.mark.parametrize("ids", [None, 5, "47", [4], [4, "7"]], ids=str)
+@pytest.mark.parametrize("ids", [None, [4, "7"]], ids=str)
 def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_path):
     recipe = read_recipe(trained_detector / "run/recipe.json")
     category_ids = {} if ids is None else {"category_ids": ids}

@@ -1,18 +1,10 @@
 """Detection trained on two ranks."""
 
-import contextlib
-import io
-import json
-import os
-import signal
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambdanets.cli import main
 from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
@@ -21,11 +13,9 @@ from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.tasks.detection.task import DetectionTask, build_model
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import read_recipe
-from training.detection.constructed_detector import assert_nontrivial_metrics
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
-from training.runs import assert_same_result, run_on_two_ranks, task_with, train_on_ranks
+from training.runs import run_on_two_ranks, task_with
 
 NUM_IMAGES = 2
 
@@ -127,27 +117,3 @@ def test_two_ranks_evaluate_all_validation_images(tmp_path):
     first, second = run_on_two_ranks(lambda rank: validate(recipe, BatchSlice(rank, 2)), tmp_path)
     assert first == expected
     assert second == (expected[0], [])  # broadcast from rank zero
-
-
-def resume_on_rank(rank: int, folder: Path) -> tuple[int, str]:
-    """Resume a run with `lambdanets train` on one of two ranks; return the exit code and stdout."""
-    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        return main(["train", "--resume", str(folder)]), output.getvalue()
-
-
-@pytest.mark.slow
-@pytest.mark.forks
-def test_two_killed_detection_ranks_resume_bit_identically(trained_detector, tmp_path):
-    recipe = read_recipe(trained_detector / "run/recipe.json")
-    assert train_on_ranks(recipe, tmp_path / "uninterrupted", 2) == [0, 0]
-    assert -signal.SIGKILL in train_on_ranks(recipe, tmp_path / "killed", 2, kill_at=3)
-    assert not (tmp_path / "killed/result.json").exists()
-    first, second = run_on_two_ranks(lambda rank: resume_on_rank(rank, tmp_path / "killed"), tmp_path)
-    assert first[0] == second[0] == 0, first
-    assert first[1].splitlines()[-1].startswith("masks  AP ")
-    assert second[1] == ""
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "killed")
-    assert_nontrivial_metrics(tmp_path / "killed")
-    assert json.loads((tmp_path / "killed/result.json").read_text())["processes"] == 2

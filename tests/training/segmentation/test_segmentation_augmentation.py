@@ -8,14 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.objects import Object
+from lambdanets.data.coco.annotations import AnnotatedImage, Object
 from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.data.coco.semantic_masks import IGNORED
 from lambdanets.data.order import BatchSlice
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
+from lambdanets.tasks.segmentation.augmentation import augment
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
-from lambdanets.tasks.segmentation.task import augment
 from training.segmentation.tiny_segmentation import tiny_segmentation
 
 RECIPE = SegmentationRecipe(data="digits", image_size=32, rotate=True, mean=(0, 0, 0), std=(1, 1, 1))

@@ -1,7 +1,6 @@
 """Segmentation runs from end to end. Behavior that all tasks share is tested in training/test_run.py."""
 
 import csv
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from convergence import train_until
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
-from lambdanets.errors import InputError
 from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import open_datasets
@@ -23,7 +21,7 @@ from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import edit_annotations
-from training.runs import assert_same_result, load_weights, run_on_two_ranks, train_on_ranks
+from training.runs import load_weights, run_on_two_ranks
 from training.segmentation.tiny_segmentation import CLASSES, tiny_segmentation
 
 
@@ -42,14 +40,6 @@ def test_a_compiled_run_does_not_compile_for_each_size_of_images(tmp_path, monke
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_module(self, backend=run_eagerly))
     run.start(tiny_segmentation(tmp_path / "digits", compile=True), tmp_path / "run")
     assert len(graphs) == 1
-
-
-@pytest.mark.forks
-def test_killed_segmentation_run_resumes_bit_identically(trained_segmenter, tmp_path):
-    recipe, folder = read_recipe(trained_segmenter / "run/recipe.json"), tmp_path / "run"
-    assert train_on_ranks(recipe, folder, 1, kill_at=3) == [-signal.SIGKILL]
-    run.resume(folder)
-    assert_same_result(trained_segmenter / "run", folder)
 
 
 def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
@@ -144,28 +134,6 @@ def test_crowds_are_not_scored(tmp_path):
     segmenter = Segmenter(Oracle(images), make_model_card(recipe, CLASSES[1:], (4, 7)))
     scores = SegmentationEvaluator(segmenter, images).evaluate().scores
     assert [dice for dice in scores.dice if dice is not None] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"model": "resnet18", "model_options": {}},
-            "model must return one number per class and pixel, .* got .* from resnet18; choose a U-Net",
-        ),
-        ({"model": "unet"}, "no model named 'unet'"),
-        ({"model_options": {"scopes": 3}}, "takes no argument 'scopes'; the nearest is scope"),
-        ({"model_options": {"num_classes": 3}}, "model_options must not have num_classes"),
-        ({"training_images": 5}, "training_images must be at most 4, got 5"),
-        ({"images": "nowhere"}, "nowhere"),
-        ({"weights": "nowhere"}, "nowhere must be a run folder"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_rejects_recipes_that_cannot_be_trained(changes, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        run.start(tiny_segmentation(tmp_path / "digits", **changes), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_weights_of_other_categories_reinitialize_only_the_last_layer(trained_segmenter):

@@ -53,25 +53,13 @@ def test_batches_give_the_same_segmentations_as_single_images(segmenter, photos)
         torch.testing.assert_close(actual.probabilities, expected.probabilities, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (
-            lambda path: ln.explain(path, "a.png"),
-            "must be a classification or detection model, got a segmentation model",
-        ),
-        (
-            lambda path: ln.export(path, "a.onnx"),
-            "must be a classification or detection model, got a segmentation model",
-        ),
-        (lambda path: ln.explain(ln.load(path), "a.png"), "model must be .*, got Segmenter"),
-        (lambda path: ln.export(ln.load(path), "a.onnx"), "model must be .*, got Segmenter"),
-    ],
-    ids=["explain", "export", "explain a segmenter", "export a segmenter"],
-)
-def test_other_functions_reject_a_segmenter(function, message, trained_segmenter):
+@pytest.mark.parametrize("function", [ln.explain, ln.export])
+def test_other_functions_reject_a_segmenter(function, trained_segmenter):
+    message = "must be a classification or detection model, got a segmentation model"
     with pytest.raises(InputError, match=message):
-        function(trained_segmenter / "run")
+        function(trained_segmenter / "run", "a.onnx")
+    with pytest.raises(InputError, match="got Segmenter"):
+        function(ln.load(trained_segmenter / "run"), "a.onnx")
 
 
 def test_network_of_a_segmenter_can_be_explained(segmenter):
@@ -82,11 +70,8 @@ def test_network_of_a_segmenter_can_be_explained(segmenter):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"category_ids": [4]}, "category_ids must have one id per class, got 1 ids for 2 classes"),
         ({"classes": []}, "classes must have at least 1 item"),
         ({"classes": ["x"] * 255, "category_ids": [*range(255)]}, "classes must have at most 254 items"),
-        ({"std": [0, 1, 1]}, r"std\[0\] must be"),
-        ({"model": "unet_large"}, "no model named 'unet_large'"),
         ({"model": "unet_small", "model_options": {}}, "contains weights of another architecture"),
         ({"task": "depth"}, "must be a classification, detection or segmentation model, got a depth model"),
     ],

@@ -8,29 +8,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any
 from urllib.parse import unquote
 
 from PIL import Image
 
-from lambdanets.data.coco.annotations import AnnotatedImage, Annotations, Category, read_annotations
-from lambdanets.data.coco.problems import AnnotationProblems
-from lambdanets.data.image_search import first_few, list_images
+from lambdanets.data.coco.annotations import (
+    AnnotatedImage,
+    AnnotationProblems,
+    Annotations,
+    read_annotations,
+)
+from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.labeled_images import ImageFiles
+from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.data.tars import TarImages, tar_members
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError, first_few, one_line
 from lambdanets.files import encode_utf8, is_hidden, nfc, open_regular
-
-
-class ImageSource(Protocol):
-    """Encoded images by index."""
-
-    def file(self, index: int) -> tuple[bytes, str]:
-        """The encoded bytes of an image, and their suffix. Raises UnreadableImage."""
-
-    def name(self, index: int) -> str:
-        """The image's name in messages."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +46,18 @@ class InMemoryFiles:
 class AnnotatedImages:
     """Images with their annotations, in order of the image ids.
 
-    file_indices: the index of each image in `files`.
+    files: the encoded images in the same order: `ImageFiles`, `TarImages` or `InMemoryFiles`.
     parent_fingerprint: for a subset, the fingerprint of the whole set.
     stretch: whether images are stretched (see `to_8_bits`).
     """
 
     annotations: Annotations
-    files: ImageSource
-    file_indices: Sequence[int]
+    files: Any
     parent_fingerprint: str | None = None
     stretch: bool = False
 
     def __len__(self) -> int:
         return len(self.annotations.images)
-
-    @property
-    def categories(self) -> tuple[Category, ...]:
-        """The categories. The `category` of an object is an index of this tuple."""
-        return self.annotations.categories
 
     @property
     def problems(self) -> AnnotationProblems:
@@ -78,7 +66,7 @@ class AnnotatedImages:
 
     def name(self, index: int) -> str:
         """The image's name in messages: its path, or the path of the tar and the name in the tar."""
-        return self.files.name(self.file_indices[index])
+        return self.files.name(index)
 
     def load(self, index: int) -> tuple[Image.Image, AnnotatedImage]:
         """Decode an image (mode "L" or "RGB", in the orientation of its annotations); return it with its annotations.
@@ -86,7 +74,7 @@ class AnnotatedImages:
         Raises UnreadableImage, also if its size is not the size in the annotations.
         """
         annotated = self.annotations.images[index]
-        content = io.BytesIO(self.files.file(self.file_indices[index])[0])
+        content = io.BytesIO(self.files.file(index)[0])
         known_size = (annotated.width, annotated.height)
         image = read_image(content, self.name(index), known_size=known_size, stretch=self.stretch)
         if image.size != known_size:
@@ -98,9 +86,9 @@ class AnnotatedImages:
         """Return the subset of the images at `indices`, in this order."""
         indices = list(indices)
         annotations = replace(self.annotations, images=tuple(self.annotations.images[index] for index in indices))
-        file_indices = [self.file_indices[index] for index in indices]
+        files = SelectedImages(self.files, indices, ())
         parent = self.parent_fingerprint or self.fingerprint
-        return replace(self, annotations=annotations, file_indices=file_indices, parent_fingerprint=parent)
+        return replace(self, annotations=annotations, files=files, parent_fingerprint=parent)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -130,9 +118,9 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     else:
         members = _index_tar(images)
         paths = list(members)
-    matches = _match(names, paths, images)
-    missing = [image for image, path in zip(parsed.images, matches, strict=True) if path is None]
-    kept = tuple(image for image, path in zip(parsed.images, matches, strict=True) if path is not None)
+    found = _match(names, paths, images)
+    kept = tuple(image for image, name in zip(parsed.images, names, strict=True) if name in found)
+    missing = [image for image, name in zip(parsed.images, names, strict=True) if name not in found]
     if 2 * len(missing) > len(names):  # the folder is of other images
         raise InputError(
             f"'{images}' must contain the {len(names)} images of '{annotations}', got {len(kept) or 'none'} of them; "
@@ -145,14 +133,14 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
             obj.id for image in missing for obj in image.objects
         ],
     }
-    found = AnnotationProblems({problem: ids for problem, ids in problems.items() if ids})
-    kept_paths = [path for path in matches if path is not None]
-    files: ImageSource
+    problems = {problem: ids for problem, ids in problems.items() if ids}
+    files: ImageFiles | TarImages
     if members:
-        files = TarImages(images, [(path, *members[path]) for path in kept_paths], ())
+        files = TarImages(images, [(path, *members[path]) for path in found.values()], ())
     else:
-        files = ImageFiles([images / path for path in kept_paths], ())
-    return AnnotatedImages(replace(parsed, images=kept, problems=found), files, range(len(kept)))
+        files = ImageFiles([images / path for path in found.values()], ())
+    parsed = replace(parsed, images=kept, problems=AnnotationProblems(problems))
+    return AnnotatedImages(parsed, files)
 
 
 def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
@@ -162,48 +150,38 @@ def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
             return {
                 str(PurePosixPath(member.name)): (member.offset_data, member.size)
                 for member in tar_members(file)
-                if not member.issparse() and not any(map(is_hidden, PurePosixPath(member.name).parts[:-1]))
+                if not any(map(is_hidden, PurePosixPath(member.name).parts[:-1]))
             }
     except (OSError, tarfile.TarError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise InputError(f"'{path}' must be a folder or an uncompressed tar of images: {reason}") from error
 
 
-def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> list[str | None]:
-    """Find the path that matches each name in the annotations, or None. source: for error messages.
+def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> dict[str, str]:
+    """Find the path of each name in the annotations; names without one are left out. source: for error messages.
 
-    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends.
-    Names are compared in a form for all systems (see `_portable`); of several matches, the one with equal characters
-    counts, else the one that is equal in NFC, because macOS decomposes accents.
+    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends;
+    the last two compare names in a form for all systems (see `_portable`).
     """
-    by_path: defaultdict[str, list[str]] = defaultdict(list)
-    by_suffix: defaultdict[str, list[str]] = defaultdict(list)
+    exact, by_suffix = set(paths), defaultdict(list)
     for path in paths:
-        by_path[_portable(path)].append(path)
-        for suffix in _path_suffixes(_portable(path)):
+        for suffix in _path_suffixes(path):
             by_suffix[suffix].append(path)
     matches: dict[str, str] = {}
     for name in names:
-        suffixes = [*_path_suffixes(_portable(name))]
-        candidates = by_path.get(suffixes[0]) or by_suffix.get(suffixes[0])
-        candidates = candidates or next((by_path[suffix] for suffix in suffixes if suffix in by_path), [])
-        for normalize in (str, nfc):
-            wanted = normalize(name)
-            equal = [
-                path for path in candidates if wanted.endswith(normalize(path)) or normalize(path).endswith(wanted)
-            ]
-            candidates = equal or candidates
-        if len(candidates) > 1:
-            raise InputError(f"'{source}' must have one file for '{name}', got {first_few(candidates)}")
-        if candidates:
-            matches[name] = candidates[0]
+        suffixes = _path_suffixes(name)
+        found = [name] if name in exact else next((by_suffix[each] for each in suffixes if each in by_suffix), [])
+        if len(found) > 1:
+            raise InputError(f"'{source}' must have one file for '{name}', got {first_few(found)}")
+        if found:
+            matches[name] = found[0]
     duplicates = [path for path, count in Counter(matches.values()).items() if count > 1]
     if duplicates:
         names_of_path = [name for name, path in matches.items() if path == duplicates[0]]
         raise InputError(
             f"'{source}' must have one file per image, got only '{duplicates[0]}' for {first_few(names_of_path)}"
         )
-    return [matches.get(name) for name in names]
+    return matches
 
 
 def _portable(name: str) -> str:
@@ -211,10 +189,10 @@ def _portable(name: str) -> str:
     return nfc(unquote(name).replace("\\", "/")).casefold()
 
 
-def _path_suffixes(path: str) -> Iterator[str]:
-    """Yield the path, then the path without its first folder, and so on until only the file name is left."""
-    parts = path.split("/")
-    return ("/".join(parts[start:]) for start in range(len(parts)))
+def _path_suffixes(path: str) -> list[str]:
+    """Return the path, the path without its first folder, and so on until only the file name is left."""
+    parts = _portable(path).split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
 def _fingerprint_fields(annotations: Annotations) -> Iterator[bytes]:

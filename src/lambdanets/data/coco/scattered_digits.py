@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.data.coco.segmentations import encode_rle, run_lengths
-from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 
 CATEGORY_IDS = tuple(3 * digit + 1 for digit in range(10))  # with gaps, as in COCO
@@ -20,19 +19,12 @@ _MAX_ATTEMPTS = 40  # random positions that are tried for a digit, until one is 
 
 
 def write_scattered_digits(folder: Path, training: int, validation: int, seed: int) -> None:
-    """Write the set as train.json, val.json and PNG files in train/ and val/.
-
-    Raises InputError as `scattered_digits` does, and if a file cannot be written.
-    """
-    splits = scattered_digits(training, validation, seed)
-    try:
-        for split, (content, files) in splits.items():
-            (folder / split).mkdir(parents=True, exist_ok=True)
-            for name, file in files.items():
-                atomic_write(folder / split / name, file)
-            atomic_write(folder / f"{split}.json", content)
-    except OSError as error:
-        raise InputError(f"cannot write into '{folder}': {error.strerror or error}") from error
+    """Write the set as train.json, val.json and PNG files in train/ and val/."""
+    for split, (content, files) in scattered_digits(training, validation, seed).items():
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        for name, file in files.items():
+            atomic_write(folder / split / name, file)
+        atomic_write(folder / f"{split}.json", content)
 
 
 def scattered_digits(training: int, validation: int, seed: int) -> dict[str, tuple[bytes, dict[str, bytes]]]:
@@ -44,11 +36,8 @@ def scattered_digits(training: int, validation: int, seed: int) -> dict[str, tup
     pixels that do not overlap; the ten categories are "0" to "9". Every tenth image has no digits. A tenth of the
     others have a crowd region, which is a row of small digits. Masks are polygons (one rectangle per run of pixels in a
     row of the scan) or RLE, compressed or uncompressed. Training and validation use different scans. The same seed
-    gives the same files. Raises InputError for counts below 1.
+    gives the same files.
     """
-    for name, count in (("training", training), ("validation", validation)):
-        if count < 1:
-            raise InputError(f"{name} must be at least 1, got {count}")
     scans, digits = _scans()
     boundary = len(scans) * 4 // 5
     splits = {}

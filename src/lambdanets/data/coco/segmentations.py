@@ -4,6 +4,7 @@ faster-coco-eval decodes them. It does not check that runs cover the image, and 
 by pixel.
 """
 
+import contextlib
 import functools
 from array import array
 from types import ModuleType
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from lambdanets.data.coco.problems import AnnotationError
 from lambdanets.errors import explain_missing_extras
 
 # Polygons (each x, y, x, y, ...); run lengths, int64; or a compressed RLE.
@@ -25,6 +25,10 @@ _DAMAGED_POLYGON = (
 _DAMAGED_RLE = "annotations dropped: an RLE that is damaged or not of the image's size"
 
 
+class AnnotationError(Exception):
+    """An annotation is invalid. Its argument is a problem of `AnnotationProblems`."""
+
+
 class CroppedMask(NamedTuple):
     """A mask cropped to its bounding box. top, left: first row and column of the box. mask: bool."""
 
@@ -34,22 +38,10 @@ class CroppedMask(NamedTuple):
 
 
 def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
-    """Convert polygons to float64 arrays, which need a quarter of the memory of lists; for json's object_hook.
-
-    A polygon or RLE that is not, or too deeply, nested in a list, and polygons as lists of points, are accepted.
-    """
-    polygons = entry.get("segmentation")
-    if isinstance(polygons, list) and polygons:
-        first = polygons[0]
-        if isinstance(first, dict) and len(polygons) == 1:
-            entry["segmentation"] = first
-            return entry
-        is_nested = isinstance(first, list) and not all(len(point) == 2 for point in polygons)
-        try:
-            flat = [np.asarray(each, np.float64).ravel() for each in (polygons if is_nested else [polygons])]
-        except (TypeError, ValueError, OverflowError):
-            return entry  # parse_segmentation rejects polygons that are still a list
-        entry["segmentation"] = tuple(array("d", polygon.tobytes()) for polygon in flat)
+    """Convert polygons to float64 arrays, which need a quarter of the memory of lists; for json's object_hook."""
+    if isinstance(polygons := entry.get("segmentation"), list):
+        with contextlib.suppress(TypeError, OverflowError):  # parse_segmentation rejects a list
+            entry["segmentation"] = tuple(array("d", polygon) for polygon in polygons)
     return entry
 
 
@@ -98,11 +90,11 @@ def compress(segmentation: Segmentation, height: int, width: int) -> dict[str, A
     """Convert a segmentation to a compressed RLE, a dict with size and counts."""
     if isinstance(segmentation, str):
         return {"size": [height, width], "counts": segmentation}
-    masks, value = masks_api(), segmentation_to_coco(segmentation, height, width)
-    encoded = masks.frPyObjects(value, height, width)
-    if isinstance(segmentation, tuple):
-        return encoded[0] if len(encoded) == 1 else masks.merge(encoded)
-    return encoded
+    masks = masks_api()
+    encoded = masks.frPyObjects(segmentation_to_coco(segmentation, height, width), height, width)
+    if isinstance(encoded, dict):
+        return encoded
+    return encoded[0] if len(encoded) == 1 else masks.merge(encoded)
 
 
 def run_lengths(segmentation: Segmentation, height: int, width: int) -> np.ndarray:

@@ -4,9 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
+from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import Target, image_to_tensor
+from lambdanets.data.coco.segmentations import to_cropped_mask
 
 BACKGROUND = 0
 IGNORED = 255  # ignore_index of the loss; scores do not count these pixels either
@@ -22,7 +23,7 @@ def make_semantic_mask(annotated: AnnotatedImage) -> np.ndarray:
     """
     classes = np.full((annotated.height, annotated.width), BACKGROUND, np.uint8)
     for obj in sorted(annotated.objects, key=lambda obj: (not obj.crowd, -obj.area)):
-        top, left, mask = decode_cropped_mask(obj, annotated.height, annotated.width)
+        top, left, mask = to_cropped_mask(obj.segmentation, annotated.height, annotated.width)
         window = classes[top : top + mask.shape[0], left : left + mask.shape[1]]
         window[mask] = IGNORED if obj.crowd else obj.category + 1
     return classes

@@ -1,6 +1,5 @@
 """The classification recipe: images of one class each, from a dataset, an image folder or shards."""
 
-import re
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PositiveInt
@@ -54,7 +53,6 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rand_augment(self.rand_augment)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise InputError(f"scale must be two numbers in (0, 1], the smaller first, got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
@@ -71,23 +69,3 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
             # recipes of earlier versions have fields of students, without values
             fields = {name: value for name, value in fields.items() if not name.startswith("pseudo_")}
         return super().from_fields(fields, source)
-
-
-def check_rand_augment(policy: str | None) -> None:
-    """Raise InputError for a RandAugment policy with numbers out of range, which timm would accept.
-
-    timm checks the rest of the policy when it builds the transform.
-    """
-    settings = dict(re.findall(r"-(m|mmax|n)(\d+)(?=-|$)", policy or ""))
-    max_magnitude = max(10, int(settings.get("mmax", 10)))
-    problem = None
-    if policy == "":
-        problem = "must be a policy like rand-m10-n2, or None"
-    elif max_magnitude > 30:
-        problem = "must have a maximum magnitude mmax of at most 30"
-    elif int(settings.get("m", 0)) > max_magnitude:
-        problem = f"must have a magnitude m of at most {max_magnitude}"
-    elif int(settings.get("n", 1)) not in range(1, 17):
-        problem = "must have a number of operations n from 1 to 16"
-    if problem:
-        raise InputError(f"rand_augment {problem}, got {policy!r}")

@@ -1,6 +1,7 @@
 """The base class of the tasks on COCO-format annotations."""
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -63,8 +64,13 @@ class CocoTask(Task):
             training_images=None,
         )
 
-    def result(self, evaluation: Any) -> dict[str, Any]:
-        return {**evaluation.scores.to_dict(), "images": len(evaluation.readable)}
+    @staticmethod
+    @abstractmethod
+    def augment(image: Image, annotated: AnnotatedImage, recipe: Any) -> tuple[Tensor, Target]:
+        """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
+
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
+        return augmented_batches(recipe, self.training, batch_slice, self.augment)
 
     def provenance(self) -> dict[str, Any]:
         recipe, training, validation = self.recipe, self.training, self.validation
@@ -83,8 +89,7 @@ def augmented_batches(
 ) -> Batches[AnnotatedBatch]:
     """Return the recipe's training batches, shuffled and augmented.
 
-    augment: maps an image, its annotations and the recipe to a tensor and its target; a module-level function, because
-        spawned workers must unpickle it.
+    augment: maps an image, its annotations and the recipe to a tensor and its target.
     """
     return Batches(
         images,

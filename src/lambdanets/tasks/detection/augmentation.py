@@ -11,9 +11,9 @@ from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.coco.annotations import AnnotatedImage, decode_cropped_mask
+from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import Target, image_to_tensor
-from lambdanets.data.coco.segmentations import CroppedMask
+from lambdanets.data.coco.segmentations import CroppedMask, to_cropped_mask
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 
 
@@ -47,7 +47,7 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     for index in visible:
         if len(kept) == recipe.max_objects:
             break
-        patch = decode_cropped_mask(objects[index], annotated.height, annotated.width)
+        patch = to_cropped_mask(objects[index].segmentation, annotated.height, annotated.width)
         # nearest, not nearest-exact: torchvision's roi_align of masks compensates for its shift by half a pixel
         cropped = tv_tensors.Mask(_crop_patch(patch, top, left, height, width))
         mask: Any = transforms.resize(cropped, [new_height, new_width])

@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import AnnotatedBatch, Target
-from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluation, DetectionEvaluator
-from lambdanets.inference.detector import Detector, build_detector
-from lambdanets.inference.figures import draw_detections
+from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluator
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
-from lambdanets.tasks.coco.task import CocoTask, augmented_batches
+from lambdanets.tasks.coco.task import CocoTask
 from lambdanets.tasks.detection.augmentation import augment
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.training.initial_weights import read_initial_weights
@@ -41,6 +39,7 @@ class DetectionTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
     BEST_METRIC: ClassVar[str] = "segm_AP"
+    augment = staticmethod(augment)
 
     recipe: DetectionRecipe
     model: MaskRCNN
@@ -62,9 +61,6 @@ class DetectionTask(CocoTask):
 
     def build(self, recipe: DetectionRecipe) -> MaskRCNN:
         return build_model(recipe, self.classes)
-
-    def training_batches(self, recipe: DetectionRecipe, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
-        return augmented_batches(recipe, self.training, batch_slice, augment)
 
     def largest_example(self, batches: Batches[AnnotatedBatch]) -> tuple[Tensor, Target]:
         """Return the image with the most objects, as large as others can make it by padding.
@@ -105,9 +101,6 @@ class DetectionTask(CocoTask):
     def evaluator(self, recipe: DetectionRecipe, images: Any) -> DetectionEvaluator:
         return DetectionEvaluator(Detector(self.model, self.card(recipe)), images)
 
-    def draw(self, evaluator: DetectionEvaluator, evaluation: DetectionEvaluation, folder: Path) -> None:
-        draw_detections(evaluator.predictor, evaluator.images, evaluation, folder)
-
 
 # Prefixes of the tensors of the last layers.
 _HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
@@ -127,7 +120,7 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
     """
     class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
     card = make_model_card(recipe, class_names, range(len(class_names)))
-    model = build_detector(
+    model = Detector.build(
         card,
         drop_path=recipe.drop_path,
         rpn_pre_nms_top_n_train=2 * recipe.proposals,

@@ -1,29 +1,21 @@
 """The segmentation task: data, model and loss."""
 
-import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from PIL.Image import Image
 from torch import Tensor, nn
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches
-from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import AnnotatedBatch, Target, image_to_tensor
-from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK, make_semantic_mask
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.coco.loader import AnnotatedBatch
+from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK
 from lambdanets.errors import InputError
-from lambdanets.inference.figures import draw_segmentations
 from lambdanets.inference.model_card import SegmenterCard, make_card
-from lambdanets.inference.segmentation_evaluation import SegmentationEvaluation, SegmentationEvaluator
+from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
 from lambdanets.inference.segmentation_scores import SCORES
-from lambdanets.inference.segmenter import Segmenter, build_segmenter, normalize
-from lambdanets.tasks.coco.task import CocoTask, augmented_batches
+from lambdanets.inference.segmenter import Segmenter
+from lambdanets.tasks.coco.task import CocoTask
+from lambdanets.tasks.segmentation.augmentation import augment
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
 
@@ -36,14 +28,12 @@ class SegmentationTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = SCORES
     BEST_METRIC: ClassVar[str] = "dice"
+    augment = staticmethod(augment)
 
     recipe: SegmentationRecipe
 
     def build(self, recipe: SegmentationRecipe) -> nn.Module:
         return build_model(recipe, self.classes)
-
-    def training_batches(self, recipe: SegmentationRecipe, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
-        return augmented_batches(recipe, self.training, batch_slice, augment)
 
     def losses(self, batch: AnnotatedBatch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
         logits = self.model(torch.stack(batch.images).contiguous(memory_format=torch.channels_last))
@@ -64,10 +54,6 @@ class SegmentationTask(CocoTask):
     def evaluator(self, recipe: SegmentationRecipe, images: Any) -> SegmentationEvaluator:
         return SegmentationEvaluator(Segmenter(self.model, self.card(recipe)), images)
 
-    @torch.compiler.set_stance("force_eager")  # as in validation
-    def draw(self, evaluator: SegmentationEvaluator, evaluation: SegmentationEvaluation, folder: Path) -> None:
-        draw_segmentations(evaluator.predictor, evaluator.images, evaluation.readable, folder)
-
 
 def make_model_card(recipe: SegmentationRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> SegmenterCard:
     """Return the model card of the recipe's segmenter. classes: names of the categories, without the background."""
@@ -77,10 +63,10 @@ def make_model_card(recipe: SegmentationRecipe, classes: Sequence[str], category
 
 def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
     """Build the recipe's model for the names of the categories, and load its initial weights, if any."""
-    model = build_segmenter(make_model_card(recipe, classes, range(len(classes))))
+    model = Segmenter.build(make_model_card(recipe, classes, range(len(classes))))
     if recipe.weights is not None:
         load_initial_weights(model, recipe.weights, classes)
-    return model.to(memory_format=torch.channels_last)
+    return model
 
 
 def cross_entropy_and_dice(logits: Tensor, semantic_masks: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,37 +94,3 @@ def cross_entropy_and_dice(logits: Tensor, semantic_masks: Tensor) -> tuple[Tens
     intersection, cardinality = (probabilities * targets).sum(2), probabilities.sum(2) + targets.sum(2)
     dice = (2 * intersection + _SMOOTHING) / (cardinality + _SMOOTHING)
     return cross_entropy, 1 - dice[:, 1:].mean(1)
-
-
-def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe) -> tuple[Tensor, Target]:
-    """Return a random crop of a scaled image, normalized, (3, S, S) with S = image_size, and its semantic mask (S, S).
-
-    The scale is a random factor from `jitter`. The crop has a random position; if the scaled image is smaller than S,
-    the rest of the crop is 0 in the image and IGNORED in the semantic mask. Then the crop is flipped and rotated. Uses
-    Python's global random generator.
-    """
-    scale, size = random.uniform(*recipe.jitter), recipe.image_size
-    (top, height, new_height), (left, width, new_width) = (_random_crop(side, scale, size) for side in image.size[::-1])
-    crop = image_to_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
-    semantic_mask = torch.from_numpy(make_semantic_mask(annotated)[None, top : top + height, left : left + width])
-    if (new_height, new_width) != (height, width):
-        crop = transforms.resize(crop, [new_height, new_width], antialias=True)
-        semantic_mask = transforms.resize(
-            semantic_mask, [new_height, new_width], interpolation=InterpolationMode.NEAREST_EXACT
-        )
-    crop = normalize(crop, recipe.mean, recipe.std)
-    pad_top, pad_left = random.randint(0, size - new_height), random.randint(0, size - new_width)
-    padding = (pad_left, size - new_width - pad_left, pad_top, size - new_height - pad_top)
-    crop, semantic_mask = F.pad(crop, padding), F.pad(semantic_mask, padding, value=IGNORED)
-    if random.random() < recipe.flip:
-        crop, semantic_mask = crop.flip(-1), semantic_mask.flip(-1)
-    if recipe.rotate:
-        turns = random.randrange(4)
-        crop, semantic_mask = (torch.rot90(tensor, turns, (-2, -1)) for tensor in (crop, semantic_mask))
-    return crop.contiguous(), {SEMANTIC_MASK: semantic_mask[0].contiguous()}
-
-
-def _random_crop(side: int, scale: float, size: int) -> tuple[int, int, int]:
-    """Choose a random crop along one side of an image; return its start, its length, and its length after scaling."""
-    length = min(side, max(1, round(size / scale)))
-    return random.randint(0, side - length), length, min(size, max(1, round(length * scale)))
