@@ -1,6 +1,5 @@
 """`lambdanets export`."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -95,7 +94,7 @@ def _is_path(source: str) -> bool:
     path = Path(source)
     if weights_in(path) or path.suffix.lower() in WEIGHTS or ":" in source:
         return True
-    return source in packaged_models() or (os.sep in source and not source.startswith("timm/"))
+    return source in packaged_models() or (path.name != source and not source.startswith("timm/"))
 
 
 def _make_random_model(name: str) -> "nn.Module":
