@@ -37,8 +37,8 @@ def requirements(binary: lief.Binary) -> Iterator[str]:
     """The libraries and the newest systems that a library needs: names, GLIBC_2.17, MACOS_11.0."""
     if isinstance(binary, lief.MachO.Binary):
         yield "MACOS_" + ".".join(map(str, binary.build_version.minos[:2]))
-        # The first is its own name.
-        yield from (library.name for library in binary.libraries[1:])
+        own_name = lief.MachO.LoadCommand.TYPE.ID_DYLIB
+        yield from (library.name for library in binary.libraries if library.command != own_name)
         return
     yield from (name.lower() for name in binary.libraries)
     if isinstance(binary, lief.ELF.Binary):
@@ -60,9 +60,10 @@ def find_faults(data: bytes, suffix: str) -> Iterator[str]:
                 yield f"needs {name}"
         elif not re.fullmatch(SYSTEM_LIBRARIES[suffix], name):
             yield f"needs {name}"
-    if binary.ctor_functions:
+    if binary.ctor_functions and suffix != ".dll":  # which has the two of its C runtime
         yield "runs code when it is loaded"
-    if isinstance(binary, lief.MachO.Binary) and not binary.has_code_signature:
+    must_be_signed = suffix == ".dylib" and binary.header.cpu_type == lief.MachO.Header.CPU_TYPE.ARM64
+    if must_be_signed and not binary.has_code_signature:
         yield "is not signed"
     if b"__cpu_model" in data:
         yield "asks for the processor by itself"
