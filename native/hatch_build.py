@@ -43,7 +43,7 @@ class NativeBuildHook(BuildHookInterface):
                 shutil.rmtree(output)
                 if other:
                     self.app.abort(f"the engine must be compiled for {other}, which needs the package ziglang")
-                self.app.display_warning("no compiler: the package has no native engine, and is slower on CPUs")
+                self.app.display_warning("no C compiler: lambdanets has no native engine, and is slower on CPUs")
                 return
         # Other compilers use the C library of this machine, which may be newer than that of the tag.
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
