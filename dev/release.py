@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST, WORK = ROOT / "dist", ROOT / "build/release"
 NOT_IN_SDIST = (".ci/", ".github/")
+GLIBC = r"manylinux_2_(\d+)"
 # The oldest systems for which PyTorch, and OpenVINO for the extra export, have wheels.
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_35", "aarch64-apple-darwin", "x86_64-pc-windows-msvc")
 CORE = """
@@ -127,9 +128,10 @@ def build() -> list[Path]:
         check_paths(archive)
     for wheel in wheels:
         tool("check_wheel_contents", wheel, cwd=ROOT)
-        tag = re.search(r"manylinux_\w+(?=\.whl)", wheel.name)
-        if tag and tag[0] not in (found := tool("auditwheel", "show", wheel)):
-            raise ReleaseError(f"auditwheel must find {tag[0]} in {wheel.name}, got {found}")
+        if tag := re.search(GLIBC, wheel.name):
+            found = re.search(f'"{GLIBC}', shown := tool("auditwheel", "show", wheel))
+            if found is None or int(found[1]) > int(tag[1]):
+                raise ReleaseError(f"{wheel.name} must need glibc 2.{tag[1]} or an older one, got {shown}")
     return [sdist, *wheels]
 
 
