@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import time
@@ -23,6 +22,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "native"))
+
+from libraries import platform_of_this_machine
+
 DIST, WORK = ROOT / "dist", ROOT / "build/release"
 NOT_IN_SDIST = (".ci/", ".github/")
 GLIBC = r"manylinux_2_(\d+)"
@@ -163,7 +166,7 @@ def install(python: str, *requirements: object, options: Sequence[object] = (), 
     tool("uv", "venv", "--quiet", "--clear", "--python", python, folder)
     tool("uv", "pip", "install", "--quiet", "--python", folder, *options, *requirements, cwd=cwd)
     cache = f"{WORK / 'pycache'}"
-    return {"PATH": str(folder / "bin"), "HOME": str(WORK), "PYTHONPYCACHEPREFIX": cache, "OMP_NUM_THREADS": "2"}
+    return {"PATH": str(folder / "bin"), "HOME": str(WORK), "PYTHONPYCACHEPREFIX": cache, "OMP_NUM_THREADS": "1"}
 
 
 def check_wheel(wheel: Path, python: str, extra: str) -> str:
@@ -213,8 +216,7 @@ def main() -> int:
         versions = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
         check_dependencies(wheels[0], versions)
         report(f"all extras have dependencies for Python {', '.join(versions)} on {', '.join(PLATFORMS)}")
-        platform = sysconfig.get_platform().replace("-", "_")
-        (wheel,) = (path for path in wheels if path.stem.endswith(platform.removeprefix("linux")))
+        wheel = DIST / f"lambdanets-{version}-py3-none-{platform_of_this_machine() or 'any'}.whl"
         pythons = {found: version for version in versions if (found := find_python(version))}
         for python in pythons:
             for extra in SMOKE_TESTS:
