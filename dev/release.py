@@ -21,11 +21,11 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "native"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 
 from libraries import platform_of_this_machine
 
+ROOT = Path(__file__).parents[1]
 DIST, WORK = ROOT / "dist", ROOT / "build/release"
 NOT_IN_SDIST = (".ci/", ".github/")
 GLIBC = r"manylinux_2_(\d+)"

@@ -17,16 +17,11 @@ HELP_COMMANDS = [
 INVALID_COMMANDS = [
     *("trian", "--verison", "train digits --epoch 3", "train digits --epochs x", "train digits --epochs 0"),
     *("train nothing", "train --image-size", "predict a b --score 2"),
-    *("segment trian", "train regions --epoch 3", "predict a b --batch-size 0"),
+    *("train regions --epoch 3", "predict a b --batch-size 0"),
     *("evaluate", "evaluate a --dta b", "predict a b --top 0", "predict a b --top x", "shard a b --processes x"),
     *("pseudo-label a b", "pseudo-label select a b --confidence x", "compare scop", "compare scope --seed x"),
-    *(
-        "tables 99",
-        "benchmark tables --tables 3",
-        "benchmark layr",
-        "benchmark layer --scopes 8",
-        "kernels --threads x",
-    ),
+    *("tables 99", "benchmark tables --tables 3", "benchmark layr", "benchmark layer --scopes 8"),
+    "kernels --threads x",
 ]
 SCRIPT = """
 import contextlib, io, json, sys

@@ -1,7 +1,6 @@
 """The checks of dev/release.py refuse other versions, uncommitted files, missing files and paths of this machine."""
 
 import importlib
-import subprocess
 import tarfile
 from pathlib import Path
 
@@ -16,38 +15,19 @@ def release(monkeypatch):
     return importlib.import_module("release")
 
 
-def git(folder, *arguments):
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def commit(folder, changelog):
-    (folder / "src/lambdanets").mkdir(parents=True)
-    (folder / "src/lambdanets/__init__.py").write_text('__version__ = "1.2.0"\n')
-    (folder / "CITATION.cff").write_text("version: 1.2.0\n")
-    (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n## {changelog}\n\n## 1.1.0\n")
-    git(folder, "init")
-    git(folder, "add", ".")
-    git(folder, "commit", "--message", "all")
-
-
 def test_release_needs_one_version_and_a_clean_tree(release, tmp_path):
-    commit(tmp_path, "1.2.0")
-    assert release.check_version(tmp_path) == "1.2.0"
-    git(tmp_path, "tag", "v1.2.0")
+    (tmp_path / "src/lambdanets").mkdir(parents=True)
+    (tmp_path / "src/lambdanets/__init__.py").write_text('__version__ = "1.2.0"\n')
+    (tmp_path / "CITATION.cff").write_text("version: 1.2.0\n")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0 (unreleased)\n\n## 1.1.0\n")
+    with pytest.raises(release.ReleaseError, match=r"CHANGELOG\.md must be 1\.2\.0, .* got 1\.2\.0 \(unreleased\)"):
+        release.check_version(tmp_path)
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0\n")
+    commit = "git init && git add . && git -c user.name=a -c user.email=a@b.c commit --message all && git tag v1.2.0"
+    release.run(["sh", "-c", commit], cwd=tmp_path)
     assert release.check_version(tmp_path) == "1.2.0"
     (tmp_path / "new.py").touch()
     with pytest.raises(release.ReleaseError, match=r"all files must be committed, got 1 .* new\.py"):
-        release.check_version(tmp_path)
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--message", "new")
-    with pytest.raises(release.ReleaseError, match=r"v1\.2\.0 is the tag of another commit"):
-        release.check_version(tmp_path)
-
-
-def test_release_refuses_another_version_in_the_changelog(release, tmp_path):
-    commit(tmp_path, "1.2.0 (unreleased)")
-    with pytest.raises(release.ReleaseError, match=r"CHANGELOG\.md must be 1\.2\.0, .* got 1\.2\.0 \(unreleased\)"):
         release.check_version(tmp_path)
 
 
