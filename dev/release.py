@@ -20,6 +20,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 
@@ -58,16 +59,16 @@ class ReleaseError(Exception):
     """A release must not be published like this."""
 
 
-def run(command: Sequence[object], **options: object) -> str:
+def run(command: Sequence[object], **options: Any) -> str:
     """Run a command and return its output. Raises ReleaseError with its output if it fails."""
-    process = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    process = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)
     if process.returncode:
         lines = f"{process.stdout}{process.stderr}".strip()[-3000:]
         raise ReleaseError(f"{' '.join(map(str, command))} failed:\n{lines}")
-    return str(process.stdout)
+    return process.stdout
 
 
-def tool(name: str, *arguments: object, **options: object) -> str:
+def tool(name: str, *arguments: object, **options: Any) -> str:
     return run([sys.executable, "-m", name, *arguments], **options)
 
 
@@ -88,6 +89,7 @@ def check_version(root: Path) -> str:
 
 
 def find(pattern: str, path: Path) -> str:
+    """The first group of the first match in a file."""
     match = re.search(pattern, path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return match[1] if match else "none"
 
@@ -165,8 +167,8 @@ def install(python: str, *requirements: object, options: Sequence[object] = (), 
     folder = WORK / "env"  # always the same, so that compiled files of Python are found
     tool("uv", "venv", "--quiet", "--clear", "--python", python, folder)
     tool("uv", "pip", "install", "--quiet", "--python", folder, *options, *requirements, cwd=cwd)
-    cache = f"{WORK / 'pycache'}"
-    return {"PATH": str(folder / "bin"), "HOME": str(WORK), "PYTHONPYCACHEPREFIX": cache, "OMP_NUM_THREADS": "1"}
+    caches = {"HOME": str(WORK), "PYTHONPYCACHEPREFIX": str(WORK / "pycache")}
+    return caches | {"PATH": str(folder / "bin"), "OMP_NUM_THREADS": "1"}
 
 
 def check_wheel(wheel: Path, python: str, extra: str) -> str:
@@ -190,7 +192,7 @@ def check_tests_of_sdist(sdist: Path, python: str, tests: Sequence[str]) -> str:
         (source,) = Path(folder).iterdir()
         environment = install(python, ".[detection,export,demo]", options=("--group", "dev"), cwd=source)
         environment["PATH"] += os.pathsep + os.environ["PATH"]
-        command = ["python", "-m", "pytest", "-q", "-n", "2", *tests]
+        command = ["python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", *tests]
         return run(command, cwd=source, env=environment).strip().splitlines()[-1]
 
 
