@@ -14,7 +14,7 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 22_100, "lab": 10_500, "native": 2_015, "everything": 40_125, "tests": 24_835}
+MAX_LINES = {"core": 22_082, "lab": 10_492, "native": 1_951, "everything": 40_034, "tests": 24_833}
 MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 59  # the chosen algorithm depends on the processor
 
 FORWARD = """
