@@ -87,5 +87,5 @@ $(VENV)/dev-ready: pyproject.toml | $(BIN)/python
 
 $(VENV)/release-ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check $(NEW_PIP)
-	$(BIN)/python -m pip install --disable-pip-version-check --group release
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --group release
 	@touch $@
