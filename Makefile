@@ -5,12 +5,13 @@
 # make docs      build the pages and the reference as a site, build/site/index.html
 # make lint      check style, types and the limits of the code
 # make format    format the code
+# make release   build and check the sdist and all wheels, and print what to type to publish them
 # make clean     remove the virtual environment and the demo's run
 
 VENV := .venv
 BIN := $(VENV)/bin
 # The first of these Pythons that is new enough is used; make PYTHON=... uses another one.
-CANDIDATES := python3 python3.13 python3.12 python3.11 python
+CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11 python
 CHECK_VERSION := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(CHECK_VERSION)' >/dev/null 2>&1 && echo $(p))))
 
@@ -29,7 +30,10 @@ INSTALLING := installing the package and its dependencies into $(VENV): about 3 
 	with CUDA, as on Linux; README.md, Install, has the way to PyTorch for CPUs only (about 200 MB). \
 	An interrupted installation continues with the same command.
 
-.PHONY: demo test test-isa tables docs lint format clean
+# The first pip that installs dependency groups.
+NEW_PIP := 'pip>=25.1'
+
+.PHONY: demo test test-isa tables docs lint format release clean
 
 demo: $(VENV)/demo-ready
 	@if [ -f runs/demo/recipe.json ]; then $(BIN)/lambdanets train --resume runs/demo; \
@@ -59,8 +63,11 @@ format: $(VENV)/dev-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+release: $(VENV)/release-ready
+	$(BIN)/python dev/release.py
+
 clean:
-	rm -rf $(VENV) runs/demo build
+	rm -rf $(VENV) runs/demo build dist
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer with venv must be installed, found none; install it, or run make PYTHON=/path/to/python" >&2; exit 2; }
@@ -74,5 +81,11 @@ $(VENV)/demo-ready: pyproject.toml | $(BIN)/python
 
 $(VENV)/dev-ready: pyproject.toml | $(BIN)/python
 	@echo "$(INSTALLING)"
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(NEW_PIP)
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[detection,export,demo]' --group dev
+	@touch $@
+
+$(VENV)/release-ready: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check $(NEW_PIP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --group release
 	@touch $@

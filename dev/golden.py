@@ -28,11 +28,9 @@ LIBRARIES = "src/lambdanets/ops/position/libraries"
 SMALL = "--training-images 16 --image-size 64 --batch-size 4 --epochs 2"
 COMMANDS = {
     "classification": "train digits --training-images 400 --epochs 3 --ema-decay 0.9",
-    "detection": f"detect train digits {SMALL}",  # both trees know the earlier names of train
-    "segmentation": f"segment train digits {SMALL}",
+    "detection": f"train scattered_digits {SMALL}",
+    "segmentation": f"train digit_masks {SMALL}",
 }
-EVALUATE = {"classification": "evaluate", "detection": "detect evaluate"}
-EVALUATE |= {"segmentation": "segment evaluate"}
 
 
 def lambdanets(arguments: str) -> list[str]:
@@ -101,7 +99,7 @@ def predictions(tree: Path, images: Path, out: Path) -> dict[str, str]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     run(tree, f"predict digits {images} --out {out / 'digits.csv'}")
-    run(tree, f"detect predict nuclei {images} --out {out / 'nuclei'}")
+    run(tree, f"predict nuclei {images} --out {out / 'nuclei'}")
     files = [path for path in sorted(out.rglob("*")) if path.is_file()]
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -119,7 +117,7 @@ def compare(golden: Path, work: Path, base: Path) -> Iterator[str]:
         run(ROOT, f"{command.split(' digits')[0]} --resume {resumed}")
         if weights_hash(resumed) != weights_hash(golden / f"{task}-1"):
             yield f"{task}: the resumed run has other weights"
-        run(ROOT, f"{EVALUATE[task]} {golden / f'{task}-1'} --out {work / f'{task}-evaluated'}")
+        run(ROOT, f"evaluate {golden / f'{task}-1'} --out {work / f'{task}-evaluated'}")
     images = work / "images"
     images.mkdir()
     for page_image in sorted((ROOT / "docs").rglob("*.png"))[:3]:

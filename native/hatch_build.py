@@ -1,6 +1,7 @@
 """Compiles the native engine for the wheel and for editable installations; without a compiler both are pure Python.
 
-LAMBDANETS_PLATFORM names another platform of libraries.py than that of the build; native/wheels.py sets it.
+LAMBDANETS_PLATFORM names another platform of libraries.py than that of the build, or "any" for pure Python;
+native/wheels.py sets it.
 """
 
 import os
@@ -25,10 +26,9 @@ class NativeBuildHook(BuildHookInterface):
         shutil.rmtree(output, ignore_errors=True)
         other = os.environ.get("LAMBDANETS_PLATFORM")
         platform = other or platform_of_this_machine()
-        if platform is None or os.environ.get("LAMBDANETS_PURE"):
+        if platform in (None, "any"):
             return
         output.mkdir()
-        (output / ".gitignore").write_text("*\n", encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder:
             for compiler, is_zig in compilers(platform, only_zig=bool(other)):
                 try:
@@ -43,7 +43,7 @@ class NativeBuildHook(BuildHookInterface):
                 shutil.rmtree(output)
                 if other:
                     self.app.abort(f"the engine must be compiled for {other}, which needs the package ziglang")
-                self.app.display_warning("no compiler: the package has no native engine, and is slower on CPUs")
+                self.app.display_warning("no C compiler: lambdanets has no native engine, and is slower on CPUs")
                 return
         # Other compilers use the C library of this machine, which may be newer than that of the tag.
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")

@@ -83,10 +83,12 @@ def build_libraries(compiler: Sequence[str], is_zig: bool, platform: str, folder
     for name, zig_flag, other_flag, flags, lanes in LIBRARIES[machine]:
         base = [*compiler, *FLAGS, zig_flag if is_zig else other_flag, *flags]
         objects = object_commands(base, lanes, folder, name)
-        threads = [] if "windows" in system else ["-lpthread"]
+        others = [] if "windows" in system else ["-lpthread"]
+        if suffix == ".dylib":  # otherwise its name is the path in the temporary folder
+            others.append(f"-Wl,-install_name,@rpath/{name}{suffix}")
         commands += objects
         library = str(folder / f"{name}{suffix}")
-        links.append([*base, "-s", "-shared", *(command[-1] for command in objects), *threads, "-o", library])
+        links.append([*base, "-s", "-shared", *(command[-1] for command in objects), *others, "-o", library])
     run_all(commands)
     run_all(links)
     for link in links:  # without the other files that linkers for Windows write

@@ -3,17 +3,17 @@
 import json
 import os
 import shlex
-from dataclasses import replace
+import signal
 
 import pytest
 
 from commands import fail, succeed
+from lambdanets.__main__ import exit_quietly_on_signals
 from lambdanets.cli import main
 from lambdanets.cli.train import parse_train_command
 from lambdanets.inference import loading
-from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import launching, micro_batches, run
+from lambdanets.training import launching, micro_batches
 
 
 def test_train_prints_classes_and_left_out_files_first_and_top1_last(two_classes, tmp_path, capsys):
@@ -86,23 +86,6 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
     assert launched[1][1][-1].startswith("runs/digits-")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("detect train", "scattered_digits"),
-        ("detect train nuclei", "nuclei"),
-        ("segment train nuclei_convolution", "nuclei_masks_convolution"),
-        ("segment train --epochs 3", "digit_masks"),
-    ],
-)
-def test_earlier_names_of_train_and_its_recipes_work(old, new, tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(run, "start", lambda recipe, folder: started.append(recipe) or {})
-    monkeypatch.chdir(tmp_path)
-    assert main(old.split()) == 0
-    assert started == [replace(find_recipe(new), epochs=started[0].epochs)]
-
-
 def test_train_rejects_a_model_that_exceeds_memory(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(micro_batches, "free_memory", lambda device: 2**20)
     error = fail(capsys, "train", "--run", tmp_path / "run")
@@ -155,3 +138,9 @@ def test_recipe_options_are_kept_for_another_model_that_has_them(model, kept, tm
     )
     command = parse_train_command([str(file), "--model", model])
     assert command.recipe.model_options == kept
+
+
+def test_signals_that_windows_does_not_have_are_left_out(monkeypatch):
+    monkeypatch.delattr("signal.SIGHUP")
+    exit_quietly_on_signals()
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

@@ -1,4 +1,3 @@
-import signal
 import subprocess
 from types import SimpleNamespace
 
@@ -8,14 +7,11 @@ import torch
 from lambdanets import device
 
 
-@pytest.mark.parametrize(("code", "rejected"), [(-signal.SIGILL, True), (0, False)])
-def test_rejects_bfloat16_if_it_crashes_the_process(code, rejected, monkeypatch):
+@pytest.mark.parametrize("code", [-4, 0xC000001D])  # an illegal instruction, also on Windows
+def test_rejects_bfloat16_if_it_crashes_the_process(code, monkeypatch):
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code))
-    if rejected:
-        with pytest.raises(ValueError, match=r"advertises but forbids; set ONEDNN_MAX_CPU_ISA"):
-            device.check_precision("bf16-mixed")
-    else:
+    with pytest.raises(ValueError, match=r"advertises but forbids; set ONEDNN_MAX_CPU_ISA"):
         device.check_precision("bf16-mixed")
 
 

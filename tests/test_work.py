@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -97,6 +99,13 @@ def test_only_one_of_several_processes_gets_the_lock_of_a_dead_owner(owner, tmp_
     for process in processes:
         process.join()
     assert max_owners.value == 1
+
+
+def test_a_lock_file_that_nothing_else_may_access_is_no_error(tmp_path, monkeypatch):
+    for name in ("write_text", "read_text", "unlink"):  # as on Windows, where locks are mandatory
+        monkeypatch.setattr(Path, name, Mock(side_effect=PermissionError))
+    with open_folder(tmp_path), pytest.raises(InUseError, match="in use by another process"), open_folder(tmp_path):
+        pass
 
 
 def test_a_folder_left_empty_is_removed_with_its_lock(tmp_path):

@@ -1,6 +1,5 @@
 """Verifies shards, and writes shards.json for shards of other tools."""
 
-import os
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -10,16 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
-from lambdanets.data.shards import (
-    SHARD_LIST,
-    Shard,
-    ShardList,
-    Store,
-    is_url,
-    open_store,
-    parse_class,
-    read_list,
-)
+from lambdanets.data.shards import SHARD_LIST, Shard, ShardList, Store, is_url, open_store, parse_class, read_list
 from lambdanets.data.tars import read_tar_samples
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import file_sha256, open_regular
@@ -33,7 +23,10 @@ def inspect_tar(path: Path) -> tuple[Shard, list[tuple[str, bytes]]]:
     try:
         with open_regular(path) as file:
             names, offsets = read_tar_samples(file)
-            classes = [os.pread(file.fileno(), length, start) for start, length in offsets[:, 2:].tolist()]
+            classes = []
+            for start, length in offsets[:, 2:].tolist():
+                file.seek(start)
+                classes.append(file.read(length))
             digest, size = file_sha256(file), file.tell()
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete tar file: {one_line(error)}") from error

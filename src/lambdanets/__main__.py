@@ -18,8 +18,9 @@ def console() -> None:
 
 def exit_quietly_on_signals() -> None:
     """Make signals end the process immediately and without a message. Signals that are ignored stay ignored."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is not signal.SIG_IGN:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        signum = getattr(signal, name, None)  # Windows has no SIGHUP
+        if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, lambda *_: os._exit(130))
 
 

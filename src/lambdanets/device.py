@@ -1,6 +1,5 @@
 """The default device, the precisions it supports, and its free memory."""
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,12 +50,12 @@ def check_precision(precision: str) -> None:
 
 
 def check_bfloat16(option: str, alternative: str) -> None:
-    """Raise InputError if a bfloat16 matrix product kills its process with SIGILL: AMX is advertised but forbidden.
+    """Raise InputError if a bfloat16 matrix product kills its process: AMX is advertised but forbidden.
 
     option: what needs bfloat16, for the message. alternative: what to use instead.
     """
     product = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
-    if subprocess.run([sys.executable, "-c", product], check=False).returncode == -signal.SIGILL:
+    if subprocess.run([sys.executable, "-c", product], check=False).returncode:
         raise InputError(
             f"{option} needs AMX instructions, which this machine advertises but forbids; "
             f"set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 in the environment, or use {alternative}"
@@ -80,7 +79,7 @@ def free_memory(
 
 def _free_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
     """Yield the free memory of each cgroup of this process that has a limit, from its own up to the root."""
-    lines = membership.read_text().splitlines() if membership.is_file() else []
+    lines = membership.read_text(encoding="utf-8", errors="replace").splitlines() if membership.is_file() else []
     for hierarchy, controllers, path in (line.split(":", 2) for line in lines):
         if hierarchy == "0":
             root, (limit, usage, cache) = cgroups, _CGROUP2
@@ -104,7 +103,7 @@ _CGROUP1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fi
 def _read_number(file: Path, key: str | None = None) -> int | None:
     """Return the first number in a file, or the one after `key`; None if it is missing or "max" (no limit)."""
     try:
-        fields = file.read_text().split()
+        fields = file.read_text(encoding="utf-8").split()
     except OSError:
         return None
     values = fields[fields.index(key) + 1 :] if key in fields else fields if key is None else []

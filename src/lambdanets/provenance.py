@@ -56,4 +56,4 @@ def hardware() -> dict[str, Any]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    return path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []

@@ -42,9 +42,12 @@ def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
     with uninterrupted():
         try:
             lock.acquire()
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            with contextlib.suppress(PermissionError):  # on Windows only the lock itself can access its file
+                path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         except Timeout:
-            owner = path.read_text(errors="replace")[:200] if path.is_file() else ""
+            owner = ""
+            with contextlib.suppress(PermissionError, FileNotFoundError):
+                owner = path.read_text(encoding="utf-8", errors="replace")[:200]
             advice = "wait for it to end, or choose another path"
             raise InUseError(f"{subject} is in use by {owner or 'another process'}; {advice}") from None
         except OSError as error:
@@ -52,7 +55,8 @@ def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # after the release another process may hold it
+            with contextlib.suppress(PermissionError):  # filelock removes it on Windows
+                path.unlink(missing_ok=True)  # after the release another process may hold it
             lock.release()
 
 

@@ -52,11 +52,13 @@ def test_sharded_set_has_the_same_images_classes_and_splits(two_classes: Path, s
         assert actual.labels.dtype == np.int64
 
 
-def test_image_names_are_shard_and_member_also_of_a_pickled_copy(shards: Path) -> None:
+def test_image_names_are_shard_and_member_also_of_a_pickled_copy(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = open_train(shards)
     assert train.name(3) == f"{shards}/train-00001.tar/{train.key(3)}.png"
     assert train.shard_sizes == [2] * 8
-    assert pickle.loads(pickle.dumps(train)).load(5)[0].tobytes() == train.load(5)[0].tobytes()
+    image = train.load(5)[0]
+    monkeypatch.delattr("os.pread")  # Windows has none
+    assert pickle.loads(pickle.dumps(train)).load(5)[0].tobytes() == image.tobytes()
 
 
 def test_each_epoch_has_every_image_once_in_an_order_without_workers(shards: Path) -> None:

@@ -1,6 +1,5 @@
 """`lambdanets export`."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -99,7 +98,7 @@ def _is_path(source: str) -> bool:
     path = Path(source)
     if weights_in(path) or path.suffix.lower() in WEIGHTS or ":" in source:
         return True
-    return source in packaged_models() or (os.sep in source and not source.startswith("timm/"))
+    return source in packaged_models() or (path.name != source and not source.startswith("timm/"))
 
 
 def _report_int8(result: "Quantization") -> None:

@@ -26,12 +26,13 @@ def main(arguments: list[str]) -> int:
     from lambdanets.device import resolve_device
     from lambdanets.ops.position import fused_check
     from lambdanets.ops.position.fused import gpu_capability
-    from lambdanets.ops.position.native import load_library
+    from lambdanets.ops.position.native import FOLDER, load_library
 
     device = resolve_device(options.device)
     if device.type == "cpu":
         found = load_library()
-        name = "none for this processor (see docs/engine.md)" if found is None else found.name
+        reason = "for this processor" if FOLDER.is_dir() else "since the package was installed without a compiler"
+        name = f"none, {reason}; other algorithms are used" if found is None else found.name
         echo(f"compiled library: {name}", f"threads: {torch.get_num_threads()}")
         return 0
     if gpu_capability(str(device)) is None:

@@ -16,7 +16,7 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.order import BatchSlice, Order, derive_seeds
 from lambdanets.errors import InputError
-from lambdanets.signals import exit_with_parent
+from lambdanets.signals import SIGNALS, exit_with_parent
 
 _KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
 
@@ -254,7 +254,7 @@ class _SampleDataset(Dataset[Sample]):
 
 def _init_worker(worker: int) -> None:
     """Ignore signals to the process group, because the training process first saves a checkpoint."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent()  # PyTorch checks the parent only between batches, not while a worker hangs in an image
 

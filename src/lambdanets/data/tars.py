@@ -96,11 +96,17 @@ class TarSamples:
 
     def image(self, position: int) -> bytes:
         start, length, _, _ = self.offsets[position].tolist()
-        return os.pread(self._descriptor, length, start)
+        return self._read(start, length)
 
     def label(self, position: int) -> bytes:
         _, _, start, length = self.offsets[position].tolist()
-        return os.pread(self._descriptor, length, start)
+        return self._read(start, length)
+
+    def _read(self, start: int, length: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, length, start)
+        os.lseek(self._descriptor, start, os.SEEK_SET)  # on Windows, where no process is forked
+        return os.read(self._descriptor, length)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -186,7 +186,7 @@ class RunLog(Callback):
         self.rows.append(row)
         if self._world.is_rank_zero:
             is_new = not self.path.exists()
-            with self.path.open("a", newline="") as file:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([self._columns, row] if is_new else [row])
         logged = {f"speed/{name}" if name in SPEED else f"{name}/{split}": value for name, value in values.items()}
         if split == "train":
