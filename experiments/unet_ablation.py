@@ -77,8 +77,9 @@ def section(runs: list[dict[str, Any]]) -> str:
     seeds = sorted({run["seed"] for run in runs})
     dice = {(run["layer"], run["learning_rate"], run["seed"]): f"{100 * run['dice']:.1f}" for run in runs}
     rows = [
-        [setting["layer"], f"{setting['learning_rate']}", *(dice.get((*setting.values(), seed), "") for seed in seeds)]
-        for setting in settings()
+        [layer, f"{rate}", *(dice.get((layer, rate, seed), "") for seed in seeds)]
+        for layer, rate in (setting.values() for setting in settings())
+        if any((layer, rate, seed) in dice for seed in seeds)
     ]
     table = markdown_table(["layer", "learning rate", *(f"seed {seed}" for seed in seeds)], *rows)
     return f"Dice (%) after {EPOCHS} epochs on {processors(runs)}:\n\n{table}\n"
