@@ -114,7 +114,7 @@ def compare(golden: Path, work: Path, base: Path) -> Iterator[str]:
                 yield f"{task}, {ranks} ranks: {result(golden / folder.name)} is now {result(folder)}"
         resumed = work / f"{task}-interrupted"
         shutil.copytree(golden / resumed.name, resumed)
-        run(ROOT, f"{command.split(' digits')[0]} --resume {resumed}")
+        run(ROOT, f"train --resume {resumed}")
         if weights_hash(resumed) != weights_hash(golden / f"{task}-1"):
             yield f"{task}: the resumed run has other weights"
         run(ROOT, f"evaluate {golden / f'{task}-1'} --out {work / f'{task}-evaluated'}")

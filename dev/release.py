@@ -51,7 +51,7 @@ SMOKE_TESTS: dict[str, list[list[str]]] = {
     "detection": [["python", "-c", CORE], ["lambdanets", "predict", "nuclei", "image.png", "--out", "nuclei"]],
     "export": [["lambdanets", "export", "digits", "--out", "digits.onnx"]],
     "bench": [["lambdanets", "benchmark", "layer", "--shapes", "8x8x16", "--scopes", "3", "--seconds", "0.1"]],
-    "demo": [["python", "-c", "import lambdanets_lab.demo.server"]],
+    "demo": [["python", "-c", "import lambdanets_lab.demo.app"]],
 }
 
 
