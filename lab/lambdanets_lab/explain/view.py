@@ -35,9 +35,9 @@ class View:
             raise InputError(f"at must be a pixel of the image of size {self.image_size}, got {at}")
         fractions = [(x + 0.5 - start) / size for x, start, size in zip(at, self.start, self.size, strict=True)]
         if not all(0 <= fraction < 1 for fraction in fractions):
-            ranges = ", ".join(
-                f"{math.ceil(start - 0.5)} to {math.ceil(start + size - 0.5) - 1}"
-                for start, size in zip(self.start, self.size, strict=True)
+            ranges = " and ".join(
+                f"{axis} {math.ceil(start - 0.5)} to {math.ceil(start + size - 0.5) - 1}"
+                for axis, start, size in zip(("rows", "columns"), self.start, self.size, strict=False)
             )
             raise InputError(f"at must be in the center crop that the model sees, {ranges}, got {at}")
         return tuple(int(fraction * side) for fraction, side in zip(fractions, sides, strict=True))

@@ -158,7 +158,7 @@ def _train(command: TrainCommand) -> tuple[dict[str, Any], Path] | int:
 
 def _dry_run(command: TrainCommand) -> int:
     options = command.options
-    given = [name for name in ("resume", "run", "quicktest") if getattr(options, name)]
+    given = [name for name in ("resume", "quicktest") if getattr(options, name)]
     if given:
         raise InputError(f"--dry-run trains nothing; remove --{' and --'.join(given)}")
     if options.devices is not None and LAUNCHED not in os.environ:

@@ -23,7 +23,8 @@ _MAX_REASONS = 6  # in a line; the rest is summed
 class FoundImages:
     """Image files, and the files that were left out.
 
-    others: files that are not images. outputs: images in output folders of this package, with the reason.
+    others: files that are not images. outputs: images in output folders of this package, and empty folders, with the
+    reason.
     """
 
     paths: list[Path]
@@ -64,6 +65,8 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
             found.outputs.update(dict.fromkeys(images, describe_output(parent.relative_to(folder))))
             folders.clear()
             continue
+        if parent != folder and not folders and all(map(is_hidden, names)):
+            found.outputs[parent] = f"empty folder '{parent.relative_to(folder)}'"
         for name in names:
             if accepts(name):
                 found.paths.append(parent / name)

@@ -90,7 +90,8 @@ def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]
     folder.
     """
     if not (folder / RECIPE).is_file():
-        raise InputError(f"{folder} must be a run folder, got one without {RECIPE}")
+        got = f"one without {RECIPE}" if folder.exists() else "none of this name"
+        raise InputError(f"{folder} must be a run folder, got {got}")
     if recipe is not None:
         recipe = replace(recipe, **absolute_paths(recipe))
     with process_group() as world:

@@ -43,7 +43,9 @@ def test_attention_maps_of_a_classifier(quick_run):
 
 def test_positions_outside_of_the_crop_or_the_image_are_errors(quick_run):
     explanation = ln.explain(quick_run, np.zeros((30, 50), np.uint8))
-    with pytest.raises(InputError, match=r"at must be in the center crop that the model sees, 0 to 29, 10 to 39, got"):
+    with pytest.raises(
+        InputError, match=r"at must be in the center crop that the model sees, rows 0 to 29 and columns 10 to 39"
+    ):
         explanation.attention_map(at=(3, 40))
     for at in [(30, 20), (-1, 20), (3,), 3]:
         with pytest.raises(InputError, match=r"at must be a pixel of the image of size \(30, 50\), got"):
