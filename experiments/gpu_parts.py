@@ -25,7 +25,7 @@ from lambdanets.ops import position_interaction
 from lambdanets.ops.position import fused, fused_check
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.autograd import make_problem
-from lambdanets.ops.position.fused import KERNELS, Fused, kernels_for_dtype
+from lambdanets.ops.position.fused import KERNELS, Fused
 from lambdanets.ops.position.fused_check import CASES, FULL_TILE_CASE, Case, Example, max_relative_error, run_kernel
 from lambdanets.ops.position.fused_sizes import ProgramSizes, choose_program_sizes, max_value_channels
 from lambdanets.ops.tables import crop_to_grid
@@ -63,27 +63,30 @@ CHECKS = [
 ]
 # The problems of `layers`, at full size. Their tiles differ from those of `CASES`.
 LAYER_CHECKS = [Case(b, 4, (side, side), (r or 1,) * 2, 16, v, content=True) for side, v, r, b in SHAPES]
-# Other tiles for these kernels, in bfloat16: shape, kernel, positions, examples, step, values, warps, stages
-CANDIDATES: list[tuple[tuple[int, int, int | None, int], str, ProgramSizes]] = [
-    (SHAPES[i], kernel, ProgramSizes(*sizes))
-    for i, kernel, sizes in (
-        (0, "forward_lambda_order", (16, 8, 32, 16, 8, 3, True)),
-        (0, "grad_queries_lambda_order", (8, 16, 32, 16, 8, 3, True)),
-        (0, "grad_table", (4, 4, 256, 16, 4, 3, True)),
-        (1, "forward_query_order", (8, 4, 16, 32, 4, 3)),
-        (1, "forward_lambda_order", (8, 8, 32, 32, 8, 3, True)),
-        (1, "grad_table", (4, 4, 256, 16, 4, 3, True)),
-        (1, "grad_table", (8, 4, 32, 32, 4, 3)),
-        (2, "forward_query_order", (8, 4, 16, 64, 4, 3)),
-        (2, "grad_queries", (8, 8, 16, 64, 4, 3)),
-        (2, "grad_queries", (16, 4, 16, 64, 4, 3)),
-        (2, "grad_table", (8, 8, 32, 64, 8, 3)),
-        (2, "grad_table", (8, 4, 64, 64, 8, 3)),
-        (2, "grad_values", (32, 4, 8, 64, 4, 3)),
-        (3, "forward_query_order", (8, 4, 16, 64, 4, 3)),
-        (3, "grad_queries", (8, 4, 16, 128, 4, 3)),
-        (3, "grad_table", (8, 4, 32, 128, 8, 3)),
-        (3, "grad_values", (16, 4, 4, 64, 4, 3)),
+# Other tiles for these kernels: shape, dtype, kernel, positions, examples, step, values, warps, stages
+CANDIDATES: list[tuple[tuple[int, int, int | None, int], torch.dtype, str, ProgramSizes]] = [
+    (SHAPES[i], dtype, kernel, ProgramSizes(*sizes))
+    for i, dtype, kernel, sizes in (
+        (0, torch.bfloat16, "forward", (8, 8, 32, 16, 8, 3)),
+        (0, torch.bfloat16, "forward", (8, 8, 64, 16, 4, 3)),
+        (0, torch.bfloat16, "grad_table", (8, 4, 128, 16, 8, 3)),
+        (1, torch.bfloat16, "forward", (8, 4, 64, 32, 4, 3)),
+        (1, torch.bfloat16, "grad_table", (8, 2, 256, 32, 8, 3)),
+        (2, torch.bfloat16, "forward", (8, 2, 64, 64, 4, 3)),
+        (2, torch.bfloat16, "forward", (4, 2, 32, 64, 4, 3)),
+        (2, torch.bfloat16, "forward", (8, 4, 32, 64, 8, 3)),
+        (2, torch.bfloat16, "grad_queries", (8, 2, 64, 64, 4, 3)),
+        (2, torch.bfloat16, "grad_table", (8, 1, 256, 64, 8, 3)),
+        (2, torch.bfloat16, "grad_table", (8, 4, 128, 16, 8, 3)),
+        (3, torch.bfloat16, "forward", (8, 1, 64, 128, 4, 3)),
+        (3, torch.bfloat16, "forward", (4, 1, 64, 128, 4, 3)),
+        (3, torch.bfloat16, "grad_queries", (8, 1, 64, 128, 4, 3)),
+        (3, torch.bfloat16, "grad_table", (8, 1, 128, 64, 8, 3)),
+        (0, torch.float32, "forward", (8, 8, 32, 16, 8, 2)),
+        (0, torch.float32, "forward", (8, 4, 16, 16, 4, 3)),
+        (0, torch.float32, "grad_table", (8, 2, 64, 16, 8, 3)),
+        (0, torch.float32, "grad_values", (32, 4, 4, 16, 4, 3)),
+        (1, torch.float32, "grad_values", (32, 4, 4, 32, 4, 2)),
     )
 ]
 _SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm
@@ -215,11 +218,11 @@ def launched_configurations(architecture: int) -> list[Any]:
     for dtype, each in sizes:
         heads, depth, batch = each
         depth = min(depth, max_value_channels(dtype.itemsize))
-        for kernel in kernels_for_dtype(dtype):
+        for kernel in KERNELS:
             tiles = choose_program_sizes(kernel, capability, dtype.itemsize, batch, heads, depth)
             add(kernel, dtype, heads, tiles, (True, False) if (dtype, each) in both else (True,))
-    for _, kernel, tiles in CANDIDATES:
-        add(kernel, torch.bfloat16, HEADS, tiles, (True,))
+    for _, dtype, kernel, tiles in CANDIDATES:
+        add(kernel, dtype, HEADS, tiles, (True,))
     return list(distinct)
 
 
@@ -304,7 +307,7 @@ def check(part: Part) -> None:
             with part.record_errors(f"reference of {case} {dtype}"):
                 reference = partial(position_interaction, algorithm="query_order")  # in float64 on the device
                 example = fused_check.make_example(case, dtype, part.device, reference, part.device)
-                for kernel in kernels_for_dtype(dtype):
+                for kernel in KERNELS:
                     name = f"{kernel} {dtype} {case}"
                     if part.out_of_time(name):
                         continue
@@ -374,13 +377,13 @@ def time_tiles(part: Part) -> None:
     """Measure kernels with other tiles, after comparing their results with those of the chosen tiles."""
     choose = fused.choose_program_sizes
     inputs: dict[Any, tuple[list[list[Tensor]], Problem]] = {}
-    for shape, kernel, tiles in CANDIDATES[:2] if part.dry_run else CANDIDATES:
-        name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} {tuple(tiles)}"
+    for shape, dtype, kernel, tiles in CANDIDATES[:2] if part.dry_run else CANDIDATES:
+        name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} {dtype} {tuple(tiles)}"
         if part.out_of_time(name):
             continue
-        if shape not in inputs:
-            inputs = {shape: make_inputs(part, shape, torch.float16 if part.dry_run else torch.bfloat16)}
-        sets, problem = inputs[shape]
+        if (shape, dtype) not in inputs:
+            inputs = {(shape, dtype): make_inputs(part, shape, torch.float16 if part.dry_run else dtype)}
+        sets, problem = inputs[shape, dtype]
         call = kernel_calls(problem)[kernel]
 
         def choose_candidate(
@@ -411,7 +414,7 @@ def kernel_calls(problem: Problem) -> dict[str, Callable[..., Tensor]]:
     ) -> Tensor:
         return Fused(problem).run(kernel, (queries, table, values, content), grad_output)
 
-    return {kernel: partial(call, kernel) for kernel in kernels_for_dtype(problem.dtype)}
+    return {kernel: partial(call, kernel) for kernel in KERNELS}
 
 
 def profiled_time(kernel: str, calls: list[Callable[[], Any]]) -> dict[str, Any]:

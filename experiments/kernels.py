@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from lambdanets.ops.position.fused import KERNELS, kernel_constants, kernels_for_dtype
+from lambdanets.ops.position.fused import KERNELS, kernel_constants
 from lambdanets.ops.position.fused_sizes import WARPGROUPS, ProgramSizes, choose_program_sizes
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -56,10 +56,7 @@ def configurations(
     for architecture in architectures:
         capability = divmod(architecture, 10)
         for dtype in dtypes:
-            kernels = kernels_for_dtype(getattr(torch, dtype))
-            for kernel, h, depth, batch in itertools.product(kernels, heads, depths, batches):
-                if kernel == "grad_queries_lambda_order" and capability[0] not in WARPGROUPS:
-                    continue  # not launched
+            for kernel, h, depth, batch in itertools.product(KERNELS, heads, depths, batches):
                 tiles = choose_program_sizes(kernel, capability, getattr(torch, dtype).itemsize, batch, h, depth)
                 distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(distinct)
@@ -71,10 +68,9 @@ def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from lambdanets.ops.position import fused_kernels, fused_table_kernels
+    from lambdanets.ops.position import fused_kernels
 
-    functions = vars(fused_kernels) | vars(fused_table_kernels)
-    function = functions[KERNELS[configuration.kernel].function]
+    function = getattr(fused_kernels, KERNELS[configuration.kernel].function)
     constants = kernel_constants(
         configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
     )

@@ -37,6 +37,7 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
     module = TrainingModule(classification_task(RECIPE, model), RECIPE, 1, batch_slice)
+    model.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
@@ -45,7 +46,7 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     batches = list(loader)[batch_slice.accumulation_steps :]
     step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
     for batch in batches[: batch_slice.accumulation_steps]:
-        loss = step(batch._replace(images=batch.images.double()))
+        loss = step(batch)
         (loss / batch_slice.accumulation_steps).backward()  # as Lightning does
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 

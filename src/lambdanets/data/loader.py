@@ -18,7 +18,7 @@ _MODES = {1: "L", 3: "RGB"}
 class Batch(NamedTuple):
     """A batch of b labeled images.
 
-    images: (b, c, h, w) float32; (0,) if no image could be read.
+    images: (b, c, h, w) in the dtype of the transform, uint8 in training; (0,) if no image could be read.
     labels: (b,) int64; or class probabilities, (b, classes) float32, if those are the labels of the set.
     indices: (b,) int64, of the images in the set.
     unreadable: "name: reason" of each image that could not be read. These images are not in the batch.

@@ -57,6 +57,12 @@ class Preprocessing:
         )
         return Compose([center_square, crop_and_normalize])
 
+    def normalize(self, images: "Tensor") -> "Tensor":
+        """Normalize images (..., channels, h, w), uint8, to float32 on their device, as `transform` does."""
+        scaled = images.float().div_(255)
+        mean, std = (scaled.new_tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        return scaled.sub_(mean).div_(std)
+
 
 def center_square(image: "Image") -> "Image":
     """Crop the largest centered square. Without it, timm would resize 1 x 60,000 pixels to a huge image."""

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets import LambdaLayer2d, plan, position_interaction
 from lambdanets.ops.position import fused_check
-from lambdanets.ops.position.fused import KERNELS, VECTOR_BYTES, kernels_for_dtype
+from lambdanets.ops.position.fused import KERNELS, VECTOR_BYTES
 from lambdanets.ops.position.fused_check import Case, make_example, run_kernel
 from lambdanets.ops.position.fused_kernels import kernel, offset64
 
@@ -48,7 +48,7 @@ def errors(dtype: torch.dtype, case: Case, large_strides: bool = False) -> dict[
         factors = (with_large_strides(queries), table, with_large_strides(values), with_large_strides(content))
         example = example._replace(factors=factors, grad_output=with_large_strides(example.grad_output))
     error_by_kernel = {}
-    for name in kernels_for_dtype(dtype):
+    for name in KERNELS:
         result, exact = run_kernel(name, example), example.exact[KERNELS[name].result]
         assert result.dtype == dtype
         error_by_kernel[name] = ((result.double() - exact).norm() / exact.norm()).item()

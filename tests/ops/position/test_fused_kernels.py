@@ -10,7 +10,7 @@ from interpreted_fused import CASES
 
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.algorithm import Problem
-from lambdanets.ops.position.fused import Fused, kernels_for_dtype
+from lambdanets.ops.position.fused import Fused
 from scripts import load_script
 
 PROBLEM = Problem(
@@ -64,7 +64,7 @@ def test_output_and_its_gradient_are_written_once(interpreted):
 def test_kernels_are_chosen_after_they_were_right(interpreted):
     auto = interpreted["auto"]
     assert auto["algorithm"] == "fused"
-    assert auto["reasons"] == dict.fromkeys(kernels_for_dtype(torch.float32), "")
+    assert auto["reasons"] == dict.fromkeys(fused.KERNELS, "")
     assert auto["error"] < 1e-6
 
 
@@ -145,19 +145,3 @@ def test_workspace_includes_partial_table_gradients(monkeypatch):
     assert Fused(one).cost().workspace_bytes > 1 << 30  # 2,044 MiB of float32 partial sums
     # the size of the partial sums does not depend on the batch
     assert Fused(one).cost().workspace_bytes == Fused(eight).cost().workspace_bytes
-
-
-@pytest.mark.parametrize(
-    ("side", "v", "forward", "gradient"),
-    [
-        (56, 16, "forward_lambda_order", "grad_queries_lambda_order"),
-        (28, 32, "forward_lambda_order", "grad_queries_lambda_order"),
-        (14, 64, "forward_query_order", "grad_queries"),
-        (7, 128, "forward_query_order", "grad_queries"),
-    ],
-)
-def test_order_is_the_one_measured_to_be_faster(side, v, forward, gradient, monkeypatch):
-    monkeypatch.setattr(fused, "gpu_capability", lambda device: (9, 0))
-    radius = (min(11, side - 1),) * 2
-    layer = PROBLEM._replace(batch=128, grid=(side, side), value_depth=v, before=radius, after=radius)
-    assert Fused(layer).kernels() == (forward, gradient, "grad_table", "grad_values")

@@ -22,7 +22,7 @@ from lambdanets.ops.position.fused import KERNELS
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
-GRID, KERNEL = (7, 7), "forward_query_order"
+GRID, KERNEL = (7, 7), "forward"
 INPUTS = make_inputs(GRID, (13, 13), heads=4, k=16, v=16, dtype=torch.float32)
 PROBLEM = plan(*INPUTS, GRID, algorithm="query_order").problem
 

@@ -1,11 +1,11 @@
 """Fused kernels, which materialize neither embeddings of pairs nor lambdas in global memory.
 
-There are two orders of contraction. The query order computes logits S = q E and then
-y = S V, with h (k + v) multiply-adds per pair (n, m). The lambda order computes lambda = E V in
-registers and then y = q lambda, or dq = g lambda, with k v multiply-adds per pair. The table's
-gradient is in either order, that of the values in the query order. Sums are in float32; an
-intermediate result between two products is rounded to the input dtype. There is no autotuning, so
-the same problem on the same device is always summed in the same order.
+The output and the gradients of queries and table are computed in the order of the definition:
+lambda = E V in registers and then y = q lambda or dq = g lambda; the table's gradient from that of
+the lambdas, q g. That is k v multiply-adds per pair (n, m), in one large product. The values'
+gradient is in the query order: logits S = q E and then S g, h (k + v) multiply-adds per pair. Sums
+are in float32; an intermediate result between two products is rounded to the input dtype. There is
+no autotuning, so the same problem on the same device is always summed in the same order.
 """
 
 import importlib.util
@@ -29,7 +29,6 @@ from lambdanets.ops.position.algorithm import (
     grad_of_content,
 )
 from lambdanets.ops.position.fused_sizes import (
-    WARPGROUPS,
     ProgramSizes,
     choose_program_sizes,
     choose_table_grid,
@@ -47,23 +46,16 @@ _MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 
 
 class Kernel(NamedTuple):
-    function: str  # in `fused_kernels` or `fused_table_kernels`
+    function: str  # in `fused_kernels`
     result: str  # letter of what it computes, y, or of what it computes the gradient of, q, R or V
 
 
 KERNELS = {
-    "forward_query_order": Kernel("query_order", "y"),
-    "grad_queries": Kernel("query_order", "q"),
-    "forward_lambda_order": Kernel("lambda_order", "y"),
-    "grad_queries_lambda_order": Kernel("lambda_order", "q"),
+    "forward": Kernel("lambda_order", "y"),
+    "grad_queries": Kernel("lambda_order", "q"),
+    "grad_table": Kernel("grad_table", "R"),
     "grad_values": Kernel("grad_values", "V"),
-    "grad_table": Kernel("grad_table_partial", "R"),
 }
-
-
-def kernels_for_dtype(dtype: torch.dtype) -> list[str]:
-    """The kernels for a dtype; the lambda order of queries supports only 16-bit dtypes."""
-    return [name for name in KERNELS if dtype.itemsize == 2 or not name.endswith("lambda_order")]
 
 
 def is_interpreted() -> bool:
@@ -130,22 +122,7 @@ class Fused(Algorithm):
         from lambdanets.ops.position.fused_check import failures  # imports this module
 
         reasons = failures(self.problem.device, self.dtype)
-        return "; ".join(f"{name} {reasons[name]}" for name in self.kernels() if reasons[name])
-
-    def kernels(self) -> tuple[str, str, str, str]:
-        """Return the kernels of the output and of the gradients of queries, table and values.
-
-        These orders were faster on an H200. The query order takes time for each of the h logits of
-        a pair, the lambda order for each of its k v products. The sum of lambdas is the same for
-        output and gradient, so one order is best for both. float32 supports only the query order,
-        and the loads of the gradient's lambda order are pipelined only for warpgroups.
-        """
-        channels = min(self.problem.value_depth, max_value_channels(self.dtype.itemsize))
-        is_lambda = self.dtype.itemsize == 2 and channels <= 8 * self.problem.heads
-        is_lambda_gradient = is_lambda and self.capability[0] in WARPGROUPS
-        forward = "forward_lambda_order" if is_lambda else "forward_query_order"
-        gradient = "grad_queries_lambda_order" if is_lambda_gradient else "grad_queries"
-        return forward, gradient, "grad_table", "grad_values"
+        return "; ".join(f"{name} {reasons[name]}" for name in KERNELS if reasons[name])
 
     def prepare(self, table: Tensor) -> Prepared:
         """Return the table, zero-padded along the first axis to be symmetric if it is causal."""
@@ -157,7 +134,7 @@ class Fused(Algorithm):
 
     def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
         """Compute the output, contiguous as (b, n, h, v)."""
-        return self.run(self.kernels()[0], (queries, prepared[0], values, content))
+        return self.run("forward", (queries, prepared[0], values, content))
 
     def backward(
         self,
@@ -171,7 +148,7 @@ class Fused(Algorithm):
         factors = queries, prepared[0], values, content
         grad_queries, grad_table, grad_values = (
             self.run(kernel, factors, grad_output) if needed else None
-            for kernel, needed in zip(self.kernels()[1:], needs[:3], strict=True)
+            for kernel, needed in zip(list(KERNELS)[1:], needs[:3], strict=True)
         )
         grad_prepared = None if grad_table is None else (grad_table,)
         grad_content = grad_of_content(queries, grad_output) if needs.content else None
@@ -259,13 +236,13 @@ def _launch_table(
     problem: Problem, tiles: ProgramSizes, constants: dict[str, int], g: Tensor, q: Tensor, v: Tensor
 ) -> Tensor:
     """Compute the gradient of the table (r_1, r_2, k), by partial sums."""
-    from lambdanets.ops.position.fused_table_kernels import grad_table_partial, reduce_grad_table
+    from lambdanets.ops.position.fused_kernels import grad_table, reduce_grad_table
 
     depth, inputs = q.shape[3], [*map(_align_rows, (g, q, v))]
     programs, splits, sizes = choose_table_grid(problem.grid, problem.before, problem.batch, tiles)
     partial = v.new_empty(programs, tiles.positions, tiles.step, K, dtype=torch.float32)
     arguments = _arguments(problem, partial, inputs, v.shape[2], depth)
-    grad_table_partial[(programs,)](*arguments, *sizes, **constants)
+    grad_table[(programs,)](*arguments, *sizes, **constants)
     output = v.new_empty(*problem.scope, depth, dtype=torch.float32)
     arguments = [partial, output, depth, problem.grid[1], problem.before[1], *sizes[:4], splits]
     constants = {name: constants[name] for name in ("TILE", "STEP", "K", "enable_fp_fusion")}
@@ -305,12 +282,9 @@ def _align_rows(x: Tensor) -> Tensor:
 def kernel_constants(kernel: str, tiles: ProgramSizes, heads: int, dtype: torch.dtype) -> dict[str, int]:
     """Return the compile-time constants; FMA is explicit because Triton's default may change."""
     names = "TILE", "EXAMPLES", "STEP", "V", "num_warps", "num_stages"
-    constants = dict(zip(names, tiles, strict=False))
-    constants["HEADS"] = heads if tiles.lambda_order else next_power_of_2(heads)
+    constants = dict(zip(names, tiles, strict=True))
+    constants["HEADS"] = next_power_of_2(heads) if kernel == "grad_values" else heads
     constants |= {"K": K, "VEC": VECTOR_BYTES // dtype.itemsize, "enable_fp_fusion": True}
-    result = KERNELS[kernel].result
-    if result == "R":
-        constants["LAMBDA_ORDER"] = tiles.lambda_order
-    elif result != "V":
-        constants["GRADIENT"] = result == "q"
+    if KERNELS[kernel].function == "lambda_order":
+        constants["GRADIENT"] = kernel == "grad_queries"
     return constants

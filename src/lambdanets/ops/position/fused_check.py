@@ -76,7 +76,7 @@ def failures(device: str, dtype: torch.dtype) -> dict[str, str]:
 
     Other threads wait. If kernels fail, issues one KernelWarning that says what to report.
     """
-    key, names = f"{dtype}, {describe(device)}", fused.kernels_for_dtype(dtype)
+    key, names = f"{dtype}, {describe(device)}", fused.KERNELS
     with _lock:
         if key in _known:
             return _known[key]
@@ -108,7 +108,7 @@ def check(device: str, dtype: torch.dtype) -> dict[str, str]:
         place = "cpu" if device == "meta" else device
         cases = CASES if fused.is_interpreted() else (*CASES, FULL_TILE_CASE)
         examples = [make_example(case, dtype, place) for case in cases]
-        return {name: check_kernel(name, examples) for name in fused.kernels_for_dtype(dtype)}
+        return {name: check_kernel(name, examples) for name in fused.KERNELS}
 
     key = f"{dtype}, {describe(device)}"
     # The caller may be in inference mode, autocast, vmap or a mode of fake tensors. A new thread is not.

@@ -76,128 +76,7 @@ def step_positions(i, step, window):
 @triton.jit
 def dot(a, b, total=None):
     """Return total + a @ b in float32, without TF32, which would lose precision."""
-    return tl.dot(a, b, total, input_precision="ieee")
-
-
-@triton.jit
-def batched_dot(a, b):
-    """Return a @ b, batched; a batch of one is one product, with rows divided among the warps."""
-    total = tl.zeros((a.shape[0], a.shape[1], b.shape[2]), tl.float32)
-    if a.shape[0] == 1:
-        a_2d = tl.reshape(a, (a.shape[1], a.shape[2]))
-        b_2d = tl.reshape(b, (b.shape[1], b.shape[2]))
-        total_2d = dot(a_2d, b_2d, tl.reshape(total, (a.shape[1], b.shape[2])))
-        total = tl.reshape(total_2d, (1, a.shape[1], b.shape[2]))
-    else:
-        total = dot(a, b, total)
-    return total
-
-
-@kernel
-def query_order(
-    table_ptr, a_ptr, v_ptr, c_ptr, o_ptr,
-    a_b, a_h, a_n, v_b, v_n, c_b, c_k, o_b, o_h, o_n,
-    value_depth, query_depth, batch, heads, height, width, radius_y, radius_x,
-    tile_y, tile_x, step_y, step_x,
-    TILE: tl.constexpr, EXAMPLES: tl.constexpr, HEADS: tl.constexpr, STEP: tl.constexpr,
-    K: tl.constexpr, V: tl.constexpr, VEC: tl.constexpr,
-    CONTENT: tl.constexpr, GRADIENT: tl.constexpr,
-):  # fmt: skip
-    """Compute y from a = q or, if GRADIENT, dq from a = g with all value channels in a program.
-
-    y[b,(n h),v] = q c + sum_m S[b,(n h),m] V[b,m,v], logits S[n,(b h),m] = q[n,(b h),k] E[n,k,m]
-    dq[n,(b h),k] = g c + sum_m T[n,(b h),m] E[n,m,k], T[b,(n h),m] = g[b,(n h),v] V[b,v,m]
-    """
-    value_depth *= VEC
-    query_depth *= VEC
-    blocks = 1 if GRADIENT else tl.cdiv(value_depth, V)
-    block, y0, x0, group = program_tile(blocks, height, width, tile_y, tile_x)
-    b0 = group * EXAMPLES
-
-    if not GRADIENT:
-        n = tl.arange(0, TILE)
-        y_n, x_n = y0 + n // tile_x, x0 + n % tile_x
-        in_grid = (y_n < height) & (x_n < width)
-        bh = tl.arange(0, EXAMPLES * HEADS)
-        b_bh, h_bh = b0 + bh // HEADS, bh % HEADS
-        k = tl.arange(0, K)
-    b = b0 + tl.arange(0, EXAMPLES)
-    in_batch = (b < batch)[:, None, None]
-    v = block * V + tl.arange(0, V)
-    in_depth = (v < value_depth)[None, None, :]
-    if GRADIENT:
-        k = tl.arange(0, K)
-        nh = tl.arange(0, TILE * HEADS)
-        y_nh, x_nh = y0 + nh // HEADS // tile_x, x0 + nh // HEADS % tile_x
-        h_nh = nh % HEADS
-        offset = offset64(h_nh, a_h, VEC) + offset64(y_nh * width + x_nh, a_n, VEC)
-        mask = (y_nh < height) & (x_nh < width) & (h_nh < heads)
-        mask = in_batch & mask[None, :, None] & in_depth
-        offset = offset64(b, a_b, VEC)[:, None, None] + offset[None, :, None] + v[None, None, :]
-    else:
-        offset = (offset64(b_bh, a_b, VEC) + offset64(h_bh, a_h, VEC))[None, :, None]
-        offset += k[None, None, :]
-        mask = ((b_bh < batch) & (h_bh < heads))[None, :, None] & (k < query_depth)[None, None, :]
-        mask &= in_grid[:, None, None]
-        offset += offset64(y_n * width + x_n, a_n, VEC)[:, None, None]
-    a = tl.load(a_ptr + offset, mask=mask, other=0.0)
-
-    n = tl.arange(0, TILE)
-    m = tl.arange(0, STEP)
-    y_n, x_n = y0 + n // tile_x, x0 + n % tile_x
-    window = tile_window(y0, x0, height, width, radius_y, radius_x, tile_y, tile_x, step_y, step_x)
-    # Query part of the index of each pair's embedding; each step adds the key part.
-    table_width = 2 * (radius_x + tile_x) - 1
-    query_index = (radius_y + tile_y - 1 - y_n) * table_width + radius_x + tile_x - 1 - x_n
-    e_offset = query_index[:, None, None] * K + (k[None, None, :] if GRADIENT else k[None, :, None])
-    v_rows = v_ptr + (offset64(b, v_b, VEC)[:, None, None] + v[None, None, :])
-
-    shape: tl.constexpr = (TILE, EXAMPLES * HEADS, K) if GRADIENT else (EXAMPLES, TILE * HEADS, V)
-    total = tl.zeros(shape, tl.float32)
-    if CONTENT:
-        offset = offset64(b, c_b, VEC)[:, None, None] + offset64(k, c_k, VEC)[None, :, None]
-        mask = in_batch & (k < query_depth)[None, :, None] & in_depth
-        c = tl.load(c_ptr + (offset + v[None, None, :]), mask=mask, other=0.0)
-        if GRADIENT:
-            term = tl.reshape(dot(a, tl.permute(c, (0, 2, 1))), (EXAMPLES, TILE, HEADS, K))
-            total = tl.reshape(tl.permute(term, (1, 0, 2, 3)), shape)
-        else:
-            q = tl.permute(tl.reshape(a, (TILE, EXAMPLES, HEADS, K)), (1, 0, 2, 3))
-            total = dot(tl.reshape(q, (EXAMPLES, TILE * HEADS, K)), c, total)
-    for step in range(window[0] * window[1]):
-        y_m, x_m, inside = step_positions(m, step, window)
-        key = (y_m * table_width + x_m) * K
-        e = tl.load(table_ptr + (e_offset + (key[None, :, None] if GRADIENT else key[None, None, :])))
-        v_mask = in_batch & in_depth & inside[None, :, None]
-        v_step = v_rows + offset64(y_m * width + x_m, v_n, VEC)[None, :, None]
-        values = tl.load(v_step, mask=v_mask, other=0.0)
-        if GRADIENT:
-            products = batched_dot(a, tl.permute(values, (0, 2, 1))).to(e.dtype)
-            products = tl.permute(tl.reshape(products, (EXAMPLES, TILE, HEADS, STEP)), (1, 0, 2, 3))
-            total = dot(tl.reshape(products, (TILE, EXAMPLES * HEADS, STEP)), e, total)
-        else:
-            logits = dot(a, e).to(values.dtype)
-            logits = tl.permute(tl.reshape(logits, (TILE, EXAMPLES, HEADS, STEP)), (1, 0, 2, 3))
-            total = dot(tl.reshape(logits, (EXAMPLES, TILE * HEADS, STEP)), values, total)
-
-    if GRADIENT:
-        bh = tl.arange(0, EXAMPLES * HEADS)
-        b_bh, h_bh = b0 + bh // HEADS, bh % HEADS
-        offset = (offset64(b_bh, o_b, VEC) + offset64(h_bh, o_h, VEC))[None, :]
-        offset += offset64(y_n * width + x_n, o_n, VEC)[:, None]
-        mask = ((y_n < height) & (x_n < width))[:, None]
-        mask &= ((b_bh < batch) & (h_bh < heads))[None, :]
-        mask = mask[:, :, None] & (k < query_depth)[None, None, :]
-        offset = offset[:, :, None] + k[None, None, :]
-    else:
-        nh = tl.arange(0, TILE * HEADS)
-        h_nh = nh % HEADS
-        y_nh, x_nh = y0 + nh // HEADS // tile_x, x0 + nh // HEADS % tile_x
-        offset = offset64(h_nh, o_h, VEC) + offset64(y_nh * width + x_nh, o_n, VEC)
-        offset = offset64(b, o_b, VEC)[:, None, None] + offset[None, :, None] + v[None, None, :]
-        mask = in_batch & in_depth
-        mask &= ((y_nh < height) & (x_nh < width) & (h_nh < heads))[None, :, None]
-    tl.store(o_ptr + offset, total.to(o_ptr.dtype.element_ty), mask=mask)
+    return tl.dot(a, b, total, input_precision="tf32x3")
 
 
 @kernel
@@ -210,7 +89,7 @@ def lambda_order(
     K: tl.constexpr, V: tl.constexpr, VEC: tl.constexpr,
     CONTENT: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the same as `query_order`, by lambdas in registers.
+    """Compute y from a = q or, if GRADIENT, dq from a = g with all value channels in a program.
 
     y[b,h,n,v] = sum_k q lambda   with lambda[(b v),(n k)] = c + sum_m V[(b v),m] E[m,(n k)]
     dq[b,h,n,k] = sum_v g lambda  with the transpose, lambda[(n k),(b v)]
@@ -230,57 +109,49 @@ def lambda_order(
     bv = tl.arange(0, EXAMPLES * V)
     window = tile_window(y0, x0, height, width, radius_y, radius_x, tile_y, tile_x, step_y, step_x)
     table_width = 2 * (radius_x + tile_x) - 1
+    # Query part of the index of each pair's embedding; each step adds the key part.
     query_index = (radius_y + tile_y - 1 - y_nk) * table_width + radius_x + tile_x - 1 - x_nk
-    e_offset = (query_index * K + nk % K)[None, :]
-    v_rows = v_ptr + (offset64(b0 + bv // V, v_b, VEC) + v0 + bv % V)[:, None]
-    v_mask = ((b0 + bv // V < batch) & (v0 + bv % V < value_depth))[:, None]
+    # Axes of the product, along which the loads of its factors are expanded.
+    BV: tl.constexpr = 0 if GRADIENT else 1
+    NK: tl.constexpr = 1 if GRADIENT else 0
+    e_offset = tl.expand_dims(query_index * K + nk % K, NK)
+    v_rows = v_ptr + tl.expand_dims(offset64(b0 + bv // V, v_b, VEC) + v0 + bv % V, BV)
+    v_mask = tl.expand_dims((b0 + bv // V < batch) & (v0 + bv % V < value_depth), BV)
     shape: tl.constexpr = (TILE * K, EXAMPLES * V) if GRADIENT else (EXAMPLES * V, TILE * K)
     lambdas = tl.zeros(shape, tl.float32)
     for step in range(window[0] * window[1]):
         y_m, x_m, inside = step_positions(m, step, window)
-        e = tl.load(table_ptr + (e_offset + ((y_m * table_width + x_m) * K)[:, None]))
-        in_both = v_mask & inside[None, :]
-        v_step = v_rows + offset64(y_m * width + x_m, v_n, VEC)[None, :]
-        values = tl.load(v_step, mask=in_both, other=0.0)
-        x, y = (tl.trans(e), tl.trans(values)) if GRADIENT else (values, e)
-        lambdas = dot(x, y, lambdas)
+        e = tl.load(table_ptr + (e_offset + tl.expand_dims((y_m * table_width + x_m) * K, BV)))
+        v_step = v_rows + tl.expand_dims(offset64(y_m * width + x_m, v_n, VEC), NK)
+        values = tl.load(v_step, mask=v_mask & tl.expand_dims(inside, NK), other=0.0)
+        lambdas = dot(e, values, lambdas) if GRADIENT else dot(values, e, lambdas)
 
-    lambdas = tl.reshape(lambdas, (TILE, K, EXAMPLES, V) if GRADIENT else (EXAMPLES, V, TILE, K))
     b = b0 + tl.arange(0, EXAMPLES)
+    k = tl.arange(0, K)
     v = v0 + tl.arange(0, V)
     n = tl.arange(0, TILE)
     y_n, x_n = y0 + n // tile_x, x0 + n % tile_x
-    k = tl.arange(0, K)
-    in_grid = (y_n < height) & (x_n < width)
-    in_batch = b < batch
+    n = y_n * width + x_n
+    lambdas = tl.reshape(lambdas, (TILE, K, EXAMPLES, V) if GRADIENT else (EXAMPLES, V, TILE, K))
+    if CONTENT:
+        offset = offset64(b, c_b, VEC)[:, None, None] + offset64(k, c_k, VEC)[None, :, None]
+        mask = (b < batch)[:, None, None] & (k < query_depth)[None, :, None]
+        mask &= (v < value_depth)[None, None, :]
+        c = tl.load(c_ptr + (offset + v[None, None, :]), mask=mask, other=0.0).to(tl.float32)
+        if GRADIENT:
+            lambdas += tl.permute(c, (1, 0, 2))[None, :, :, :]
+        else:
+            lambdas += tl.permute(c, (0, 2, 1))[:, :, None, :]
+    # a and o along the axes of lambdas, (i, r, j, s): s is summed and r remains.
+    a_i, a_j, o_i, o_j = offset64(b, a_b, VEC), offset64(n, a_n, VEC), offset64(b, o_b, VEC), offset64(n, o_n, VEC)
+    in_i, in_j, r, in_r = b < batch, (y_n < height) & (x_n < width), v, v < value_depth
+    s, in_s = k, k < query_depth
     if GRADIENT:
-        if CONTENT:
-            offset = offset64(k, c_k, VEC)[:, None, None] + offset64(b, c_b, VEC)[None, :, None]
-            mask = (k < query_depth)[:, None, None] & in_batch[None, :, None]
-            mask &= (v < value_depth)[None, None, :]
-            c = tl.load(c_ptr + (offset + v[None, None, :]), mask=mask, other=0.0).to(tl.float32)
-            lambdas += c[None, :, :, :]
-        n = y_n * width + x_n
-        a_offset = offset64(n, a_n, VEC)[:, None, None] + offset64(b, a_b, VEC)[None, :, None]
-        a_offset += v[None, None, :]
-        a_mask = in_grid[:, None, None] & in_batch[None, :, None] & (v < value_depth)[None, None, :]
-        o_offset = offset64(n, o_n, VEC)[:, None, None] + offset64(b, o_b, VEC)[None, None, :]
-        o_offset += k[None, :, None]
-        o_mask = in_grid[:, None, None] & (k < query_depth)[None, :, None] & in_batch[None, None, :]
-    else:
-        if CONTENT:
-            offset = offset64(b, c_b, VEC)[:, None, None] + offset64(k, c_k, VEC)[None, None, :]
-            mask = in_batch[:, None, None] & (v < value_depth)[None, :, None]
-            mask &= (k < query_depth)[None, None, :]
-            c = tl.load(c_ptr + (offset + v[None, :, None]), mask=mask, other=0.0).to(tl.float32)
-            lambdas += c[:, :, None, :]
-        n = y_n * width + x_n
-        a_offset = offset64(b, a_b, VEC)[:, None, None] + offset64(n, a_n, VEC)[None, :, None]
-        a_offset += k[None, None, :]
-        a_mask = in_batch[:, None, None] & in_grid[None, :, None] & (k < query_depth)[None, None, :]
-        o_offset = offset64(b, o_b, VEC)[:, None, None] + offset64(n, o_n, VEC)[None, None, :]
-        o_offset += v[None, :, None]
-        o_mask = in_batch[:, None, None] & (v < value_depth)[None, :, None] & in_grid[None, None, :]
+        a_i, a_j, o_i, o_j, in_i, in_j, r, in_r, s, in_s = a_j, a_i, o_j, o_i, in_j, in_i, s, in_s, r, in_r
+    a_offset = a_i[:, None, None] + a_j[None, :, None] + s[None, None, :]
+    a_mask = in_i[:, None, None] & in_j[None, :, None] & in_s[None, None, :]
+    o_offset = o_i[:, None, None] + r[None, :, None] + o_j[None, None, :]
+    o_mask = in_i[:, None, None] & in_r[None, :, None] & in_j[None, None, :]
     for head in tl.static_range(HEADS):
         a_head = a_ptr + head * VEC * a_h.to(tl.int64) + a_offset
         a = tl.load(a_head, mask=a_mask, other=0.0).to(tl.float32)
@@ -349,3 +220,122 @@ def grad_values(
     o_mask &= ((y_m < height) & (x_m < width))[None, :, None]
     o_rows = o_ptr + (offset[:, :, None] + v[None, None, :])
     tl.store(o_rows, total.to(o_ptr.dtype.element_ty), mask=o_mask)
+
+
+@kernel
+def grad_table(
+    partial_ptr, g_ptr, q_ptr, v_ptr,
+    g_b, g_h, g_n, q_b, q_h, q_n, v_b, v_n,
+    value_depth, query_depth, batch, heads, height, width, radius_y, radius_x,
+    step_y, step_x, row_groups, chunks, split_examples,
+    TILE: tl.constexpr, EXAMPLES: tl.constexpr, HEADS: tl.constexpr, STEP: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, VEC: tl.constexpr,
+):  # fmt: skip
+    """Compute P[x,(dy m),k] = sum of q[x,(b h),k] g[b,(x h),v] V[b,(y + dy, m),v] over y, b, h, v.
+
+    x and m are columns. G[(x k),(b v)] = sum_h q g is the gradient of the lambdas, and the sum over
+    b and v is one product.
+
+    A program covers TILE query columns, step_y row offsets dy, step_x context columns and
+    split_examples examples. It loops over groups of EXAMPLES examples, blocks of V value channels
+    and query rows y. Each row of values is loaded step_y times, for consecutive y. The result is
+    (splits, row groups, chunks, column tiles, TILE, STEP, K).
+    """
+    value_depth *= VEC
+    query_depth *= VEC
+    tiles_x = tl.cdiv(width, TILE)
+    program = tl.program_id(0)
+    tile = program % tiles_x
+    chunk = program // tiles_x % chunks
+    row_group = program // tiles_x // chunks % row_groups
+    split = program // tiles_x // chunks // row_groups
+    x0 = tile * TILE
+    x_first, x_last = window_bounds(x0, TILE, radius_x, width)
+    first_offset = row_group * step_y - radius_y
+    # Query rows with a context row at one of the offsets.
+    y_first = tl.maximum(0, 1 - first_offset - step_y)
+    y_last = tl.minimum(height - 1, height - 1 - first_offset)
+    blocks = tl.cdiv(value_depth, V)
+    split_first = split * split_examples
+    split_end = tl.minimum(split_first + split_examples, batch)
+    groups = tl.maximum(tl.cdiv(split_end - split_first, EXAMPLES), 0)
+
+    step = tl.arange(0, STEP)
+    dy = first_offset + step // step_x
+    x_m = x_first + chunk * step_x + step % step_x
+    in_scope = (x_m <= x_last) & (dy <= radius_y)
+    v_offset = offset64(dy * width + x_m, v_n, VEC)
+    xk = tl.arange(0, TILE * K)
+    q_x = x0 + xk // K
+    q_offset = (offset64(q_x, q_n, VEC) + xk % K)[:, None]
+    q_mask = ((q_x < width) & (xk % K < query_depth))[:, None]
+    x = x0 + tl.arange(0, TILE)
+    g_offset = offset64(x, g_n, VEC)[:, None]
+    g_mask = (x < width)[:, None]
+    b = tl.arange(0, EXAMPLES)
+    bv = tl.arange(0, EXAMPLES * V)
+    total = tl.zeros((TILE * K, STEP), tl.float32)
+    for i in range(groups * blocks):
+        b0 = split_first + i // blocks * EXAMPLES
+        v_bv = i % blocks * V + bv % V
+        b_bv = b0 + bv // V
+        in_both = (b_bv < split_end) & (v_bv < value_depth)
+        q_rows = q_ptr + (q_offset + offset64(b0 + b, q_b, VEC)[None, :])
+        q_group_mask = q_mask & (b0 + b < split_end)[None, :]
+        g_rows = g_ptr + (g_offset + (offset64(b_bv, g_b, VEC) + v_bv)[None, :])
+        v_rows = v_ptr + (v_offset[:, None] + (offset64(b_bv, v_b, VEC) + v_bv)[None, :])
+        for y in range(y_first, y_last + 1):
+            start = (y * width).to(tl.int64) * VEC
+            inside = in_scope & (y + dy >= 0) & (y + dy < height)
+            v_mask = inside[:, None] & in_both[None, :]
+            values = tl.load(v_rows + start * v_n, mask=v_mask, other=0.0)
+            lambda_grad = tl.zeros((TILE, K, EXAMPLES, V), tl.float32)
+            for head in tl.static_range(HEADS):
+                q_head = q_rows + (start * q_n + head * VEC * q_h.to(tl.int64))
+                g_head = g_rows + (start * g_n + head * VEC * g_h.to(tl.int64))
+                q = tl.load(q_head, mask=q_group_mask, other=0.0).to(tl.float32)
+                g = tl.load(g_head, mask=g_mask & in_both[None, :], other=0.0).to(tl.float32)
+                q = tl.reshape(q, (TILE, K, EXAMPLES, 1))
+                lambda_grad += q * tl.reshape(g, (TILE, 1, EXAMPLES, V))
+            lambda_grad = tl.reshape(lambda_grad, (TILE * K, EXAMPLES * V)).to(values.dtype)
+            total = dot(lambda_grad, tl.trans(values), total)
+    partial = tl.permute(tl.reshape(total, (TILE, K, STEP)), (0, 2, 1))
+
+    offset = tl.arange(0, TILE)[:, None] * STEP + step[None, :]
+    partial_ptr += program.to(tl.int64) * (TILE * STEP * K)
+    tl.store(partial_ptr + (offset[:, :, None] * K + tl.arange(0, K)[None, None, :]), partial)
+
+
+@kernel
+def reduce_grad_table(
+    partial_ptr, o_ptr,
+    query_depth, width, radius_x, step_y, step_x, row_groups, chunks, splits,
+    TILE: tl.constexpr, STEP: tl.constexpr, K: tl.constexpr, LOADS: tl.constexpr,
+):  # fmt: skip
+    """Compute dR[dy,dx,k] as the sum over splits, column tiles and pairs of columns at offset dx.
+
+    LOADS partial sums are loaded at once, to hide latency. The result is contiguous.
+    """
+    columns = 2 * radius_x + 1
+    row = tl.program_id(0) // columns
+    dx = tl.program_id(0) % columns - radius_x
+    tiles_x = tl.cdiv(width, TILE)
+    j = tl.arange(0, LOADS * TILE) % TILE
+    load = tl.arange(0, LOADS * TILE) // TILE
+    k = tl.arange(0, K)
+    total = tl.zeros((LOADS * TILE, K), tl.float32)
+    for first in range(0, splits * tiles_x, LOADS):
+        i = first + load
+        tile = i % tiles_x
+        group = i // tiles_x * row_groups + row // step_y
+        x_first, x_last = window_bounds(tile * TILE, TILE, radius_x, width)
+        column = tile * TILE + j + dx - x_first
+        # Queries outside of the map need no mask, because their gradients were loaded as zero.
+        mask = (i < splits * tiles_x) & (column >= 0) & (column <= x_last - x_first)
+        column = tl.minimum(tl.maximum(column, 0), x_last - x_first)
+        partial = (group * chunks + column // step_x) * tiles_x + tile
+        entry = (partial.to(tl.int64) * TILE + j) * STEP + row % step_y * step_x + column % step_x
+        offset = entry[:, None] * K + k[None, :]
+        total += tl.load(partial_ptr + offset, mask=mask[:, None], other=0.0)
+    o_row = o_ptr + tl.program_id(0) * query_depth
+    tl.store(o_row + k, tl.sum(total, axis=0), mask=k < query_depth)

@@ -76,8 +76,11 @@ class ClassificationTask(Task):
     def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
         return make_batches(recipe, self.training, batch_slice=batch_slice)
 
+    def logits(self, batch: Batch, recipe: ClassificationRecipe) -> Tensor:
+        return self.model(recipe.preprocessing.normalize(batch.images)).float()
+
     def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
-        logits = self.model(batch.images).float()
+        logits = self.logits(batch, recipe)
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=recipe.label_smoothing, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
 
@@ -127,11 +130,11 @@ def make_batches(
 
 
 def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
-    """Return the training transform: random crop, flip, RandAugment and normalization.
+    """Return the training transform: random crop, flip and RandAugment.
 
     The crop is RandomResizedCrop, or, with crop_padding, a crop of full size from the padded image.
 
-    It returns tensors of shape (channels, image_size, image_size). Raises InputError for a RandAugment policy that timm
+    It returns uint8 tensors of shape (channels, image_size, image_size). Raises InputError for a RandAugment policy that timm
     does not know.
     """
     try:
@@ -144,8 +147,8 @@ def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
             color_jitter=None,
             auto_augment=recipe.rand_augment,
             interpolation=recipe.interpolation,
-            mean=recipe.mean,
-            std=recipe.std,
+            mean=recipe.mean,  # the color outside of images that RandAugment moves
+            normalize=False,  # on the device: workers then send a quarter of the bytes
         )
     except Exception as error:  # timm raises errors of many types for an invalid policy
         raise InputError(f"rand_augment must be a policy like rand-m10-n2, got {recipe.rand_augment!r}") from error
