@@ -134,7 +134,7 @@ def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
 
     The crop is RandomResizedCrop, or, with crop_padding, a crop of full size from the padded image.
 
-    It returns uint8 tensors of shape (channels, image_size, image_size). Raises InputError for a RandAugment policy that timm
+    It returns uint8 tensors (channels, image_size, image_size). Raises InputError for a RandAugment policy that timm
     does not know.
     """
     try:
