@@ -200,7 +200,8 @@ def failures(row: dict[str, Any]) -> Iterator[str]:
         yield f"{row['stack']} bytes of stack"
     if row["dtype"] != "float32" and row["instruction"] == "fma":
         yield "no tensor cores"
-    if row["loads_not_ahead"] or not row["loads"]:
+    # of `grad_table`, loads of queries of less than 4 bytes per thread cannot be asynchronous
+    if (row["loads_not_ahead"] and row["kernel"] != "grad_table") or not row["loads"]:
         yield f"{row['loads_not_ahead']} loads are not pipelined"
     if row["tiles"]["stages"] > 2 and not row["stages_ahead"]:
         yield "the loads of the next step start only after waiting for those of the current step"

@@ -75,7 +75,10 @@ def step_positions(i, step, window):
 
 @triton.jit
 def dot(a, b, total=None):
-    """Return total + a @ b in float32, without TF32, which would lose precision."""
+    """Return total + a @ b in float32. Of float32, it is the sum of three products in TF32, of high and low bits.
+
+    One product in TF32 would lose precision.
+    """
     return tl.dot(a, b, total, input_precision="tf32x3")
 
 
@@ -124,7 +127,11 @@ def lambda_order(
         e = tl.load(table_ptr + (e_offset + tl.expand_dims((y_m * table_width + x_m) * K, BV)))
         v_step = v_rows + tl.expand_dims(offset64(y_m * width + x_m, v_n, VEC), NK)
         values = tl.load(v_step, mask=v_mask & tl.expand_dims(inside, NK), other=0.0)
-        lambdas = dot(e, values, lambdas) if GRADIENT else dot(values, e, lambdas)
+        # Of float32, without tensor cores: on an H200 in 0.7 of the time of `dot`, which copies both operands.
+        if GRADIENT:
+            lambdas = tl.dot(e, values, lambdas, input_precision="ieee")
+        else:
+            lambdas = tl.dot(values, e, lambdas, input_precision="ieee")
 
     b = b0 + tl.arange(0, EXAMPLES)
     k = tl.arange(0, K)

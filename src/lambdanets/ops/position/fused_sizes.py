@@ -53,8 +53,9 @@ def choose_program_sizes(
     elif kernel == "grad_table":
         # one product, (positions k) x (examples v) times (examples v) x step
         step = (256 if warpgroups else 64) // (2 if is_float32 else 1) // (2 if h == 16 else 1)
-        minimum = 2 if is_float32 else 4
-        sizes = ProgramSizes(8, minimum, step, 16, 8)
+        v = 16 if is_float32 else min(v, 64 if batch == 1 or v == 128 else 32)
+        sizes = ProgramSizes(8, (32 if is_float32 else 64) // v, step, v, 8)
+        minimum = 2 if is_float32 else 1
     else:
         # one product, (examples v) x m times m x (positions k); 128 rows
         warps = 4 if capability[0] == 9 and not is_float32 else 8
