@@ -196,6 +196,6 @@ class StudentTask(ClassificationTask):
 
     def losses(self, batch: Batch, recipe: Any) -> dict[str, Tensor]:
         """Return the losses of a batch whose labels are class probabilities."""
-        logits = self.logits(batch, recipe)
+        logits = self.logits(batch)
         loss = F.cross_entropy(logits, batch.labels, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels.argmax(1)).sum()}

@@ -144,7 +144,7 @@ def test_label_smoothing_applies_only_to_hard_labels(smoothing):
     expected = np.where(is_pseudo, 0.2 + 0.4 * one_hot, smoothing / 3 + (1 - smoothing) * one_hot)
     np.testing.assert_allclose(batch.labels, expected, atol=1e-7)
     assert batch.labels.dtype == torch.float32
-    task = SimpleNamespace(logits=lambda batch, recipe: batch.images)
+    task = SimpleNamespace(logits=lambda batch: batch.images)
     sums = StudentTask.losses(task, batch._replace(images=torch.zeros(10, 3)), DIGITS)
     assert sums["loss"].item() == pytest.approx(10 * np.log(3), rel=1e-6)
     assert sums["top1"].item() == sum(n % 100 % 3 == 0 for n in brightness(batch))

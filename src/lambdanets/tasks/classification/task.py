@@ -47,6 +47,7 @@ class ClassificationTask(Task):
         self.training, self.validation, self.test = splits.train, splits.validation, splits.test
         self.classes, self.source, self.left_out = splits.classes, splits.source, splits.left_out
         self.fingerprint, self.patience = splits.fingerprint, recipe.patience
+        self.preprocessing = recipe.preprocessing
 
     @classmethod
     def resolve(cls, recipe: ClassificationRecipe) -> ClassificationRecipe:
@@ -76,11 +77,11 @@ class ClassificationTask(Task):
     def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
         return make_batches(recipe, self.training, batch_slice=batch_slice)
 
-    def logits(self, batch: Batch, recipe: ClassificationRecipe) -> Tensor:
-        return self.model(recipe.preprocessing.normalize(batch.images)).float()
+    def logits(self, batch: Batch) -> Tensor:
+        return self.model(self.preprocessing.normalize(batch.images)).float()
 
     def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
-        logits = self.logits(batch, recipe)
+        logits = self.logits(batch)
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=recipe.label_smoothing, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
 
