@@ -15,7 +15,8 @@ from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.detection.task import build_model
 from lambdanets.training.callbacks import EMA
-from lambdanets.training.module import TrainingModule, make_schedule, warmup_then_staircase, without_weight_decay
+from lambdanets.training.module import TrainingModule, without_weight_decay
+from lambdanets.training.schedules import make_schedule
 from training.runs import classification_task
 
 
@@ -82,14 +83,25 @@ def test_validation_uses_ema_weights_and_training_does_not():
     assert module.weight.tolist() == [5.0] * 3
 
 
-def test_staircase_schedule_is_constant_between_decays():
-    factors = [warmup_then_staircase(step, 4, 3, 0.5) for step in range(13)]
-    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
+def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
+    schedule = make_schedule(replace(DIGITS, epochs=5, warmup_epochs=1, schedule="cosine"), 4)
+    factors = [schedule(step) for step in range(20)]
+    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert factors[12] == pytest.approx(0.5)
+    assert all(earlier >= later for earlier, later in pairwise(factors[4:]))
+    assert schedule(20) == pytest.approx(0)
 
 
-def test_staircase_schedule_accepts_fractional_lengths():
-    factors = [warmup_then_staircase(step, 0, 2.5, 0.5) for step in range(6)]
-    assert factors == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+@pytest.mark.parametrize(
+    ("warmup", "length", "expected"),
+    [
+        (4, 3, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),
+        (0, 2.5, [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]),
+    ],
+)
+def test_staircase_schedule_is_constant_between_decays(warmup, length, expected):
+    recipe = replace(DIGITS, warmup_epochs=warmup, schedule="staircase", decay=0.5, decay_epochs=length)
+    assert [make_schedule(recipe, 1)(step) for step in range(len(expected))] == expected
 
 
 def test_schedules_without_warmup_start_at_the_peak():

@@ -1,4 +1,3 @@
-import itertools
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from lambdanets.inference.loading import load
 from lambdanets.training import run
 from lambdanets.training.callbacks import Interrupted
 from lambdanets.training.checkpoints import AtomicCheckpointIO
-from lambdanets.training.module import TrainingModule, warmup_then_cosine
+from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
@@ -208,14 +207,6 @@ def test_a_changed_folder_is_not_divided_again_by_evaluate(quick_run, tmp_path, 
 def test_rejects_evaluation_on_other_classes(quick_run):
     with pytest.raises(ValueError, match=r"among the 2 of training \('dark', 'light'\), got '0', '1', '2'"):
         evaluate(load(quick_run), "digits")
-
-
-def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
-    factors = [warmup_then_cosine(step, 4, 20) for step in range(20)]
-    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert factors[12] == pytest.approx(0.5)
-    assert all(earlier >= later for earlier, later in itertools.pairwise(factors[4:]))
-    assert warmup_then_cosine(20, 4, 20) == pytest.approx(0)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
 from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
 from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
+from lambdanets.training.schedules import make_schedule
 from lambdanets.training.task import Task
 
 # The gradient scaler of 16-mixed halves its scale, initially 2**16, at each step with non-finite gradients.
@@ -222,40 +223,6 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.task.initial_weights = checkpoint["initial_weights"]
-
-
-def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:
-    """Return the learning rate factor as a function of the step."""
-    warmup_steps = round(recipe.warmup_epochs * steps_per_epoch)
-    if recipe.schedule == "staircase":
-        decay_steps = recipe.decay_epochs * steps_per_epoch
-        return lambda step: warmup_then_staircase(step, warmup_steps, decay_steps, recipe.decay)
-    total_steps = recipe.epochs * steps_per_epoch
-    if recipe.schedule == "late_steps":
-        return lambda step: warmup_then_late_steps(step, warmup_steps, total_steps)
-    return lambda step: warmup_then_cosine(step, warmup_steps, total_steps)
-
-
-def warmup_then_cosine(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the learning rate factor: linear warm-up, then cosine decay to 0."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
-    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-
-
-def warmup_then_staircase(step: int, warmup_steps: int, decay_steps: float, decay: float) -> float:
-    """Return the learning rate factor: linear warm-up, then multiplied by `decay` every `decay_steps` steps."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    return decay ** int((step - warmup_steps) / decay_steps)
-
-
-def warmup_then_late_steps(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the learning rate factor: linear warm-up, then 1; times 0.1 at 90%, 95% and 97.5% of the steps."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    return 0.1 ** sum(step >= fraction * total_steps for fraction in (0.9, 0.95, 0.975))
 
 
 def without_weight_decay(model: nn.Module) -> set[str]:

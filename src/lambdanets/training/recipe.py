@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]  # keys of OPTIMIZERS
-Schedule = Literal["cosine", "staircase", "late_steps"]
+Schedule = Literal["cosine", "staircase", "late_steps"]  # keys of SCHEDULES in schedules.py
 NonNegative = Annotated[float, Field(ge=0, le=1e30)]  # larger ones overflow in float32
 
 

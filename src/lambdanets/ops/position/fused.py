@@ -51,8 +51,8 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {
-    "forward": Kernel("lambda_order", "y"),
-    "grad_queries": Kernel("lambda_order", "q"),
+    "forward": Kernel("forward_or_grad_queries", "y"),
+    "grad_queries": Kernel("forward_or_grad_queries", "q"),
     "grad_table": Kernel("grad_table", "R"),
     "grad_values": Kernel("grad_values", "V"),
 }
@@ -285,6 +285,6 @@ def kernel_constants(kernel: str, tiles: ProgramSizes, heads: int, dtype: torch.
     constants = dict(zip(names, tiles, strict=True))
     constants["HEADS"] = next_power_of_2(heads) if kernel == "grad_values" else heads
     constants |= {"K": K, "VEC": VECTOR_BYTES // dtype.itemsize, "enable_fp_fusion": True}
-    if KERNELS[kernel].function == "lambda_order":
+    if KERNELS[kernel].function == "forward_or_grad_queries":
         constants["GRADIENT"] = kernel == "grad_queries"
     return constants

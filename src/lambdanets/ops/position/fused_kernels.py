@@ -83,7 +83,7 @@ def dot(a, b, total=None):
 
 
 @kernel
-def lambda_order(
+def forward_or_grad_queries(
     table_ptr, a_ptr, v_ptr, c_ptr, o_ptr,
     a_b, a_h, a_n, v_b, v_n, c_b, c_k, o_b, o_h, o_n,
     value_depth, query_depth, batch, heads, height, width, radius_y, radius_x,

@@ -56,7 +56,7 @@ def choose_program_sizes(
         v = 16 if is_float32 else min(v, 64 if batch == 1 or v == 128 else 32)
         sizes = ProgramSizes(8, (32 if is_float32 else 64) // v, step, v, 8)
         minimum = 2 if is_float32 else 1
-    else:
+    else:  # forward and grad_queries
         # one product, (examples v) x m times m x (positions k); 128 rows
         warps = 4 if capability[0] == 9 and not is_float32 else 8
         sizes, minimum = ProgramSizes(8, 128 // v, 16 if is_float32 else 32, v, warps), -(-64 // v)

@@ -79,6 +79,7 @@ def choose_rows(grid: Sequence[int], before: Sequence[int], after: Sequence[int]
     sizes = tuple(grid), tuple(before), tuple(after)
     pitch = Rows(*sizes, 0, 0, 0).pitch
     row = (grid[1] - 1) * pitch + grid[2]
+    # Positions that wrap around lie outside of the row, where they are not used (README.md, "Why N").
     minimum = row + max(sides[1] * pitch + sides[2] for sides in (before, after))
     uses_fft = row > _MAX_MATRIX_SIDE and not for_graph
     length = minimum | 1  # odd: no Nyquist frequency
