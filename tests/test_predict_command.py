@@ -241,11 +241,11 @@ ERRORS = [
     ("predict detection IMAGE --out PHOTOS", "is not empty"),
     ("evaluate MODEL --device gpu", "device must be cpu"),
     ("evaluate MODEL --out PHOTOS", "is not empty"),
-    ("evaluate classification --images x", "images must be None for a classifier, got 'x'; remove it"),
+    ("evaluate classification --images x", "--images is an option of detection and segmentation, not of this model"),
     ("evaluate detection --data a.json", "data and images must be given together"),
     ("evaluate detection --data OTHER/val.json --images OTHER/val", "must have the 2 categories"),
     ("evaluate segmentation --data a.json --images a", "cannot read the COCO instances 'a.json'"),
-    ("evaluate segmentation --data-root x", "data_root must be None for a segmenter, got 'x'; use images"),
+    ("evaluate segmentation --data-root x", "--data-root is an option of classification, not of this model"),
     ("report classification", "must be a detection run, got a classification run"),
 ]
 

@@ -1,4 +1,7 @@
-"""The options that the tasks add to `lambdanets predict`. They do not import PyTorch, so that --help is fast."""
+"""The options that the tasks add to `lambdanets predict` and `lambdanets evaluate`.
+
+They do not import PyTorch, so that --help is fast. Those of evaluate are the parameters of a predictor's `evaluator`.
+"""
 
 from typing import Literal
 
@@ -30,10 +33,6 @@ class MaskOptions:
     """Side in pixels of overlapping tiles for images of more than two tiles; 0 for no tiles; by default the model's, if
     it has one. A segmentation without tiles needs about 0.5 GB of memory per megapixel."""
 
-    def tile_size_for(self, default: int | None) -> int | None:
-        """Return the side of the tiles; None for no tiles. default: of the model."""
-        return default if self.tile_size is None else self.tile_size or None
-
 
 @record
 class DetectorOptions(MaskOptions):
@@ -44,3 +43,28 @@ class DetectorOptions(MaskOptions):
     detections."""
     labels: bool = True
     """Write label images and objects.csv."""
+
+
+@record
+class LabeledData:
+    """Labeled images."""
+
+    data: str | None = None
+    """Labeled images; by default those of the run. For a classifier, a dataset with the same classes: its validation
+    split, or all images if it has none. For others, a COCO-format JSON file of instances with the same categories."""
+
+
+@record
+class ClassifierData(LabeledData):
+    """Classification."""
+
+    data_root: str | None = None
+    """Root folder of a timm dataset, such as torch/cifar10."""
+
+
+@record
+class CocoData(LabeledData):
+    """Detection and segmentation."""
+
+    images: str | None = None
+    """The images of --data: a folder or an uncompressed tar."""
