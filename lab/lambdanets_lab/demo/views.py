@@ -13,9 +13,10 @@ from pydantic import Field
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.drawing import MIN_SCORE, brighten, draw_predicted, overlay_classes
-from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, make_label_image
+from lambdanets.inference.drawing import brighten, draw_predicted, overlay_classes
+from lambdanets.inference.label_images import COLUMNS, label_image_name, make_label_image, measure_objects
 from lambdanets.inference.objects import crop_objects
+from lambdanets.inference.options import MIN_SCORE
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.layers.base import LambdaBase
@@ -72,12 +73,11 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
         detected = crop_objects(explanation.output[0])
     else:
         detected = model.infer([image], tile_size=tile_size)[0].objects
-    _, counted = make_label_image(detected, MIN_SCORE)
-    visible = detected.select(counted.tolist())
-    labels, rows = label_and_measure(image, visible, model.classes, MIN_SCORE)
+    labels, visible = make_label_image(detected, MIN_SCORE)
+    rows = measure_objects(image, labels, visible, model.classes)
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []
-    overlay = draw_predicted(image, visible, model.classes, MIN_SCORE)
+    overlay = draw_predicted(image, visible, model.classes)
     label_name = label_image_name("labels", labels)
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     files = {

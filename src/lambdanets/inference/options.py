@@ -9,6 +9,8 @@ from pydantic import PositiveInt
 
 from lambdanets.records import Fraction, TileSize, record
 
+MIN_SCORE = 0.5  # objects with lower scores are neither drawn nor counted
+
 
 @record
 class NoOptions:
@@ -38,7 +40,7 @@ class MaskOptions:
 class DetectorOptions(MaskOptions):
     """Detection."""
 
-    score: Fraction = 0.5
+    score: Fraction = MIN_SCORE
     """Minimum score of the objects that are counted, drawn, and in label images and objects.csv; results.json has all
     detections."""
     labels: bool = True

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import lambdanets as ln
-from lambdanets.inference.drawing import MIN_SCORE
 from lambdanets.inference.label_images import COLUMNS
+from lambdanets.inference.options import MIN_SCORE
 from lambdanets_lab.demo.examples import example_images
 from lambdanets_lab.demo.views import attention_maps, predict_image
 
