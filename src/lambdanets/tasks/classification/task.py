@@ -76,6 +76,9 @@ class ClassificationTask(Task):
     def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
         return make_batches(recipe, self.training, batch_slice=batch_slice)
 
+    def num_images(self, batch: Batch) -> int:
+        return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two
+
     def logits(self, batch: Batch, recipe: ClassificationRecipe) -> Tensor:
         return self.model(recipe.preprocessing.normalize(batch.images)).float()
 
