@@ -37,15 +37,15 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def finetune(weights, two_classes):
     """The finetune recipe on two classes, 3 steps per epoch."""
-    fields = {"image_size": 8, "epochs": 2, "batch_size": 6, "rand_augment": None, "checkpoint_every": 2}
+    fields = {"epochs": 2, "batch_size": 6, "rand_augment": None, "checkpoint_every": 2}
     return replace(find_recipe("finetune"), weights=str(weights), data=str(two_classes), **fields)
 
 
-def test_model_options_and_normalization_are_taken_from_the_weights(finetune, tmp_path):
+def test_model_options_and_preprocessing_are_taken_from_the_weights(finetune, tmp_path):
     run.start(replace(finetune, epochs=1), tmp_path / "run")
     recipe = read_recipe(tmp_path / "run/recipe.json")
-    for name in ("model", "model_options", "channels", "mean", "std"):
-        assert getattr(recipe, name) == getattr(BASE, name)
+    assert (recipe.model, recipe.model_options) == (BASE.model, BASE.model_options)
+    assert recipe.preprocessing == BASE.preprocessing
     assert recipe.learning_rate == finetune.learning_rate
     assert load(tmp_path / "run").card.preprocessing == recipe.preprocessing
 
@@ -100,10 +100,12 @@ def test_multi_head_tables_are_interpolated_per_head(two_classes, tmp_path):
             torch.testing.assert_close(actual.table, expected.table, rtol=0, atol=0)
 
 
-def test_train_accepts_a_scope_with_weights(finetune, weights, two_classes, tmp_path):
-    fields = ["--weights", weights, "--data", two_classes, "--image-size", 12, "--epochs", 1, "--batch-size", 6]
-    arguments = [*fields, "--model-options", "scope", 9, "--run", tmp_path / "run"]
+def test_options_of_the_command_override_those_of_the_weights(finetune, weights, two_classes, tmp_path):
+    fields = ["--weights", weights, "--data", two_classes, "--interpolation", "bicubic", "--epochs", 1]
+    arguments = [*fields, "--batch-size", 6, "--model-options", "scope", 9, "--run", tmp_path / "run"]
     assert main(["train", "finetune", *map(str, arguments)]) == 0
+    preprocessing = load(tmp_path / "run").card.preprocessing  # bicubic is the default of other recipes
+    assert preprocessing == replace(BASE.preprocessing, interpolation="bicubic")
     tables = [tensor for name, tensor in load_weights(tmp_path / "run").items() if name.endswith("embedding.table")]
     assert {tuple(table.shape[:2]) for table in tables} == {(9, 9)}
 
