@@ -130,8 +130,9 @@ def _layers(explanation: Explanation) -> list[dict[str, Any]]:
 def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple[int, int]) -> dict[str, Any]:
     """Return the attention maps of one head at a pixel (row, column), drawn over the image, and their numbers as text.
 
-    Content and position weights have one color scale. Raises InputError for an unknown layer or head, and for a pixel
-    outside of the model's input.
+    Content and position weights have a color scale each.
+
+    Raises InputError for an unknown layer or head, and for a pixel outside of the model's input.
     """
     explanation, image = prediction.explanation, prediction.image
     heads = {row["name"]: row["heads"] for row in prediction.summary["layers"]}
@@ -142,10 +143,9 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
     assert view is not None
     weights = [maps[head] for maps in figures.attention_weights(explanation.attention_map(layer, at))]
     largest = [float(np.abs(values).max()) for values in weights]
-    limit = max(largest) or 1.0
     content, position = (
-        figures.panel_image(values, (-limit, limit), view, image, colors=figures.SIGNED_COLORS, at=at)
-        for values in weights
+        figures.panel_image(values, (-(limit or 1.0), limit or 1.0), view, image, colors=figures.SIGNED_COLORS, at=at)
+        for values, limit in zip(weights, largest, strict=True)
     )
     shares = explanation.position_share(layer).cpu().numpy()
     blank = Image.new("L", image.size, 255)  # the image would look like a pattern of the shares
@@ -167,8 +167,6 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
         "at": f"row {at[0]}, column {at[1]}",
         "position": f"{round(100 * share)}%",
         "content": f"{100 - round(100 * share)}%",
-        "low": f"-{limit:.2g}",
-        "high": f"+{limit:.2g}",
         "largest-content": f"{largest[0]:.2g}",
         "largest-position": f"{largest[1]:.2g}",
         "grid": "{} x {}".format(*call.inputs.grid),
