@@ -108,7 +108,7 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
         fixed = [each.without_changeable_fields().fields() for each in (recipe, requested)]
         differing = describe_differences(*fixed)
         if differing and recipe is stored:  # otherwise the folder is rejected later
-            raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove these options")
+            raise InputError(f"{differing}, since --resume uses the run's own recipe; remove these options")
     return TrainCommand(arguments, options, requested, name)
 
 
