@@ -96,7 +96,7 @@ def test_train_rejects_a_model_that_exceeds_memory(tmp_path, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epochs", DIGITS.epochs], "--resume uses the run's own recipe, which has"),
+        (["--epochs", DIGITS.epochs], ", since --resume uses the run's own recipe; remove"),
         (["--run", "other"], "remove the recipe and --run"),
     ],
 )

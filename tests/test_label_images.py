@@ -7,8 +7,8 @@ from PIL import Image
 
 from lambdanets.inference.label_images import (
     COLUMNS,
-    label_and_measure,
     make_label_image,
+    measure_objects,
     save_label_image,
 )
 from lambdanets.inference.objects import crop_objects
@@ -25,9 +25,9 @@ def detections(boxes, scores, size=(20, 30)):
 
 def test_labels_are_sorted_by_score_and_the_best_object_is_on_top():
     found = detections([(0, 0, 10, 10), (5, 5, 15, 15), (12, 20, 18, 28)], [0.6, 0.9, 0.7])
-    labels, indices = make_label_image(found, 0.5)
+    labels, visible = make_label_image(found, 0.5)
     assert labels.dtype == np.uint16
-    assert indices.tolist() == [1, 2, 0]
+    assert visible.scores.tolist() == pytest.approx([0.9, 0.7, 0.6])
     assert labels[7, 7] == 1
     assert labels[15, 25] == 2
     assert labels[2, 2] == 3
@@ -37,14 +37,15 @@ def test_labels_are_sorted_by_score_and_the_best_object_is_on_top():
 
 def test_hidden_and_uncertain_objects_are_left_out():
     found = detections([(2, 2, 4, 4), (0, 0, 10, 10), (12, 12, 14, 14), (15, 0, 18, 3)], [0.6, 0.9, 0.4, 0.5])
-    labels, indices = make_label_image(found, 0.5)
-    assert indices.tolist() == [1, 3]
+    labels, visible = make_label_image(found, 0.5)
+    assert visible.scores.tolist() == pytest.approx([0.9, 0.5])
     assert np.unique(labels).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("boxes", [[], [(0, 0, 20, 30)]], ids=["no object", "no background"])
 def test_images_may_have_no_object_or_no_background(boxes):
-    labels, rows = label_and_measure(Image.new("L", (30, 20)), detections(boxes, [0.9] * len(boxes)), ("a", "b"), 0.5)
+    labels, visible = make_label_image(detections(boxes, [0.9] * len(boxes)), 0.5)
+    rows = measure_objects(Image.new("L", (30, 20)), labels, visible, ("a", "b"))
     assert labels.min() == labels.max() == len(rows) == len(boxes)
 
 
@@ -52,8 +53,8 @@ def test_measurements_are_those_of_the_pixels():
     image = np.zeros((20, 30), np.uint8)
     image[2:6, 10:20] = 100
     image[5, 19] = 200
-    found = detections([(2, 10, 6, 20), (10, 0, 12, 2)], [0.8, 0.9])
-    _, (second, first) = label_and_measure(Image.fromarray(image), found, ("nucleus", "debris"), 0.5)
+    found = make_label_image(detections([(2, 10, 6, 20), (10, 0, 12, 2)], [0.8, 0.9]), 0.5)
+    second, first = measure_objects(Image.fromarray(image), *found, ("nucleus", "debris"))
     assert (first["object"], first["class"], second["class"]) == (2, "nucleus", "debris")
     assert first["score"] == pytest.approx(0.8)
     assert (first["area"], first["row"], first["column"]) == (40, 3.5, 14.5)

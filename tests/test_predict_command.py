@@ -196,9 +196,10 @@ def test_predict_interrupted_by_a_signal_resumes_to_the_same_files(
     assert not [path for path in tmp_path.rglob(".*") if "lock" in path.name or "unfinished" in path.name]
     (journal,) = tmp_path.rglob("*.partial")
     journal.write_bytes(journal.read_bytes()[:-5])  # as after a kill while it is written
-    assert re.search("was started with (top|score|tile_size) .*; remove it", fail(capsys, *command, out, *options))
+    error = fail(capsys, *command, out, *options)
+    assert re.search("(top|score|tile_size) must be .*, as in .*; remove it", error)
     images = photos / "below"
-    assert "was started with other images" in fail(capsys, *command[:2], images, "--out", out)
+    assert "images must be the same, as in" in fail(capsys, *command[:2], images, "--out", out)
     succeed(*command, out)
     assert "resuming: 1 of 6 images are done" in capsys.readouterr().err
     assert contents(tmp_path / "interrupted") == contents(tmp_path / "reference")
@@ -241,11 +242,11 @@ ERRORS = [
     ("predict detection IMAGE --out PHOTOS", "is not empty"),
     ("evaluate MODEL --device gpu", "device must be cpu"),
     ("evaluate MODEL --out PHOTOS", "is not empty"),
-    ("evaluate classification --images x", "images must be None for a classifier, got 'x'; remove it"),
+    ("evaluate classification --images x", "--images is an option of detection and segmentation, not of this model"),
     ("evaluate detection --data a.json", "data and images must be given together"),
     ("evaluate detection --data OTHER/val.json --images OTHER/val", "must have the 2 categories"),
     ("evaluate segmentation --data a.json --images a", "cannot read the COCO instances 'a.json'"),
-    ("evaluate segmentation --data-root x", "data_root must be None for a segmenter, got 'x'; use images"),
+    ("evaluate segmentation --data-root x", "--data-root is an option of classification, not of this model"),
     ("report classification", "must be a detection run, got a classification run"),
 ]
 

@@ -62,8 +62,8 @@ def test_objects_on_seams_are_found_whole_and_once(height, width, batch_size):
     assert detector.largest == 32
     assert objects.size == (height, width)
     assert len(objects) == count
-    labels, indices = make_label_image(objects, 0.5)
-    assert len(indices) == count
+    labels, visible = make_label_image(objects, 0.5)
+    assert len(visible) == count
     np.testing.assert_array_equal(labels > 0, pixels > 0)
     assert label(labels > 0).max() == count
     assert len({tuple(pair) for pair in np.stack([labels[pixels > 0], label(pixels)[pixels > 0]], 1).tolist()}) == count

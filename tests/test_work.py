@@ -131,7 +131,7 @@ def test_folder_of_the_same_work_is_cleaned_and_another_one_refused(tmp_path):
     (tmp_path / ".a.bin.1.unfinished").touch()
     (tmp_path / ".spill.unfinished").mkdir()
     with (
-        pytest.raises(InputError, match=r"has shards with seed 1, not 2; choose another folder$"),
+        pytest.raises(InputError, match=r"^seed must be 1, got 2, since .* has shards; choose another folder$"),
         open_folder(tmp_path, work="shards", identity={"seed": 2}),
     ):
         pass
@@ -154,8 +154,8 @@ def test_differences_are_named_with_short_values():
     actual = {"seed": 1, "sha256": "a" * 64, "options": {"top": 3, "size": 8}, "more": 1}
     assert describe_differences(actual, {"seed": 1, "options": {"top": 3, "size": 8}}) == ""
     expected = {"seed": 2, "sha256": "b" * 64, "options": {"top": 4, "size": 8}, "device": "cpu"}
-    differing = "seed 1, not 2, other sha256, options (top 3, not 4), device None, not 'cpu'"
-    assert describe_differences(actual, expected) == differing
+    differing = "seed must be 1, got 2, and sha256 must be the same, and options (top must be 3, got 4)"
+    assert describe_differences(actual, expected) == f"{differing}, and device must be None, got 'cpu'"
 
 
 def write_and_interrupt(path, entries, identity):
@@ -171,7 +171,7 @@ def test_journal_resumes_with_its_entries_and_is_removed_at_the_end(tmp_path):
     assert not path.exists()
     write_and_interrupt(path, [{"a": 1}, {"a": "\udcff"}], {"weights": "x"})
     with (
-        pytest.raises(InputError, match=r"was started with weights 'x', not 'z'; remove it"),
+        pytest.raises(InputError, match=r"^weights must be 'x', got 'z', as in .*; remove it"),
         open_journal(path, {"weights": "z"}),
     ):
         pass

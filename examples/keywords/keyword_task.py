@@ -108,14 +108,12 @@ class KeywordSpotter(Predictor):
     def build(card: KeywordCard) -> nn.Module:
         return KeywordNetwork(len(card.classes), **card.model_options)
 
-    def infer(self, recordings: Any, *, tile_size: int | None = None, batch_size: int = 1) -> list[str]:
+    def infer(self, recordings: Any, *, batch_size: int = 1) -> list[str]:
         """Return the keyword of each recording, float32 (1, length)."""
         logits = self.outputs(torch.stack([*recordings]))
         return [self.classes[index] for index in logits.argmax(1).tolist()]
 
-    def evaluator(
-        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
-    ) -> "KeywordEvaluator":
+    def evaluator(self) -> "KeywordEvaluator":
         return KeywordEvaluator(self, Recordings(100, seed=1), "synthetic tones")
 
     # for `lambdanets predict`, which reads images: for files of sounds, override `predict_files`

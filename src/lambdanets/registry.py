@@ -17,14 +17,15 @@ class TaskEntry:
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
     recipe: its class. implementation: the Task. predictor: the class of trained models.
-    predict_options: the options that the task adds to `lambdanets predict`. extra: the extra of this package that
-    training needs.
+    predict_options, evaluate_options: the options that the task adds to `lambdanets predict` and `lambdanets evaluate`.
+    extra: the extra of this package that training needs.
     """
 
     recipe: str
     implementation: str
     predictor: str
     predict_options: str = "lambdanets.inference.options:NoOptions"
+    evaluate_options: str = "lambdanets.inference.options:NoOptions"
     extra: str = "train"
 
     @cached_property
@@ -39,18 +40,21 @@ TASKS = {
         "lambdanets.tasks.classification.task:ClassificationTask",
         "lambdanets.inference.classifier:Classifier",
         "lambdanets.inference.options:ClassifierOptions",
+        "lambdanets.inference.options:ClassifierData",
     ),
     "student": TaskEntry(
         "lambdanets_lab.pseudo.recipe:StudentRecipe",
         "lambdanets_lab.pseudo.student:StudentTask",
         "lambdanets.inference.classifier:Classifier",
         "lambdanets.inference.options:ClassifierOptions",
+        "lambdanets.inference.options:ClassifierData",
     ),
     "detection": TaskEntry(
         "lambdanets.tasks.detection.recipe:DetectionRecipe",
         "lambdanets.tasks.detection.task:DetectionTask",
         "lambdanets.inference.detector:Detector",
         "lambdanets.inference.options:DetectorOptions",
+        "lambdanets.inference.options:CocoData",
         "detection",
     ),
     "segmentation": TaskEntry(
@@ -58,6 +62,7 @@ TASKS = {
         "lambdanets.tasks.segmentation.task:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
         "lambdanets.inference.options:MaskOptions",
+        "lambdanets.inference.options:CocoData",
         "detection",
     ),
 }

@@ -91,7 +91,7 @@ class WorkFolder:
                 raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
         if differing := describe_differences(existing, self.identity):
-            raise InputError(f"{self.path} has {self.work} with {differing}; {self.advice}")
+            raise InputError(f"{differing}, since {self.path} has {self.work}; {self.advice}")
         return True
 
     @contextlib.contextmanager
@@ -153,7 +153,7 @@ def open_journal(path: Path, identity: Mapping[str, Any]) -> Iterator[Journal]:
         header, *entries = [json.loads(line) for line in complete.splitlines()] or [identity]
         differing = describe_differences(dict(header), identity)
     if differing:
-        raise InputError(f"{path} was started with {differing}; remove it to restart, or choose another output path")
+        raise InputError(f"{differing}, as in {path}; remove it to restart, or choose another output path")
     try:
         with path.open("r+b" if complete else "wb") as file:
             file.truncate(len(complete))
@@ -189,8 +189,8 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
             messages.append(f"{name} ({nested})")
         else:
             is_long = max(len(old), len(new)) > _MAX_CHARACTERS
-            messages.append(f"other {name}" if is_long else f"{name} {old}, not {new}")
-    return ", ".join(messages[:5])
+            messages.append(f"{name} must be the same" if is_long else f"{name} must be {old}, got {new}")
+    return ", and ".join(messages[:5])
 
 
 def _encode_line(entry: Any) -> bytes:

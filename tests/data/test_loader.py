@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from data.same_batches import assert_same
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageArray
 from lambdanets.data.loader import Batch, ImageBatches
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 
 
@@ -42,7 +44,7 @@ def add_noise(image: Image.Image) -> Tensor:
 
 
 def loader(
-    source: ImageArray | None = None, transform: Callable[[Image.Image], Tensor] = add_noise, **options: int
+    source: ImageArray | None = None, transform: Callable[[Image.Image], Tensor] = add_noise, **options: Any
 ) -> ImageBatches:
     defaults = {"channels": 1, "batch_size": 3, "seed": 0, "training": True, "workers": 0}
     return ImageBatches(images() if source is None else source, transform, **{**defaults, **options})
@@ -141,14 +143,14 @@ def test_loading_does_not_change_the_global_generators() -> None:
     [(10, True, [3, 3, 3]), (10, False, [3, 3, 3, 1]), (5, True, [3, 2]), (1, False, [1])],
 )
 def test_only_a_last_training_batch_of_one_image_is_dropped(count: int, training: bool, sizes: list[int]) -> None:
-    batches = loader(images(count), training=training)
+    batches = loader(images(count), training=training, batch_slice=BatchSlice(min_micro_batch=2))
     assert [len(batch.images) for batch in batches] == sizes
     assert len(batches) == len(sizes)
 
 
 def test_a_single_training_image_is_refused() -> None:
     with pytest.raises(InputError, match="number of training images must be at least 2, got 1"):
-        loader(images(1))
+        loader(images(1), batch_slice=BatchSlice(min_micro_batch=2))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

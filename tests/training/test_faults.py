@@ -138,11 +138,8 @@ def test_error_for_two_damaged_checkpoints_says_which_file_to_remove(small, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"seed": SEED + 1},
-            f"has a started run with seed {SEED}, not {SEED + 1}; choose another folder, or resume it",
-        ),
-        ({"epochs": 9, "dropout": 0.0}, r"has a started run with epochs 2, not 9, dropout 0\.1, not 0\.0;"),
+        ({"seed": SEED + 1}, rf"^seed must be {SEED}, got {SEED + 1}, since .* has a started run; .* or resume it"),
+        ({"epochs": 9, "dropout": 0.0}, r"^epochs must be 2, got 9, and dropout must be 0\.1, got 0\.0, since"),
     ],
 )
 def test_error_for_another_recipe_names_the_fields_that_differ(small, changes, message, tmp_path):

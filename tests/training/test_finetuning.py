@@ -37,15 +37,15 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def finetune(weights, two_classes):
     """The finetune recipe on two classes, 3 steps per epoch."""
-    fields = {"image_size": 8, "epochs": 2, "batch_size": 6, "rand_augment": None, "checkpoint_every": 2}
+    fields = {"epochs": 2, "batch_size": 6, "rand_augment": None, "checkpoint_every": 2}
     return replace(find_recipe("finetune"), weights=str(weights), data=str(two_classes), **fields)
 
 
-def test_model_options_and_normalization_are_taken_from_the_weights(finetune, tmp_path):
+def test_model_options_and_preprocessing_are_taken_from_the_weights(finetune, tmp_path):
     run.start(replace(finetune, epochs=1), tmp_path / "run")
     recipe = read_recipe(tmp_path / "run/recipe.json")
-    for name in ("model", "model_options", "channels", "mean", "std"):
-        assert getattr(recipe, name) == getattr(BASE, name)
+    assert (recipe.model, recipe.model_options) == (BASE.model, BASE.model_options)
+    assert recipe.preprocessing == BASE.preprocessing
     assert recipe.learning_rate == finetune.learning_rate
     assert load(tmp_path / "run").card.preprocessing == recipe.preprocessing
 
@@ -60,14 +60,13 @@ def test_model_in_the_recipe_overrides_the_model_of_the_weights(finetune):
     assert resolve_model_from_weights(recipe) == recipe
 
 
-@pytest.mark.parametrize("size", [15])
-def test_another_image_size_keeps_all_weights(finetune, weights, size, tmp_path):
-    recipe = replace(finetune, image_size=size, learning_rate=0.0, epochs=1)
+def test_another_image_size_keeps_all_weights(finetune, weights, tmp_path):
+    recipe = replace(finetune, image_size=15, learning_rate=0.0, epochs=1)
     run.start(recipe, tmp_path / "run")
     before, after = load_weights(weights), load_weights(tmp_path / "run")
     parameters = [name for name in before if "running" not in name and "num_batches" not in name]
     assert [name for name in parameters if not torch.equal(before[name], after[name])] == []
-    assert load(tmp_path / "run").card.preprocessing.image_size == size
+    assert load(tmp_path / "run").card.preprocessing.image_size == 15
 
 
 @pytest.mark.parametrize("scope", [3, 11])
@@ -100,10 +99,12 @@ def test_multi_head_tables_are_interpolated_per_head(two_classes, tmp_path):
             torch.testing.assert_close(actual.table, expected.table, rtol=0, atol=0)
 
 
-def test_train_accepts_a_scope_with_weights(finetune, weights, two_classes, tmp_path):
-    fields = ["--weights", weights, "--data", two_classes, "--image-size", 12, "--epochs", 1, "--batch-size", 6]
-    arguments = [*fields, "--model-options", "scope", 9, "--run", tmp_path / "run"]
+def test_options_of_the_command_override_those_of_the_weights(finetune, weights, two_classes, tmp_path):
+    fields = ["--weights", weights, "--data", two_classes, "--interpolation", "bicubic", "--epochs", 1]
+    arguments = [*fields, "--batch-size", 6, "--model-options", "scope", 9, "--run", tmp_path / "run"]
     assert main(["train", "finetune", *map(str, arguments)]) == 0
+    preprocessing = load(tmp_path / "run").card.preprocessing  # bicubic is the default of other recipes
+    assert preprocessing == replace(BASE.preprocessing, interpolation="bicubic")
     tables = [tensor for name, tensor in load_weights(tmp_path / "run").items() if name.endswith("embedding.table")]
     assert {tuple(table.shape[:2]) for table in tables} == {(9, 9)}
 
@@ -152,8 +153,3 @@ def test_invalid_finetuning_is_rejected_without_creating_a_folder(finetune, fiel
 def test_rejects_a_recipe_without_model_and_weights(finetune, tmp_path):
     with pytest.raises(InputError, match=r"model must be given"):
         run.start(replace(finetune, weights=None), tmp_path / "run")
-
-
-def test_train_finetune_requires_weights(two_classes, tmp_path, capsys):
-    assert main(["train", "finetune", "--data", str(two_classes), "--run", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err.startswith("lambdanets: weights must be given; set it with --weights PATH")

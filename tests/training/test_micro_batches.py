@@ -52,7 +52,8 @@ def test_memory_of_a_segmenter_grows_with_the_crop():
 @pytest.mark.parametrize("name", RECIPES)
 def test_micro_batch_is_halved_until_it_fits(name):
     trial = open_trial(RECIPES[name])
-    smallest = trial.recipe.MIN_MICRO_BATCH
+    smallest = trial.smallest
+    assert smallest == (2 if name == "classification" else 1)
     per_image = trial.saved_bytes(smallest, 2**40) / smallest
     for requested, images, expected in ((64, 64, 64), (64, 63, 32), (65, 20, 17), (64, smallest, smallest)):
         free = trial.fixed_bytes + int(images * per_image) + 1
@@ -79,6 +80,12 @@ def test_largest_example_of_detection_has_the_most_objects_in_a_square(tmp_path)
     assert image.shape == (3, 64, 64)
     assert target["masks"].shape == (10, 64, 64)
     assert target["boxes"].shape == (10, 4)
+
+
+@pytest.mark.parametrize("field", ["batch_size", "micro_batch"])
+def test_classifiers_need_two_images_per_micro_batch(field):
+    with pytest.raises(InputError, match=rf"^{field} must .* at least 2.* got 1"):
+        run.check(replace(SMALL, **{field: 1}))
 
 
 def test_model_that_cannot_take_the_images_is_rejected():

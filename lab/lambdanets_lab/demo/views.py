@@ -13,9 +13,10 @@ from pydantic import Field
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.drawing import MIN_SCORE, brighten, draw_predicted, overlay_classes
-from lambdanets.inference.label_images import COLUMNS, label_and_measure, label_image_name, make_label_image
+from lambdanets.inference.drawing import brighten, draw_predicted, overlay_classes
+from lambdanets.inference.label_images import COLUMNS, label_image_name, make_label_image, measure_objects
 from lambdanets.inference.objects import crop_objects
+from lambdanets.inference.options import MIN_SCORE
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.layers.base import LambdaBase
@@ -72,12 +73,11 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
         detected = crop_objects(explanation.output[0])
     else:
         detected = model.infer([image], tile_size=tile_size)[0].objects
-    _, counted = make_label_image(detected, MIN_SCORE)
-    visible = detected.select(counted.tolist())
-    labels, rows = label_and_measure(image, visible, model.classes, MIN_SCORE)
+    labels, visible = make_label_image(detected, MIN_SCORE)
+    rows = measure_objects(image, labels, visible, model.classes)
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []
-    overlay = draw_predicted(image, visible, model.classes, MIN_SCORE)
+    overlay = draw_predicted(image, visible, model.classes)
     label_name = label_image_name("labels", labels)
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     files = {
@@ -130,8 +130,9 @@ def _layers(explanation: Explanation) -> list[dict[str, Any]]:
 def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple[int, int]) -> dict[str, Any]:
     """Return the attention maps of one head at a pixel (row, column), drawn over the image, and their numbers as text.
 
-    Content and position weights have one color scale. Raises InputError for an unknown layer or head, and for a pixel
-    outside of the model's input.
+    Content and position weights have a color scale each.
+
+    Raises InputError for an unknown layer or head, and for a pixel outside of the model's input.
     """
     explanation, image = prediction.explanation, prediction.image
     heads = {row["name"]: row["heads"] for row in prediction.summary["layers"]}
@@ -142,10 +143,9 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
     assert view is not None
     weights = [maps[head] for maps in figures.attention_weights(explanation.attention_map(layer, at))]
     largest = [float(np.abs(values).max()) for values in weights]
-    limit = max(largest) or 1.0
     content, position = (
-        figures.panel_image(values, (-limit, limit), view, image, colors=figures.SIGNED_COLORS, at=at)
-        for values in weights
+        figures.panel_image(values, (-(limit or 1.0), limit or 1.0), view, image, colors=figures.SIGNED_COLORS, at=at)
+        for values, limit in zip(weights, largest, strict=True)
     )
     shares = explanation.position_share(layer).cpu().numpy()
     blank = Image.new("L", image.size, 255)  # the image would look like a pattern of the shares
@@ -167,8 +167,6 @@ def attention_maps(prediction: ImagePrediction, layer: str, head: int, at: tuple
         "at": f"row {at[0]}, column {at[1]}",
         "position": f"{round(100 * share)}%",
         "content": f"{100 - round(100 * share)}%",
-        "low": f"-{limit:.2g}",
-        "high": f"+{limit:.2g}",
         "largest-content": f"{largest[0]:.2g}",
         "largest-position": f"{largest[1]:.2g}",
         "grid": "{} x {}".format(*call.inputs.grid),

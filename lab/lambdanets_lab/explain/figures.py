@@ -36,11 +36,6 @@ def attention_weights(attention: AttentionMap) -> tuple[np.ndarray, np.ndarray]:
     return content.cpu().numpy(), position.cpu().numpy()
 
 
-def largest_weight(maps: tuple[np.ndarray, np.ndarray]) -> float:
-    """Return the limit of a color scale that is symmetric around 0 and covers both maps."""
-    return max(float(np.abs(weights).max()) for weights in maps) or 1.0
-
-
 def gradient_decades(field: ReceptiveField) -> np.ndarray:
     """Return the logarithm of the gradient relative to its maximum, from -DECADES to 0."""
     gradient = field.gradient.cpu().numpy()
@@ -79,15 +74,16 @@ def panel_image(
 
 
 def draw_attention(attention: AttentionMap, view: View, image: Image.Image, at: tuple[int, int], path: Path) -> None:
-    """Draw content and position weights of each head with one color scale that is symmetric around 0.
+    """Draw content and position weights of each head, each with a color scale that is symmetric around 0.
 
-    at: the marked pixel (row, column).
+    Content weights are often much smaller, and would be invisible in the scale of the others. at: the marked pixel
+    (row, column).
     """
     maps = attention_weights(attention)
-    limit = largest_weight(maps)
     heads = len(maps[0])
     figure, axes = _panels(2 * (heads + 1), heads + 1)
     for row, (term, weights) in enumerate(zip(("content", "position"), maps, strict=True)):
+        limit = float(np.abs(weights).max()) or 1.0
         first, *panels = axes[row * (heads + 1) : (row + 1) * (heads + 1)]
         _show(first, image)
         first.plot(at[1], at[0], **MARK)
@@ -95,7 +91,7 @@ def draw_attention(attention: AttentionMap, view: View, image: Image.Image, at: 
             drawn = _overlay(axis, image, view, values, -limit, limit, SIGNED_COLORS)
             axis.plot(at[1], at[0], **MARK)
             axis.set_title(f"{term}, head {head}")
-    figure.colorbar(drawn, ax=axes, label="weight of a position's value")
+        figure.colorbar(drawn, ax=[first, *panels], label=f"weight by {term}")
     figure.suptitle(f"{attention.layer}: weights for the marked pixel")
     _save(figure, path)
 

@@ -145,8 +145,8 @@ class StudentOrder(Order):
         self, images: StudentImages, batch_size: int, pseudo_batch_size: int, seed: int, batch_slice: BatchSlice
     ) -> None:
         ranks = batch_slice.world_size
-        # with two images in a micro-batch, as batch norm needs
-        min_images = max(1, ranks * (2 * batch_slice.accumulation_steps - pseudo_batch_size // ranks))
+        images_per_rank = batch_slice.min_micro_batch * batch_slice.accumulation_steps
+        min_images = max(1, ranks * (images_per_rank - pseudo_batch_size // ranks))
         super().__init__(images.labeled, batch_size, seed, batch_slice, min_images)
         if len(images.pseudo) < ranks:
             raise InputError(

@@ -1,31 +1,29 @@
 """`lambdanets evaluate`."""
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.cli.options import POSITIONAL
 from lambdanets.cli.predict import report_unreadable
+from lambdanets.cli.task_options import ModelCommand
 from lambdanets.records import Workers, record
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 
+DESCRIPTION = """Evaluate a model of any task on labeled images: top-1 accuracy of a classifier, average precision (AP)
+of a detector, Dice, IoU and boundary F1 of a segmenter."""
+
 
 @record
-class Evaluate:
-    """Options of evaluate."""
+class EvaluateOptions:
+    """All tasks."""
 
     model: Annotated[Path, POSITIONAL]
     """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
-    data: str | None = None
-    """Labeled images; by default those of the run. For a classifier, a dataset with the same classes: its validation
-    split, or all images if it has none. For others, a COCO-format JSON file of instances with the same categories."""
-    images: str | None = None
-    """For a detector or segmenter, the images of --data: a folder or an uncompressed tar."""
-    data_root: str | None = None
-    """For a classifier, root folder of a timm dataset, such as torch/cifar10."""
     out: Path | None = None
     """New folder for tables of scores and figures; no files by default."""
     batch_size: PositiveInt | None = None
@@ -38,20 +36,15 @@ class Evaluate:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets evaluate` and return its exit code."""
-    options = parse(
-        Evaluate,
-        arguments,
-        prog="lambdanets evaluate",
-        description="Evaluate a model of any task on labeled images: top-1 accuracy of a classifier, average precision "
-        "(AP) of a detector, Dice, IoU and boundary F1 of a segmenter.",
-    )
+    command = ModelCommand("evaluate", EvaluateOptions, DESCRIPTION)
+    options = command.parse(arguments)
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
         folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.inference.loading import load
 
     model = load(options.model, device=options.device)
-    evaluator = model.evaluator(options.data, images=options.images, data_root=options.data_root)
+    evaluator = model.evaluator(**asdict(command.parse_for(model.card.task, arguments)))
     echo(*evaluator.describe())
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = evaluator.evaluate(options.batch_size, options.workers)

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.cli.options import POSITIONAL, parse_all
+from lambdanets.cli.options import POSITIONAL
+from lambdanets.cli.task_options import ModelCommand
 from lambdanets.errors import InputError
-from lambdanets.inference.options import MaskOptions
 from lambdanets.progress import track
 from lambdanets.records import record
-from lambdanets.registry import find, installed_tasks
 from lambdanets.terminal import echo
 from lambdanets.work import PARTIAL, WorkFolder, check_new_file, locked, open_journal
 
@@ -56,11 +55,8 @@ class PredictOptions:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
-    kinds = {task: find(entry.predict_options) for task, entry in installed_tasks().items()}
-    if arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
-        kinds = {"": kinds[_task_of(arguments[0])]}
-    # before PyTorch is imported, which takes seconds
-    options, *_ = _parse(arguments, tuple(dict.fromkeys(kinds.values())))
+    command = ModelCommand("predict", PredictOptions, DESCRIPTION)
+    options = command.parse(arguments)
     if options.out is not None:
         check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
     paths = _find_images(options.images)
@@ -69,13 +65,9 @@ def main(arguments: list[str]) -> int:
 
     weights = find_weights(options.model)
     predictor = load(weights, device=options.device)
-    kind = kinds[predictor.card.task]
-    _check_task(arguments, kind, kinds.values())
-    options, task_options = _parse(arguments, (kind,), f" {options.model}")
+    task_options = command.parse_for(predictor.card.task, arguments)
     stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
-    reading = {"channel": options.channel, "stretch": stretch}
-    if isinstance(task_options, MaskOptions):
-        reading["tile_size"] = task_options.tile_size_for(getattr(predictor.card, "tile_size", None))
+    reading = {"channel": options.channel, "stretch": stretch} | predictor.infer_options(task_options)
     images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     identity = {"weights": weights.sha256()} | asdict(task_options) | reading | {"images": images_hash}
     unreadable: list[str] = []
@@ -87,27 +79,6 @@ def main(arguments: list[str]) -> int:
     finally:
         report_unreadable(unreadable)
     return 0
-
-
-def _check_task(arguments: list[str], kind: type[Any], kinds: Iterable[type[Any]]) -> None:
-    """Raise InputError for an option that only the models of other tasks have."""
-    for flag in (word.partition("=")[0] for word in arguments if word.startswith("--")):
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        having = [each for each in dict.fromkeys(kinds) if name in each.__annotations__]
-        if having and not issubclass(kind, tuple(having)):
-            tasks = " and ".join((each.__doc__ or "").rstrip(".").lower() for each in having)
-            raise InputError(f"{flag} is an option of {tasks}, not of this model; remove it")
-
-
-def _parse(arguments: list[str], kinds: tuple[type[Any], ...], model: str = "") -> list[Any]:
-    return parse_all((PredictOptions, *kinds), arguments, prog=f"lambdanets predict{model}", description=DESCRIPTION)
-
-
-def _task_of(model: str) -> str:
-    from lambdanets.inference.loading import read_model
-    from lambdanets.models.weights import find_weights
-
-    return read_model(find_weights(model))[1].task
 
 
 def _find_images(arguments: tuple[str, ...]) -> list[Path]:

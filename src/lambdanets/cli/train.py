@@ -5,6 +5,8 @@ import contextlib
 import os
 import shlex
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from lambdanets.progress import Progress
 from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe
+from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
 from lambdanets.work import describe_differences
 
 # Environment variable that is set in the processes launched by --devices, which have the same arguments.
@@ -88,20 +90,25 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
     recipe = given if stored is None else stored
     words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
-    options, requested = parse_with_recipe(
+    parse = partial(
+        parse_with_recipe,
         TrainOptions,
-        recipe,
-        arguments[1:] if has_recipe else arguments,
+        arguments=arguments[1:] if has_recipe else arguments,
         prog=f"lambdanets train {name if has_recipe else '[RECIPE]'}",
         description=f"Train a model for {recipe.task}." if has_recipe else _describe_recipes(),
     )
+    options, requested = parse(recipe)
+    if not recipe.model and requested.weights and options.resume is None:
+        with explain_missing_extras(TASKS[recipe.task].extra):
+            # what the weights determine is the default of the options
+            options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
     if options.resume is not None:
         if (has_recipe and not name.endswith(".py")) or options.run is not None:
             raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
         fixed = [each.without_changeable_fields().fields() for each in (recipe, requested)]
         differing = describe_differences(*fixed)
         if differing and recipe is stored:  # otherwise the folder is rejected later
-            raise InputError(f"--resume uses the run's own recipe, which has {differing}; remove these options")
+            raise InputError(f"{differing}, since --resume uses the run's own recipe; remove these options")
     return TrainCommand(arguments, options, requested, name)
 
 

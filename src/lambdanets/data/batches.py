@@ -63,8 +63,7 @@ class Batches(Generic[BatchT]):
     load: load(images, index) returns the content of a sample, or raises UnreadableImage.
     collate: makes a batch from a list of samples.
     batch_size: images per training step, over all ranks and micro-batches.
-    batch_slice: the rank, world size and number of accumulation steps.
-    min_micro_batch: minimum number of training images per micro-batch.
+    batch_slice: the rank, world size, number of accumulation steps and smallest micro-batch.
     order: the images of each training step; by default `Order`.
 
     `iter` starts after the last batch that was yielded and stops at the end of that epoch. An epoch that was left
@@ -74,13 +73,13 @@ class Batches(Generic[BatchT]):
     index, so the images depend neither on the number of workers nor on resuming.
 
     In training, each rank takes every world_size-th image of a step and yields them in accumulation_steps
-    micro-batches. The last step of an epoch may be smaller; it is dropped if a micro-batch would have fewer than
-    min_micro_batch images. In validation, each rank yields every world_size-th image of the set.
+    micro-batches. The last step of an epoch may be smaller; it is dropped if a micro-batch would have too few images.
+    In validation, each rank yields every world_size-th image of the set.
 
     Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers also exit when their
     parent process is killed.
 
-    Raises InputError for an empty set, and for fewer than min_micro_batch training images per micro-batch.
+    Raises InputError for an empty set, and for too few training images per micro-batch.
     """
 
     def __init__(
@@ -94,14 +93,13 @@ class Batches(Generic[BatchT]):
         training: bool,
         workers: int,
         batch_slice: BatchSlice | None = None,
-        min_micro_batch: int = 1,
         order: Order | None = None,
     ) -> None:
         self._slice = batch_slice or BatchSlice()
         if not len(images):
             raise InputError(f"number of {'training' if training else 'validation'} images must be at least 1, got 0")
         if training and order is None:
-            min_images = self._slice.world_size * self._slice.accumulation_steps * min_micro_batch
+            min_images = self._slice.world_size * self._slice.accumulation_steps * self._slice.min_micro_batch
             order = Order(images, batch_size, seed, self._slice, min_images)
         self.collate = collate
         self._images = images

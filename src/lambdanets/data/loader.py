@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class ImageBatches(Batches[Batch]):
-    """`Batches` of labeled images, with at least two images per training micro-batch, because batch norm needs two.
+    """`Batches` of labeled images.
 
     transform: converts a Pillow image to a tensor (channels, h, w), which has the same shape for all images.
     channels: 1 or 3, for images of mode "L" or "RGB".
@@ -44,7 +44,7 @@ class ImageBatches(Batches[Batch]):
         self, images: NamedImages, transform: Callable[[Image.Image], Tensor], *, channels: int, **options: Any
     ) -> None:
         load = partial(_load, transform=transform, mode=_MODES[channels])
-        super().__init__(images, load, _collate, min_micro_batch=2, **options)
+        super().__init__(images, load, _collate, **options)
 
 
 def _load(

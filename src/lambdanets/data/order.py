@@ -13,11 +13,15 @@ WINDOW = 8  # number of shards that are open at a time and shuffled together, fo
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """The images of each global batch that a rank takes, and the number of micro-batches in which it processes them."""
+    """The images of each global batch that a rank takes, and the number of micro-batches in which it processes them.
+
+    min_micro_batch: minimum number of training images per micro-batch.
+    """
 
     rank: int = 0
     world_size: int = 1
     accumulation_steps: int = 1
+    min_micro_batch: int = 1
 
     def count(self, stop: int) -> int:
         """Return how many of the positions in range(stop) this rank takes, which are rank, rank + world_size, ..."""

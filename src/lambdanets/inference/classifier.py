@@ -65,9 +65,7 @@ class Classifier(Predictor):
         options |= {"num_classes": len(card.classes), "in_chans": card.preprocessing.channels}
         return create_model(card.model, **options)
 
-    def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Prediction]:
-        if tile_size is not None:
-            raise InputError(f"tile_size must be None for a classifier, got {tile_size!r}")
+    def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
         preprocessing = self.card.preprocessing
         transform = preprocessing.transform()
         batch = torch.stack([transform(image.convert(preprocessing.mode)) for image in images])
@@ -88,13 +86,9 @@ class Classifier(Predictor):
             raise InputError(f"the outputs of {self.card.model} must be finite, got NaN: its weights are damaged")
         return logits
 
-    def evaluator(
-        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
-    ) -> "ClassificationEvaluator":
+    def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> "ClassificationEvaluator":
         from lambdanets.inference.classification_evaluation import open_evaluator  # it imports the formats of datasets
 
-        if images is not None:
-            raise InputError(f"images must be None for a classifier, got {images!r}; remove it")
         return open_evaluator(self, data, data_root)
 
     def write(

@@ -10,6 +10,7 @@ from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import CocoCard
+from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.registry import find
 from lambdanets.terminal import echo
@@ -26,6 +27,10 @@ class CocoPredictor(Predictor):
     def categories(self) -> tuple[Category, ...]:
         """Categories (id and name), in order of the labels."""
         return tuple(map(Category, self.card.category_ids, self.card.classes))
+
+    def infer_options(self, options: MaskOptions) -> dict[str, Any]:
+        default = getattr(self.card, "tile_size", None)
+        return {"tile_size": default if options.tile_size is None else options.tile_size or None}
 
     def open_images(self, data: str | None = None, images: str | None = None) -> AnnotatedImages:
         """Open the validation data with which the model was trained, or other data with the same categories.
@@ -46,12 +51,7 @@ class CocoPredictor(Predictor):
             annotated = open_with_categories(data, images, self.categories)
         return replace(annotated, stretch=self.card.stretch)
 
-    def evaluator(
-        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
-    ) -> Evaluator:
-        if data_root is not None:
-            kind = type(self).__name__.lower()
-            raise InputError(f"data_root must be None for a {kind}, got {data_root!r}; use images")
+    def evaluator(self, data: str | None = None, *, images: str | None = None) -> Evaluator:
         annotated = self.open_images(data, images)
         name = "validation" if data is None else "data"
         echo(*(f"{name}: {line}" for line in annotated.problems.lines()), file=sys.stderr)

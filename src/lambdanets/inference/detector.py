@@ -18,9 +18,9 @@ from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.coco_results import coco_results, write_results
 from lambdanets.inference.label_images import (
     COLUMNS,
-    label_and_measure,
     label_image_name,
     make_label_image,
+    measure_objects,
     save_label_image,
 )
 from lambdanets.inference.model_card import DetectorCard
@@ -150,15 +150,15 @@ class Detector(CocoPredictor):
     ) -> dict[str, Any]:
         """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
         detected, classes, name = prediction.objects, self.classes, numbered_name(number, path)
-        visible = detected.select(make_label_image(detected, options.score)[1].tolist())
+        labels, visible = make_label_image(detected, options.score)
         objects: list[dict[str, Any]] = []
         if options.figures:
             from lambdanets.inference.drawing import draw_predicted  # it imports Matplotlib
 
             with atomic_open(out / f"{name}.png") as file:
-                draw_predicted(image, visible, classes, options.score).save(file, "PNG")
+                draw_predicted(image, visible, classes).save(file, "PNG")
         if options.labels:
-            labels, objects = label_and_measure(image, visible, classes, options.score)
+            objects = measure_objects(image, labels, visible, classes)
             save_label_image(labels, out / "labels" / label_image_name(name, labels))
         results = coco_results(detected, number, self.card.category_ids)
         return {

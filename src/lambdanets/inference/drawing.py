@@ -19,7 +19,6 @@ from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import printable
 
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
-MIN_SCORE = 0.5  # detections with lower scores are not drawn
 _OPACITY = 0.4  # of masks
 _GRAY = (128, 128, 128)
 
@@ -63,12 +62,9 @@ def _paint(pixels: np.ndarray, inside: np.ndarray, boundary: np.ndarray, color: 
     pixels[inside & boundary] = color
 
 
-def draw_predicted(
-    image: Image.Image, objects: Objects, classes: Sequence[str], min_score: float = MIN_SCORE
-) -> Image.Image:
-    """Draw the objects in an image that have at least min_score."""
-    kept = objects.above(min_score)
-    return overlay(image, kept.boxes, kept.labels, kept.scores, kept.masks, classes)
+def draw_predicted(image: Image.Image, objects: Objects, classes: Sequence[str]) -> Image.Image:
+    """Draw the predicted objects in an image."""
+    return overlay(image, objects.boxes, objects.labels, objects.scores, objects.masks, classes)
 
 
 def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Sequence[str]) -> Image.Image:

@@ -17,11 +17,10 @@ def evaluate(
     model: Predictor | str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     *,
-    images: str | os.PathLike[str] | None = None,
-    data_root: str | os.PathLike[str] | None = None,
     batch_size: int | None = None,
     workers: int = 0,
     device: str | torch.device | None = None,
+    **options: str | os.PathLike[str] | None,
 ) -> Evaluation:
     """Compute the accuracy of a classifier, the average precision of a detector, or Dice and IoU of a segmenter.
 
@@ -30,12 +29,12 @@ def evaluate(
         data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in
             a format of `lambdanets train --data`: its validation split or, if it has none, all images. For a detector
             or segmenter, a COCO instances file with the same categories.
-        images: for a detector or segmenter, the images of data: a folder or an uncompressed tar.
-        data_root: for a classifier, the folder of a dataset with a timm name such as "torch/cifar10".
         batch_size: images per forward pass. The default is 1 for a detector or segmenter, and for a classifier the
             maximum that fits into memory, up to 128.
         workers: number of data loading processes.
         device: moves the model to it.
+        options: of a detector or segmenter, images: those of data, a folder or an uncompressed tar. Of a classifier,
+            data_root: the folder of a dataset with a timm name such as "torch/cifar10".
 
     Images are preprocessed as in the model card. Returns an `Evaluation`, whose class depends on the model.
     """
@@ -47,6 +46,7 @@ def evaluate(
         raise InputError(f"model must be a model from load or a path, got {model!r}")
     elif device is not None:
         model.to(device)
-    data, images, root = (None if path is None else os.fspath(path) for path in (data, images, data_root))
-    evaluation: Evaluation = model.evaluator(data, images=images, data_root=root).evaluate(batch_size, workers)
+    given = {name: os.fspath(path) for name, path in {"data": data, **options}.items() if path is not None}
+    model.check_options(model.evaluator, given)
+    evaluation: Evaluation = model.evaluator(**given).evaluate(batch_size, workers)
     return evaluation

@@ -18,6 +18,7 @@ from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.drawing import draw_ground_truth, draw_predicted, overlay_classes
 from lambdanets.inference.objects import crop_objects
+from lambdanets.inference.options import MIN_SCORE
 from lambdanets.terminal import printable
 from lambdanets.text_tables import csv_table
 
@@ -43,7 +44,7 @@ def draw_detections(
     def render(image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
         objects = crop_objects(detector.detect([image_to_tensor(image)])[0])
         truth = draw_ground_truth(image, annotated, detector.classes)
-        return truth, draw_predicted(image, objects, detector.classes)
+        return truth, draw_predicted(image, objects.above(MIN_SCORE), detector.classes)
 
     _draw_pairs(images, evaluation.readable, render, folder / SHEET)
     draw_precision_recall(evaluation.scores, folder / CURVES)

@@ -31,8 +31,8 @@ _DIGITS = 4  # after the decimal point
 COLUMNS = ("image", "object", "class", "score", *list(_PROPERTIES.values())[1:])
 
 
-def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a label image (H, W) and the indices of its objects: pixels with the value i show object indices[i - 1].
+def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, Objects]:
+    """Return a label image (H, W) and its objects: pixels with the value i show the object i - 1.
 
     min_score: minimum score of the objects to include.
 
@@ -52,13 +52,13 @@ def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, np
     is_visible[0] = False  # background
     labels = np.cumsum(is_visible).astype(np.uint16 if is_visible.sum() <= MAX_UINT16 else np.int32)
     labels[~is_visible] = 0
-    return labels[image], order[np.flatnonzero(is_visible) - 1]
+    return labels[image], objects.select(order[np.flatnonzero(is_visible) - 1].tolist())
 
 
-def label_and_measure(
-    image: Image.Image, objects: Objects, classes: Sequence[str], min_score: float
-) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Return the label image of the objects in an image, and one row per object with all `COLUMNS` except "image".
+def measure_objects(
+    image: Image.Image, labels: np.ndarray, objects: Objects, classes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return one row per object of the label image of an image, with all `COLUMNS` except "image".
 
     scikit-image measures them. Intensities are those of the image in gray, from 0 to 255. Lengths are in pixels: area,
     centroid (row, column), box (top, left, bottom, right; the last two exclusive), diameter of the circle of the same
@@ -66,15 +66,14 @@ def label_and_measure(
     """
     from skimage.measure import regionprops_table  # `make_label_image` needs no extra
 
-    labels, indices = make_label_image(objects, min_score)
     measured = dict.fromkeys(name.partition("-")[0] for name in _PROPERTIES)
     table = regionprops_table(labels, np.asarray(image.convert("L")), properties=list(measured))
     columns = {
-        "class": [classes[int(objects.labels[index]) - 1] for index in indices],
-        "score": [round(float(objects.scores[index]), _DIGITS) for index in indices],
+        "class": [classes[label - 1] for label in objects.labels.tolist()],
+        "score": [round(score, _DIGITS) for score in objects.scores.tolist()],
         **{column: table[name].round(_DIGITS).tolist() for name, column in _PROPERTIES.items()},
     }
-    return labels, [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def label_image_name(name: str, labels: np.ndarray) -> str:

@@ -1,10 +1,15 @@
-"""The options that the tasks add to `lambdanets predict`. They do not import PyTorch, so that --help is fast."""
+"""The options that the tasks add to `lambdanets predict` and `lambdanets evaluate`.
+
+They do not import PyTorch, so that --help is fast. Those of evaluate are the parameters of a predictor's `evaluator`.
+"""
 
 from typing import Literal
 
 from pydantic import PositiveInt
 
 from lambdanets.records import Fraction, TileSize, record
+
+MIN_SCORE = 0.5  # objects with lower scores are neither drawn nor counted
 
 
 @record
@@ -30,17 +35,38 @@ class MaskOptions:
     """Side in pixels of overlapping tiles for images of more than two tiles; 0 for no tiles; by default the model's, if
     it has one. A segmentation without tiles needs about 0.5 GB of memory per megapixel."""
 
-    def tile_size_for(self, default: int | None) -> int | None:
-        """Return the side of the tiles; None for no tiles. default: of the model."""
-        return default if self.tile_size is None else self.tile_size or None
-
 
 @record
 class DetectorOptions(MaskOptions):
     """Detection."""
 
-    score: Fraction = 0.5
+    score: Fraction = MIN_SCORE
     """Minimum score of the objects that are counted, drawn, and in label images and objects.csv; results.json has all
     detections."""
     labels: bool = True
     """Write label images and objects.csv."""
+
+
+@record
+class LabeledData:
+    """Labeled images."""
+
+    data: str | None = None
+    """Labeled images; by default those of the run. For a classifier, a dataset with the same classes: its validation
+    split, or all images if it has none. For others, a COCO-format JSON file of instances with the same categories."""
+
+
+@record
+class ClassifierData(LabeledData):
+    """Classification."""
+
+    data_root: str | None = None
+    """Root folder of a timm dataset, such as torch/cifar10."""
+
+
+@record
+class CocoData(LabeledData):
+    """Detection and segmentation."""
+
+    images: str | None = None
+    """The images of --data: a folder or an uncompressed tar."""

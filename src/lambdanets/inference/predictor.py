@@ -1,8 +1,9 @@
 """What a task defines about its trained models, so that `load`, `evaluate` and the commands work for them."""
 
+import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from lambdanets.device import resolve_device
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
 from lambdanets.inference.model_card import ModelCard
@@ -73,9 +75,9 @@ class Predictor(ABC):
         images: ImageInputs,
         *,
         batch_size: int | None = None,
-        tile_size: int | None = None,
         channel: int | None = None,
         device: str | torch.device | None = None,
+        **options: Any,
     ) -> list[Any]:
         """Predict on images of any size. Returns one prediction per image, in the same order.
 
@@ -84,21 +86,30 @@ class Predictor(ABC):
                 (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
                 several images. They are preprocessed as in the model card: do not resize or normalize them.
             batch_size: images, or tiles of an image, per forward pass; 32 for a classifier and 1 for others by default.
-            tile_size: side in pixels of overlapping tiles for images with a side of more than two tiles, at least 16;
-                None for no tiles. Not for classifiers.
             channel: index of the channel, plane or color to use; files with several need one, except color images.
             device: such as "cpu" or "cuda:1"; moves the model to it, also for later calls.
+            options: of a detector or segmenter, tile_size: side in pixels of overlapping tiles for images with a side
+                of more than two tiles, at least 16; None, the default, for no tiles.
 
         Raises InputError for an invalid argument or an unreadable image.
         """
+        self.check_options(self.infer, options)
         if device is not None:
             self.to(device)
         batch_size = self.default_batch_size if batch_size is None else batch_size
         return [
             prediction
             for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch)
-            for prediction in self.infer(batch, tile_size=tile_size, batch_size=batch_size)
+            for prediction in self.infer(batch, batch_size=batch_size, **options)
         ]
+
+    def check_options(self, method: Callable[..., Any], options: Iterable[str]) -> None:
+        """Raise InputError for an option that a method of this predictor does not have."""
+        known = inspect.signature(method).parameters
+        for name in options:
+            if name not in known:
+                kind = type(self).__name__.lower()
+                raise InputError(f"a {kind} has no option {name}{nearest_hint(name, known)}")
 
     def predict_files(
         self,
@@ -106,34 +117,37 @@ class Predictor(ABC):
         unreadable: list[str],
         batch_size: int = 1,
         *,
-        tile_size: int | None = None,
         channel: int | None = None,
         stretch: bool | None = None,
+        **options: Any,
     ) -> Iterator[tuple[Path, Image, Any]]:
         """Yield path, image and prediction of each readable file; messages about the others go to `unreadable`.
 
-        channel, stretch: as in `read_image`; stretch is by default that of the model card.
+        channel, stretch: as in `read_image`; stretch is by default that of the model card. options: as in `predict`.
         """
         stretch = self.card.stretch if stretch is None else stretch
         for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
-            predictions = self.infer([image for _, image in batch], tile_size=tile_size, batch_size=batch_size)
+            predictions = self.infer([image for _, image in batch], batch_size=batch_size, **options)
             for (path, image), prediction in zip(batch, predictions, strict=True):
                 yield path, image, prediction
 
     @abstractmethod
-    def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
+    def infer(self, images: Sequence[Image], /, *args: Any, **options: Any) -> list[Any]:
         """Preprocess images of mode "L" or "RGB", run the model, and return one prediction per image.
 
-        batch_size: tiles per forward pass; the images are one batch.
+        A task declares batch_size, tiles per forward pass (the images are one batch), and the options that it has.
         """
 
+    def infer_options(self, options: Any) -> dict[str, Any]:
+        """Return the options of `infer` for those of the command, `TaskEntry.predict_options`."""
+        return {}
+
     @abstractmethod
-    def evaluator(
-        self, data: str | None = None, *, images: str | None = None, data_root: str | None = None
-    ) -> "Evaluator":
+    def evaluator(self, *args: Any, **options: Any) -> "Evaluator":
         """Return the evaluator on labeled data, by default the validation data of the training run.
 
-        data, images, data_root: as for `lambdanets.evaluate`. Raises InputError for those that the task does not have.
+        A task declares the parameters that it has, and the same as options of the command,
+        `TaskEntry.evaluate_options`.
         """
 
     @abstractmethod

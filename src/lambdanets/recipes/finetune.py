@@ -1,13 +1,15 @@
 """Fine-tune a trained model on other data or another resolution, 20 epochs; accuracy depends on the data.
 
-Model, model options and normalization are taken from the weights. Lambda layers keep their embedding tables at another
-image size; the tables are interpolated for another scope, such as --model-options scope 31. The head is re-initialized
-if the classes differ. Hardware: one GPU, or two CPU cores for small datasets.
-Run: lambdanets train finetune --weights RUN --data FOLDER --image-size 160
+Model, model options and preprocessing, such as the image size, are taken from the weights, unless they are given.
+Lambda layers keep their embedding tables at another image size; the tables are interpolated for another scope, such as
+--model-options scope 31. The head is re-initialized if the classes differ. Hardware: one GPU, or two CPU cores for
+small datasets.
+Run: lambdanets train finetune --weights cifar10 --data FOLDER
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from lambdanets.data.transforms import Preprocessing
 from lambdanets.recipes.image_folder import recipes
 
 recipe = replace(
@@ -19,4 +21,5 @@ recipe = replace(
     warmup_epochs=1.0,
     weight_decay=4e-5,
     drop_path=0.0,
+    **asdict(Preprocessing()),
 )

@@ -46,14 +46,12 @@ class Trial:
         num_states = OPTIMIZERS[recipe.optimizer].num_states + (recipe.ema_decay is not None)
         self.fixed_bytes = (2 + num_states) * weight_bytes  # weights, gradients, optimizer states and EMA
         self.reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
+        # the smallest micro-batch: one image, or two if batch norm needs several values per channel
+        self.smallest = 1 if self._task.num_images(self._batch(1)) else 2
 
     def _batch(self, size: int) -> Any:
         samples = [Sample(self._example, 0, "", size)] * size
         return move_data_to_device(self._batches.collate(samples), self.device)
-
-    def can_train_on(self, batch_size: int) -> bool:
-        """Whether batch norm has several values per channel in a batch."""
-        return self._task.num_images(self._batch(batch_size)) > 0
 
     def step(self, batch_size: int, backward: bool = True) -> None:
         """Compute the loss of a batch and its gradients, and free them.
@@ -115,30 +113,33 @@ def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRe
     Raises InputError if the smallest micro-batch does not fit, if the model cannot be trained on the images, or if the
     batch is too small for the world size.
     """
-    max_images, min_images = images_per_rank(recipe, len(task.training), world.world_size)
-    requested = min(max_images, recipe.micro_batch or max_images)
     device = best_device()
+    trial = Trial(task, recipe, device)
+    smallest = trial.smallest
+    max_images, min_images = images_per_rank(recipe, len(task.training), world.world_size, smallest)
+    requested = min(max_images, recipe.micro_batch or max_images)
+    if requested < smallest:
+        raise InputError(f"micro_batch must be at least {smallest}, as batch norm needs, got {requested}")
     # ranks on one CPU share its memory
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
-    largest = all_reduce_min(largest_micro_batch(Trial(task, recipe, device), requested, free))
+    largest = all_reduce_min(largest_micro_batch(trial, requested, free))
     if largest < requested and world.is_rank_zero:
         echo(f"a micro-batch of {requested} images does not fit into memory: using {largest}", file=sys.stderr)
-    steps = accumulation_steps(max_images, min_images, largest, recipe.MIN_MICRO_BATCH)
+    steps = accumulation_steps(max_images, min_images, largest, smallest)
     # Store the maximum that fits, not the actual size: a resumed run then gets the same accumulation steps.
-    micro_batch = max(largest, recipe.MIN_MICRO_BATCH)
-    return replace(recipe, micro_batch=micro_batch), BatchSlice(world.rank, world.world_size, steps)
+    return replace(recipe, micro_batch=largest), BatchSlice(world.rank, world.world_size, steps, smallest)
 
 
-def images_per_rank(recipe: TrainingRecipe, num_images: int, world_size: int) -> tuple[int, int]:
+def images_per_rank(recipe: TrainingRecipe, num_images: int, world_size: int, smallest: int) -> tuple[int, int]:
     """Return the number of images per step on the rank with the most and on the rank with the fewest images.
 
-    Raises InputError if the minimum is less than the smallest allowed micro-batch.
+    Raises InputError if the minimum is less than the smallest micro-batch.
     """
     sizes = recipe.step_sizes(num_images)
     min_images = sum(size // world_size for size in sizes)
-    if min_images < recipe.MIN_MICRO_BATCH:
+    if min_images < smallest:
         raise InputError(
-            f"batch_size must give at least {recipe.MIN_MICRO_BATCH} images to each of {world_size} ranks, "
+            f"batch_size must give at least {smallest} images to each of {world_size} ranks, "
             f"got {sum(sizes)} in total; increase batch_size or reduce the world size"
         )
     return sum(-(-size // world_size) for size in sizes), min_images
@@ -155,20 +156,16 @@ def accumulation_steps(max_images: int, min_images: int, max_micro_batch: int, m
 
 def largest_micro_batch(trial: Trial, requested: int, free: int) -> int:
     """Return the requested micro-batch, halved until it fits: on a CPU into `free` bytes, on a GPU into its memory."""
-    recipe, smallest = trial.recipe, trial.recipe.MIN_MICRO_BATCH
-    micro_batch = requested
+    micro_batch, smallest = requested, trial.smallest
     try:
         if trial.device.type == "cuda":
             return _largest_on_gpu(trial, requested)
         free_for_images = free - trial.fixed_bytes
-        # two images if batch norm needs them
-        sizes = (size for size in (smallest, 2) if trial.can_train_on(size))
-        size = next(sizes, smallest)
-        per_image = trial.saved_bytes(size, free_for_images) / size
+        per_image = trial.saved_bytes(smallest, free_for_images) / smallest
     except _TooLargeError:
         raise InputError(
-            f"training {recipe.model} with a micro-batch of {smallest} needs more than the {free / 2**30:.1f} GiB of "
-            "memory that are free; choose a smaller model or smaller images"
+            f"training {trial.recipe.model} with a micro-batch of {smallest} needs more than the "
+            f"{free / 2**30:.1f} GiB of memory that are free; choose a smaller model or smaller images"
         ) from None
     while micro_batch > smallest and per_image * micro_batch > free_for_images:
         micro_batch = -(-micro_batch // 2)
@@ -181,7 +178,7 @@ def _largest_on_gpu(trial: Trial, micro_batch: int) -> int:
         try:
             trial.step(micro_batch)
         except _TooLargeError:
-            if micro_batch <= trial.recipe.MIN_MICRO_BATCH:
+            if micro_batch <= trial.smallest:
                 raise
             micro_batch = -(-micro_batch // 2)
         else:

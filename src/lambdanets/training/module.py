@@ -82,13 +82,13 @@ class TrainingModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
         num_micro_batches = self._num_micro_batches
         num_images = self.task.num_images(batch)
-        if num_images < self.recipe.MIN_MICRO_BATCH:  # too many images are unreadable
+        if not num_images:  # too many images are unreadable
             if num_micro_batches == 1:
                 return None
             if self.recipe.sync_batch_norm:
                 raise InputError(
-                    f"sync_batch_norm needs {self.recipe.MIN_MICRO_BATCH} readable images per micro-batch, got "
-                    f"{num_images} at step {self.global_step}: {'; '.join(batch.unreadable[:3])}"
+                    f"sync_batch_norm needs {self.batch_slice.min_micro_batch} readable images per micro-batch, got "
+                    f"fewer at step {self.global_step}: {'; '.join(batch.unreadable[:3])}"
                 )
             # the gradient is zero; the other ranks wait for it in the all-reduce
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}

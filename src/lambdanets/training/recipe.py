@@ -56,7 +56,6 @@ class TrainingRecipe(Architecture):
         "micro_batch",
         "compile",
     )
-    MIN_MICRO_BATCH: ClassVar[int] = 1
 
     data: str = ""
     """Training data: a folder, file, URL or dataset name."""

@@ -34,7 +34,7 @@ from lambdanets.training.report import RESULT, finish, read_result, write_findin
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 from lambdanets.training.trainer import make_trainer
-from lambdanets.work import WorkFolder, describe_differences
+from lambdanets.work import WorkFolder
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,12 @@ def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     """Return the recipe's existing paths as absolute paths; the run can then be resumed from any working directory."""
     paths = {name: getattr(recipe, name) for name in recipe.PATHS}
-    return {
-        name: str(Path(path).resolve())
-        for name, path in paths.items()
-        if path and Path(path).exists() and not _is_name(name, path)
-    }
+    return {name: _absolute(name, path) for name, path in paths.items() if path and Path(path).exists()}
+
+
+def _absolute(field: str, path: str | None) -> str | None:
+    """Return a path of a recipe as an absolute one; None and names stay as they are."""
+    return str(Path(path).resolve()) if path and not _is_name(field, path) else path
 
 
 def _is_name(field: str, value: str) -> bool:
@@ -132,6 +133,15 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
 
 def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolder:
     """Return the run folder, which must be for this recipe unless the recipe is None."""
+    finished = (folder / RESULT).is_file()
+
+    def identify(recipe: TrainingRecipe) -> dict[str, Any]:
+        # Paths that the run would silently not use, after the options. A finished run reads nothing. A run with a
+        # checkpoint has its initial weights in it, but reads its data, and recognizes it even if it was moved.
+        unused = recipe.PATHS if finished else ("weights",) if _has_checkpoint(folder) else ()
+        fields = asdict(recipe.without_changeable_fields())
+        options = {name: value for name, value in fields.items() if name not in unused}
+        return options | {name: _absolute(name, getattr(recipe, name)) for name in unused}
 
     def read_identity(folder: Path) -> dict[str, Any] | None:
         if not (folder / RECIPE).is_file():
@@ -142,33 +152,11 @@ def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolde
                 f"{folder} must be empty or contain a {recipe.task} run, got a {existing.task} run; "
                 "choose another folder"
             )
-        if recipe is not None:
-            _check_paths(folder, existing, recipe)
-        return asdict(existing.without_changeable_fields())
+        return identify(existing)
 
-    identity = asdict(recipe.without_changeable_fields()) if recipe is not None else {}
-    finished = (folder / RESULT).is_file()
+    identity = identify(recipe) if recipe is not None else {}
     advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
     return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identity, read_identity, advice)
-
-
-def _check_paths(folder: Path, existing: TrainingRecipe, recipe: TrainingRecipe) -> None:
-    """Raise InputError if the recipe has paths that the run would silently not use.
-
-    A finished run reads nothing. A run with a checkpoint has its initial weights in it, but reads
-    its data, and recognizes it even if it was moved.
-    """
-    finished = (folder / RESULT).is_file()
-    unused = recipe.PATHS if finished else ("weights",) if _has_checkpoint(folder) else ()
-    stored, requested = ({name: getattr(each, name) for name in unused} for each in (existing, recipe))
-    for name, path in requested.items():  # a path that no longer exists is not absolute
-        if path and stored[name] and Path(path).resolve() == Path(stored[name]):
-            requested[name] = stored[name]
-    if differing := describe_differences(stored, requested):
-        raise InputError(
-            f"{folder} has a {'finished' if finished else 'started'} run with {differing}; "
-            f"choose another folder, or use only --resume {folder}"
-        )
 
 
 def _has_checkpoint(folder: Path) -> bool:

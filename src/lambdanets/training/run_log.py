@@ -107,7 +107,7 @@ class RunLog(Callback):
         self._add_training_row(trainer)
         if not self.rows:
             reason = min(self.unreadable, default="the images are too small")
-            several = self._module.recipe.MIN_MICRO_BATCH > 1
+            several = self._module.batch_slice.min_micro_batch > 1
             required = "two readable images" if several else "a readable image"
             raise InputError(f"no training batch had {required}: {reason}")
 

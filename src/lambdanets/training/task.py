@@ -69,7 +69,7 @@ class Task(ABC):
         return first_readable(batches, range(len(self.training)))
 
     def num_images(self, batch: Any) -> int:
-        """Return the number of images of a batch that can be trained on."""
+        """Return the number of images of a batch that can be trained on; 0 if batch norm needs more than one image."""
         return len(batch.images)
 
     @abstractmethod

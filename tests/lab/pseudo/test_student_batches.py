@@ -128,8 +128,8 @@ def test_loader_accepts_the_micro_batches_chosen_for_memory(ratio, labeled_image
     if min(4, labeled_images) // world_size + recipe.pseudo_batch_size // world_size < 2:
         return
     for rank in range(world_size):
-        steps = accumulation_steps(*images_per_rank(recipe, labeled_images, world_size), 2, 2)
-        batch_slice = BatchSlice(rank, world_size, steps)
+        steps = accumulation_steps(*images_per_rank(recipe, labeled_images, world_size, 2), 2, 2)
+        batch_slice = BatchSlice(rank, world_size, steps, 2)
         sizes = {"labeled": labeled_images, "pseudo_batch_size": recipe.pseudo_batch_size}
         batches = [*make_loader(**sizes, batch_slice=batch_slice)]
         assert len(batches) > 0

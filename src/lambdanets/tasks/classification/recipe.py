@@ -18,10 +18,7 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights")
     REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights")
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE)
-    MIN_MICRO_BATCH: ClassVar[int] = 2  # batch norm after global pooling needs two values per channel
 
-    batch_size: Annotated[int, Field(ge=2, le=1_000_000)] = 64
-    micro_batch: Annotated[int, Field(ge=2)] | None = None
     data: str = ""
     """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, shards, or timm's name such as torch/mnist."""
     data_root: str | None = None

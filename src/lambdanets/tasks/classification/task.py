@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from lambdanets.data.batches import NamedImages
 from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
 from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.data.order import BatchSlice, Order
-from lambdanets.data.transforms import center_square
+from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
 from lambdanets.inference.classification_evaluation import ClassificationEvaluation, ClassificationEvaluator
 from lambdanets.inference.classifier import Classifier
@@ -76,6 +76,9 @@ class ClassificationTask(Task):
 
     def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
         return make_batches(recipe, self.training, batch_slice=batch_slice)
+
+    def num_images(self, batch: Batch) -> int:
+        return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two
 
     def logits(self, batch: Batch) -> Tensor:
         return self.model(self.preprocessing.normalize(batch.images)).float()
@@ -200,9 +203,10 @@ def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> n
 
 
 def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRecipe:
-    """If the recipe names no model, take model, options, channels and normalization from its initial weights.
+    """If the recipe names no model, take model, options and preprocessing from its initial weights.
 
-    The recipe's own model_options override those of the weights.
+    The recipe's own model_options override those of the weights, as do fields of its preprocessing that do not have
+    their default value.
     """
     if recipe.model or recipe.weights is None:
         return recipe
@@ -210,11 +214,5 @@ def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRe
     if not isinstance(card, ClassifierCard):
         raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
     options: dict[str, Any] = card.model_options | recipe.model_options
-    return replace(
-        recipe,
-        model=card.model,
-        model_options=options,
-        channels=card.preprocessing.channels,
-        mean=card.preprocessing.mean,
-        std=card.preprocessing.std,
-    )
+    own = {name: value for name, value in asdict(recipe.preprocessing).items() if value != getattr(Preprocessing, name)}
+    return replace(recipe, model=card.model, model_options=options, **asdict(card.preprocessing) | own)
