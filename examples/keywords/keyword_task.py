@@ -1,6 +1,7 @@
 """Keyword spotting: a task of one's own, with 1-D lambda layers. Recipe, network, evaluation, and the task itself."""
 
-from collections.abc import Mapping
+import wave
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from tones import KEYWORDS, Recordings
+from tones import KEYWORDS, Recordings, read_wav
 from torch import Tensor, nn
 
 import lambdanets as ln
@@ -116,7 +117,21 @@ class KeywordSpotter(Predictor):
     def evaluator(self) -> "KeywordEvaluator":
         return KeywordEvaluator(self, Recordings(100, seed=1), "synthetic tones")
 
-    # for `lambdanets predict`, which reads images: for files of sounds, override `predict_files`
+    @staticmethod
+    def accepts(name: str) -> bool:
+        return name.lower().endswith(".wav")
+
+    def predict_files(
+        self, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1, **reading: Any
+    ) -> Iterator[tuple[Path, Any, str]]:
+        for path in paths:
+            try:
+                recording = read_wav(path)
+            except (OSError, EOFError, wave.Error) as error:
+                unreadable.append(f"cannot read {path}: {error}")
+                continue
+            yield path, recording, self.infer([recording])[0]
+
     def write(self, prediction: str, image: Any, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
         return {"keyword": prediction}
 

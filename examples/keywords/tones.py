@@ -1,7 +1,10 @@
 """Synthetic keywords: a keyword is a sequence of three tones, in noise and at a random time."""
 
+import wave
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,3 +42,12 @@ class Recordings:
         recording = 0.3 * torch.randn(1, LENGTH, generator=generator)
         recording[0, start : start + 3 * TONE_LENGTH] += torch.cat(tones)
         return recording, label
+
+
+def read_wav(path: Path) -> Tensor:
+    """Read the first channel of a file of 16-bit samples, as float32 (1, length) in [-1, 1]."""
+    with wave.open(str(path)) as file:
+        if file.getsampwidth() != 2:
+            raise wave.Error(f"samples must have 16 bits, got {8 * file.getsampwidth()}")
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
+    return torch.from_numpy(samples[:, 0].astype(np.float32) / 32768)[None]

@@ -1,7 +1,9 @@
 """A task of one's own: the example of keyword spotting, with one entry in the registry."""
 
+import json
 import sys
 import tomllib
+import wave
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,5 +56,14 @@ def test_commands_have_the_options_of_the_task(recipe, tmp_path, monkeypatch, ca
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["100 recordings", scores]
+    for index in range(3):
+        samples = sys.modules["tones"].Recordings(3, seed=2).load(index)[0]
+        with wave.open(str(tmp_path / f"{index}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes((samples.clamp(-1, 1) * 32767).short().numpy().tobytes())
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path), "--out", str(tmp_path / "found.jsonl")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [Path(row["path"]).name for row in rows] == ["0.wav", "1.wav", "2.wav"]
+    assert {row["keyword"] for row in rows} <= {"rise", "fall", "peak", "dip"}
     assert main(["train", str(FILE), "--dry-run", "--training-recordings", "33", "--batch-size", "8"]) == 0
     assert "5 per epoch, 75 in 15 epochs; 8 images per step" in capsys.readouterr().out

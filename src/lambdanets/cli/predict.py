@@ -59,13 +59,18 @@ def main(arguments: list[str]) -> int:
     options = command.parse(arguments)
     if options.out is not None:
         check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
-    paths = _find_images(options.images)
+    if not options.images:
+        raise InputError("IMAGES must be at least one file, folder or glob, got none")
+    from lambdanets.data.image_search import find_images, report_left_out
     from lambdanets.inference.loading import load
     from lambdanets.models.weights import find_weights
 
     weights = find_weights(options.model)
     predictor = load(weights, device=options.device)
     task_options = command.parse_for(predictor.card.task, arguments)
+    found = find_images(options.images, predictor.accepts)
+    report_left_out(found)
+    paths = found.paths
     stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch} | predictor.infer_options(task_options)
     images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
@@ -79,17 +84,6 @@ def main(arguments: list[str]) -> int:
     finally:
         report_unreadable(unreadable)
     return 0
-
-
-def _find_images(arguments: tuple[str, ...]) -> list[Path]:
-    """Return the paths of all images, and print what was left out. Raises InputError if there are none."""
-    from lambdanets.data.image_search import find_images, report_left_out
-
-    if not arguments:
-        raise InputError("IMAGES must be at least one file, folder or glob, got none")
-    found = find_images(arguments)
-    report_left_out(found)
-    return found.paths
 
 
 @contextlib.contextmanager

@@ -95,17 +95,17 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
             yield path, folders, files
 
 
-def find_images(inputs: Sequence[str]) -> FoundImages:
+def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
     """List the image files of paths, folders (searched recursively) and globs (also `**`), without duplicates.
 
     The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
-    with one of `image_suffixes` that are not hidden are found, sorted by path, and none in output folders of this
-    package. Raises InputError for an input without matches, and if there are no images.
+    whose names are accepted are found, sorted by path, and none in output folders of this package. Raises InputError
+    for an input without matches, and if there are no images.
     """
     found = []
     for pattern in inputs:
         try:
-            found.append(_find_matches(pattern))
+            found.append(_find_matches(pattern, accepts))
         except OSError as error:
             raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
     for pattern, matches in zip(inputs, found, strict=True):
@@ -124,7 +124,7 @@ def _unique(paths: Iterable[Path]) -> list[Path]:
     return list(unique.values())
 
 
-def _find_matches(pattern: str) -> FoundImages:
+def _find_matches(pattern: str, accepts: Callable[[str], bool]) -> FoundImages:
     path, found = Path(pattern), FoundImages([])
     if path.exists() and not path.is_dir():  # true also for named pipes, which are later reported as unreadable
         return FoundImages([path])
@@ -137,8 +137,8 @@ def _find_matches(pattern: str) -> FoundImages:
         folders = (folder for folder in reversed((match / "*").parents) if len(folder.parts) >= num_fixed)
         output = next(filter(is_output_folder, filter(Path.is_dir, folders)), None)
         if match.is_dir():
-            below = list_images(match)
-        elif is_image_name(match.name):
+            below = list_images(match, accepts)
+        elif accepts(match.name):
             below = FoundImages([match])
         else:
             below = FoundImages([], [match])

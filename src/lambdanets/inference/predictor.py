@@ -52,6 +52,13 @@ class Predictor(ABC):
     def build(card: Any) -> nn.Module:
         """Build the network of a card with random weights."""
 
+    @staticmethod
+    def accepts(name: str) -> bool:
+        """Whether `lambdanets predict` takes a file of this name in a folder; by default, whether it is an image."""
+        from lambdanets.data.image_search import is_image_name
+
+        return is_image_name(name)
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names, in the order of the model's outputs."""
