@@ -14,15 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.adoption.slices import SlicesLambdaLayer
 from lambdanets.errors import InputError
 from lambdanets.layers import DenseEmbedding, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets.layers.base import LambdaInputs
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 Tensors = dict[str, Tensor]  # a state dict
 Shapes = dict[str, tuple[int, ...]]  # of the tensors in a state dict
 Rows = slice | EllipsisType
 _LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
+
+
+class SlicesLambdaLayer(LambdaLayer3d):
+    """The layer of LambdaUNet: LambdaLayer3d on maps (b slices, dim, H, W); `slices` in a row are one volume."""
+
+    def __init__(self, *args: Any, slices: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.slices = slices
+
+    def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
+        volumes = x.unflatten(0, (-1, self.slices)).transpose(1, 2)
+        masks = None if mask is None else mask.unflatten(0, (-1, self.slices))
+        return super().prepare(volumes, masks)
+
+    def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
+        return super().finish(output, inputs).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -175,7 +191,7 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
     for ours, theirs in zip(("query_norm", "value_norm"), family.norms, strict=True):
         norm: Any = copy.deepcopy(modules.get(theirs, nn.Identity()))
         if family.slice_table and isinstance(norm, nn.BatchNorm2d):
-            norm = _batch_norm_3d(norm)
+            norm.__class__ = nn.BatchNorm3d  # the same norm for volumes
         setattr(converted, ours, norm)
     state, shapes = {}, _shapes(converted)
     for name, shape in shapes.items():
@@ -190,14 +206,6 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
     lost = {source.name for name, source in sources.items() if name not in shapes}
     biases = {name: tensors[name].clone() for name in lost}
     converted.origin = Origin(sources, shapes, _shapes(layer), biases)
-    return converted
-
-
-def _batch_norm_3d(norm: nn.BatchNorm2d) -> nn.BatchNorm3d:
-    """The same norm for volumes."""
-    options = norm.eps, norm.momentum, norm.affine, norm.track_running_stats
-    converted = nn.BatchNorm3d(norm.num_features, *options, device="meta").train(norm.training)
-    converted.load_state_dict(norm.state_dict(), assign=True)
     return converted
 
 
