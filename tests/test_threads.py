@@ -12,10 +12,10 @@ from PIL import Image
 from torch import nn
 
 import lambdanets as ln
+from lambdanets.adoption.trial import randomize
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.segmenter import Segmenter
-from lambdanets.adoption.trial import randomize
 from lambdanets.recipes.digit_masks import recipe as MASKS
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.scattered_digits import recipe as OBJECTS

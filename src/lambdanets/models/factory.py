@@ -19,6 +19,7 @@ from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.models.weights import (
     CONFIG,
+    FOLDER,
     find_weights,
     load_tensors,
     local_path,
@@ -90,7 +91,7 @@ def create_model(
     if isinstance(pretrained, str | os.PathLike):
         source = find_weights(pretrained)
         weights, metadata = read_weights(source.file)
-        if source.is_packaged:
+        if source.file.parent == FOLDER:
             arguments = _card_arguments(json.loads(metadata["lambdanets"]), full_name, source.name)
             num_trained_classes = arguments.pop("num_classes")
             overrides = arguments | overrides
