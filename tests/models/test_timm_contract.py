@@ -155,8 +155,7 @@ def test_saved_folder_restores_architecture_and_number_of_classes(name, tmp_path
 
 @parametrize_families
 def test_pretrained_without_published_weights_raises(name):
-    message = f"pretrained must be a path or one of cifar10, digits, nuclei, got True; {name} has no published weights"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"{name} cannot be built: No pretrained weights exist for {name}"):
         create_model(name, pretrained=True)
 
 

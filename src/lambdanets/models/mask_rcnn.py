@@ -132,12 +132,9 @@ class AnySizeTransform(GeneralizedRCNNTransform):
             box_masks, dtype = detections["masks"], None if self.mask_threshold is None else torch.bool
             detections["masks"] = box_masks.new_empty(len(box_masks), 1, *size, dtype=dtype)
             for image_mask, box_mask, box in zip(detections["masks"], box_masks, detections["boxes"], strict=True):
-                image_mask.copy_(self._paste(box_mask, box, size))
+                pasted = paste_masks_in_image(box_mask[None], box[None], size)[0]
+                image_mask.copy_(pasted if self.mask_threshold is None else pasted > self.mask_threshold)
         return result
-
-    def _paste(self, mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
-        pasted = paste_masks_in_image(mask[None], box[None], size)[0]
-        return pasted if self.mask_threshold is None else pasted > self.mask_threshold
 
     def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
         height, width = image.shape[-2:]
@@ -147,11 +144,7 @@ class AnySizeTransform(GeneralizedRCNNTransform):
             return image, target
         image = F.interpolate(image[None], sides, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
         if target is not None:
-            masks = target["masks"]
-            if len(masks):
-                masks = F.interpolate(masks[:, None].float(), sides)[:, 0].to(masks.dtype)
-            else:
-                masks = masks.new_zeros(0, *sides)
+            masks = F.interpolate(target["masks"][:, None].float(), sides)[:, 0].to(target["masks"].dtype)
             target = target | {"boxes": resize_boxes(target["boxes"], [height, width], list(sides)), "masks": masks}
         return image, target
 

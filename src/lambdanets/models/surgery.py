@@ -63,7 +63,6 @@ def replace_convolutions(
         weight = convolutions[name].weight
         if not weight.is_meta:
             layer.to(weight.device, weight.dtype)
-    for name, layer in layers.items():
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
     keep_initialization(model)
@@ -140,11 +139,16 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
         for name, module in modules.items()
         if isinstance(module, nn.Conv2d | nn.Linear | LambdaBase) and not name.startswith(prefixes)
     ]
+    # a Sequential subclass with its own forward, such as a residual block, is a block
+    containers = (nn.Sequential.forward, nn.Module.forward)  # the latter is that of ModuleList and ModuleDict
+    blocks = [
+        name
+        for name, module in modules.items()
+        if type(module).forward not in containers and sum(layer.startswith(f"{name}.") for layer in block_layers) > 1
+    ]
     for name in new:
-        block = _enclosing_block(name, modules, block_layers)
-        if block is None:
-            continue
-        inside = [inner for inner in lambdas if inner.startswith(f"{block}.")]
+        block = max((block for block in blocks if name.startswith(f"{block}.")), key=len, default="")
+        inside = [inner for inner in lambdas if block and inner.startswith(f"{block}.")]
         if len(inside) > 1:
             raise InputError(
                 f"where must select at most one lambda layer per block, got {', '.join(inside)} in {block} "
@@ -152,17 +156,3 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
                 "unstable in training (Appendix B of the paper): select one per block, or pass "
                 "allow_several_per_block=True"
             )
-
-
-def _enclosing_block(name: str, modules: dict[str, nn.Module], block_layers: list[str]) -> str | None:
-    """Return the name of the block of a convolution, as `replace_convolutions` defines it, or None."""
-    while "." in name:
-        name = name.rpartition(".")[0]
-        module = modules[name]
-        # a Sequential subclass with its own forward, such as a residual block, is a block
-        is_sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-        if is_sequential or isinstance(module, nn.ModuleList | nn.ModuleDict):
-            continue
-        if sum(layer.startswith(f"{name}.") for layer in block_layers) > 1:
-            return name
-    return None
