@@ -118,9 +118,7 @@ def _replacement(layer: nn.Module) -> tuple[str, GridLambdaLayer]:
             return family.name, convert(layer, family)
         except Exception as error:  # a modified copy of the family's layer may raise anything
             errors.append(error)
-    if isinstance(errors[0], InputError):
-        raise errors[0]
-    raise InputError(f"its tensors do not fit together: {one_line(errors[0])}") from errors[0]
+    raise InputError(one_line(errors[0])) from errors[0]
 
 
 def _check_layer(layer: nn.Module, users: dict[Tensor, set[nn.Module | None]]) -> None:

@@ -75,16 +75,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Family:
-    """Third-party lambda layers with the same attributes, parameter names and formula.
+    """Third-party lambda layers with the same parameter names and formula.
 
-    They are recognized by these, not by their class, because files are copied into projects.
+    They are recognized by their tensors, not by their class, because files are copied into projects.
     Letters: h heads, k query depth, u intra-depth, v value depth; y, x sides of the scope;
     n, m positions.
 
     projections: modules of queries, keys and values. If they are one module, its output channels
         are the queries, then the keys, then the values.
     tables: names of the possible embedding tables, with a letter for each axis, or 1.
-    heads: the attribute that is h. attributes: others that every layer has.
+    heads: the attribute that is h.
     intra_depth_first: whether the channels of keys and values are (u, k) and (u, v); otherwise
         (k, u) and (v, u).
     norms: modules that normalize queries and values; a layer may lack them.
@@ -97,7 +97,6 @@ class Family:
     projections: tuple[str, str, str]
     tables: tuple[tuple[str, str], ...]
     heads: str = "heads"
-    attributes: tuple[str, ...] = ()
     intra_depth_first: bool = False
     norms: tuple[str, str] = ("norm_q", "norm_v")
     pool: str = "avgpool"
@@ -105,11 +104,11 @@ class Family:
     slices: str = ""
 
     def recognizes(self, layer: Any) -> bool:
-        has_attributes = all(hasattr(layer, name) for name in (self.heads, *self.attributes))
-        weights = [_tensor(layer, f"{projection}.weight") for projection in self.projections]
-        has_weights = all(weight is not None for weight in weights)
-        has_slices = not self.slice_table or _tensor(layer, self.slice_table) is not None
-        return has_attributes and has_weights and has_slices and bool(self._tables_of(layer))
+        names = [f"{projection}.weight" for projection in self.projections] + [self.slice_table] * bool(
+            self.slice_table
+        )
+        has_tensors = all(_tensor(layer, name) is not None for name in names)
+        return hasattr(layer, self.heads) and has_tensors and bool(self._tables_of(layer))
 
     def sizes(self, layer: Any) -> dict[str, int]:
         """The sizes of a recognized layer, by letter."""

@@ -214,17 +214,13 @@ def default_cfg(**changes: Any) -> dict[str, Any]:
 _RESNET_RS = RESNET_RS | {"block_args": {"attn_layer": partial(get_attn("se"), rd_ratio=0.25)}}
 
 
-def _lambda_resnet_arguments() -> dict[str, dict[str, Any]]:
-    """Return the constructor arguments of each LambdaResNet, by name."""
-    arguments: dict[str, dict[str, Any]] = {}
-    for depth, (layers, c4_blocks) in LAMBDA_RESNET_BLOCKS.items():
-        for name, c4 in ((f"lambda_resnet{depth}", c4_blocks), (f"lambda_resnet{depth}_c4", all_blocks(layers[2]))):
-            arguments[name] = _RESNET_RS | {"layers": layers, "lambda_blocks": ((), (), c4, all_blocks(layers[3]))}
-    arguments["lambda_resnet20_small"] = SMALL_RESNET_20 | {"lambda_blocks": SMALL_BLOCKS, "scope": 15}
-    return arguments
-
-
-LAMBDA_RESNET_ARGUMENTS = _lambda_resnet_arguments()
+# The constructor arguments of each LambdaResNet, by name.
+LAMBDA_RESNET_ARGUMENTS: dict[str, dict[str, Any]] = {
+    f"lambda_resnet{depth}{suffix}": _RESNET_RS
+    | {"layers": layers, "lambda_blocks": ((), (), c4, all_blocks(layers[3]))}
+    for depth, (layers, c4_blocks) in LAMBDA_RESNET_BLOCKS.items()
+    for suffix, c4 in (("", c4_blocks), ("_c4", all_blocks(layers[2])))
+} | {"lambda_resnet20_small": SMALL_RESNET_20 | {"lambda_blocks": SMALL_BLOCKS, "scope": 15}}
 
 default_cfgs = generate_default_cfgs(
     {f"{name}.untrained": default_cfg() for name in LAMBDA_RESNET_ARGUMENTS}
