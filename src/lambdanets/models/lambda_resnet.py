@@ -73,8 +73,15 @@ class ResNetBase(ResNet):
 
     def __init__(self, *, small_images: bool = False, **resnet: Any) -> None:
         super().__init__(**resnet)
-        if small_images:
-            self._replace_stem()
+        if not small_images:
+            return
+        first = next(module for module in self.conv1.modules() if isinstance(module, nn.Conv2d))
+        factory_kwargs: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
+        self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory_kwargs)
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.maxpool = nn.Identity()
+        # the default stem and its pooling have stride 2 each
+        self.feature_info = [info | {"reduction": max(info["reduction"] // 4, 1)} for info in self.feature_info]
 
     def stages(self) -> list[Any]:
         """Return the stages c2 to c5, each a sequence of blocks."""
@@ -85,15 +92,6 @@ class ResNetBase(ResNet):
         names = [f"layer{stage}.{block - 1}.conv2" for stage, numbers in enumerate(blocks, 1) for block in numbers]
         if names:
             replace_convolutions(self, make_layer, names)
-
-    def _replace_stem(self) -> None:
-        first = next(module for module in self.conv1.modules() if isinstance(module, nn.Conv2d))
-        factory_kwargs: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
-        self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory_kwargs)
-        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
-        self.maxpool = nn.Identity()
-        # the default stem and its pooling have stride 2 each
-        self.feature_info = [info | {"reduction": max(info["reduction"] // 4, 1)} for info in self.feature_info]
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""
@@ -110,14 +108,13 @@ class LambdaResNet(ResNetBase):
             a block with a stride, the layer runs at the input resolution and is followed by average pooling.
         squeeze_excite: stages with squeeze-and-excitation, if `block_args` adds it; default ("c2", "c3").
             According to the parameter counts in the paper, c4 has none, not even in blocks with convolutions.
-        small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
         query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
             multi_head, algorithm: arguments of each `LambdaLayer2d`. The default scope is 23, or 7 if intra_depth is
             above 1 (Sec. F.2). normalize_keys may also be "none", because timm.create_model drops arguments that are
             None.
         share_embeddings: share one embedding table between all layers at the same resolution (Sec. 3.2, Table 4);
             default False.
-        resnet: arguments of timm's ResNet.
+        resnet: small_images, and arguments of timm's ResNet.
     """
 
     def __init__(
@@ -125,7 +122,6 @@ class LambdaResNet(ResNetBase):
         *,
         lambda_blocks: tuple[tuple[int, ...], ...],
         squeeze_excite: tuple[str, ...] = ("c2", "c3"),
-        small_images: bool = False,
         query_depth: int = 16,
         heads: int = 4,
         intra_depth: int = 1,
@@ -140,7 +136,7 @@ class LambdaResNet(ResNetBase):
         algorithm: str = "auto",
         **resnet: Any,
     ) -> None:
-        super().__init__(small_images=small_images, **resnet)
+        super().__init__(**resnet)
         if scope is None:
             scope = 23 if intra_depth == 1 else 7
         input_strides: dict[nn.Conv2d, int] = {}  # the cumulative stride before each 3x3 convolution

@@ -7,7 +7,6 @@ batch; and boxes are float32 also under autocast, because bfloat16 represents on
 
 import math
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,10 +69,10 @@ class PyramidBackbone(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.network(images)
-        levels = self.pyramid(OrderedDict((str(level), x) for level, x in enumerate(maps)))
+        levels = self.pyramid({str(level): x for level, x in enumerate(maps)})
         if padding := current_padding():
-            levels = OrderedDict((name, padding.replicate_border(x)) for name, x in levels.items())
-        return OrderedDict((name, keep_for_backward(x)) for name, x in levels.items())
+            levels = {name: padding.replicate_border(x) for name, x in levels.items()}
+        return {name: keep_for_backward(x) for name, x in levels.items()}
 
 
 class MaskRCNN(TorchvisionMaskRCNN):

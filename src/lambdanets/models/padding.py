@@ -89,10 +89,6 @@ class Padding:
             images.append(F.pad(image[..., :height, :width], pads, mode="replicate"))
         return torch.cat(images)
 
-    def enter_backward(self, grad_output: Tensor) -> None:
-        """Make this the current padding in the current backward pass; a hook of tensors."""
-        _in_backward[torch._C._current_graph_task_id()] = self
-
 
 _NONE = Padding((), ())
 _in_forward: ContextVar[Padding] = ContextVar("padding of the batch in the forward pass", default=_NONE)
@@ -121,8 +117,9 @@ def keep_for_backward(output: Tensor) -> Tensor:
 
     Gradient checkpointing calls layers again in the backward pass, in a thread of autograd's choice.
     """
+    padding = _in_forward.get()
     if output.requires_grad:
-        output.register_hook(_in_forward.get().enter_backward)
+        output.register_hook(lambda _: _in_backward.update({torch._C._current_graph_task_id(): padding}))
     return output
 
 
