@@ -260,7 +260,7 @@ def mask_rcnn(
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
     if not is_meta and not _is_known(backbone):  # the check takes seconds
-        check_padded_batches(pyramid_backbone, pyramid_backbone.strides[-1], backbone, hide_padding)
+        check_padded_batches(pyramid_backbone, backbone)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")

@@ -218,15 +218,15 @@ class _Move(torch.autograd.Function):
         return _Move.apply(grad_output, ctx.sizes, ctx.grid), None, None
 
 
-def check_padded_batches(pyramid: nn.Module, stride: int, name: str, hide_padding: bool) -> None:
+def check_padded_batches(pyramid: Any, name: str) -> None:
     """Raise InputError unless a network accepts all batches, and its maps ignore padding if it is hidden.
 
     `add_padding_hooks` checks the types of layers, but cannot see operations in `forward`, such as a
     mean over positions. Therefore this runs a float64 copy with random weights.
 
-    pyramid: network that returns maps by name. name: of the network, for messages.
-    stride: the sides of batches are multiples of it.
+    pyramid: a `PyramidBackbone`. name: of its network, for messages.
     """
+    stride = pyramid.strides[-1]
     side = max(_SIDE, stride)
     # at the bottom with and without padding, at the right with more and less
     sizes = [(side, side * 5 // 8)]
@@ -245,7 +245,7 @@ def check_padded_batches(pyramid: nn.Module, stride: int, name: str, hide_paddin
             f"{name} does not accept images whose sides are any multiples of {stride}, as batches "
             f"have: {one_line(error)}; use another network"
         ) from error
-    for level, maps in less_padded.items() if hide_padding else ():
+    for level, maps in less_padded.items() if pyramid.hide_padding else ():
         height, width = maps.shape[2], -(-maps.shape[3] * 5 // 8)
         expected, actual = (each[..., :height, :width] for each in (maps, more_padded[level]))
         if not (actual - expected).abs().max() <= _TOLERANCE * expected.abs().max():

@@ -3,7 +3,6 @@
 import copy
 import fnmatch
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,24 +90,21 @@ def _select(where: Where, convolutions: dict[str, nn.Conv2d], model: nn.Module) 
 def _check_layer(name: str, convolution: nn.Conv2d, layer: nn.Module) -> None:
     """Raise ValueError unless the layer has the channels and stride of the convolution with this name."""
     layer_type = type(layer).__name__
-    expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
+    expected: tuple[object, ...] = (convolution.in_channels, convolution.out_channels, convolution.stride)
     if isinstance(layer, LambdaLayer2d):
-        actual = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
+        actual: tuple[object, ...] = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
     elif isinstance(layer, LambdaBase):
         raise InputError(f"make_layer must return a layer on maps (b, channels, height, width), got {layer_type}")
     else:
         output = _output_on_meta(layer, convolution)
         if output is None:
             return
-        if output.ndim != 4:
-            shape = tuple(output.shape)
-            raise InputError(f"make_layer must return a layer that outputs (b, channels, height, width), got {shape}")
-        rows, columns = (round(_TEST_SIDE / side) for side in output.shape[2:])
-        actual = (convolution.in_channels, output.shape[1], (rows, columns))
+        strides = tuple(round(_TEST_SIDE / side) for side in output.shape[2:])
+        actual = (convolution.in_channels, output.shape[1], strides)
     if actual != expected:
         raise InputError(
-            f"make_layer must return a layer with {_describe(*expected)} for {name}, got {layer_type} with "
-            f"{_describe(*actual)}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
+            f"make_layer must return a layer with the input and output channels and strides {expected} of {name}, got "
+            f"{layer_type} with {actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
         )
 
 
@@ -121,11 +117,6 @@ def _output_on_meta(layer: nn.Module, convolution: nn.Conv2d) -> Tensor | None:
             return output
     except Exception:  # the layer may still fit the maps of its network
         return None
-
-
-def _describe(channels: int, channels_out: int, stride: Any) -> str:
-    shown = stride[0] if stride[0] == stride[1] else stride
-    return f"{channels} channels in, {channels_out} out, stride {shown}"
 
 
 def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None:

@@ -126,7 +126,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 metadata = dict(file.metadata() or {})
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is not a readable safetensors file: {error}") from error
-        return _without_wrappers(tensors), metadata
+        return tensors, metadata
     try:
         # torch warns about pickles that it cannot read
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_SAFE_TYPES):
@@ -139,7 +139,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError(f"{path} is not a checkpoint: {reason}") from error
     if not (tensors := dict(_named_tensors(content))):
         raise InputError(f"{path} contains no state dict; expected a checkpoint with state_dict or a dict of tensors")
-    return _without_wrappers(tensors), {str(name): value for name, value in content.items()}
+    return tensors, {str(name): value for name, value in content.items()}
 
 
 def _named_tensors(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -150,10 +150,6 @@ def _named_tensors(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor
             yield from _named_tensors(value, f"{prefix}{name}.")
 
 
-def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {_WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
-
-
 def match_names(weights: dict[str, Tensor], names: Collection[str], source: str) -> dict[str, Tensor]:
     """Give tensors the names that a model has for them.
 
@@ -162,6 +158,7 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
     the model. Among copies, the EMA or teacher is used, with a message on stderr.
     Names may also differ as those of timm's networks with features_only=True do: underscores for points, and "model.".
     """
+    weights = {_WRAPPERS.sub("", name): tensor for name, tensor in weights.items()}
     own = {name.removeprefix("model.").replace("_", "."): name for name in names} | {name: name for name in names}
 
     def own_name(name: str) -> str | None:
