@@ -88,7 +88,13 @@ class MaskRCNN(TorchvisionMaskRCNN):
         self, images: list[Tensor], targets: list[Target] | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         for index, target in enumerate(targets or ()):
-            _check_boxes(target["boxes"], index)
+            boxes = target["boxes"]
+            is_empty = (boxes[:, 2:] > boxes[:, :2]).logical_not().any(1)
+            if is_empty.any():
+                raise InputError(
+                    "targets must have boxes with x1 below x2 and y1 below y2, "
+                    f"got {boxes[is_empty][0].tolist()} of image {index}"
+                )
         original_sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batch, targets = self.transform(images, targets)
         with padded_batch(batch.image_sizes, batch.tensors.shape[-2:]):
@@ -98,15 +104,6 @@ class MaskRCNN(TorchvisionMaskRCNN):
         if self.training:
             return losses | roi_losses
         return self.transform.postprocess(detections, batch.image_sizes, original_sizes)
-
-
-def _check_boxes(boxes: Tensor, image_index: int) -> None:
-    is_empty = (boxes[:, 2:] > boxes[:, :2]).logical_not().any(1)
-    if is_empty.any():
-        raise InputError(
-            "targets must have boxes with x1 below x2 and y1 below y2, "
-            f"got {boxes[is_empty][0].tolist()} of image {image_index}"
-        )
 
 
 class AnySizeTransform(GeneralizedRCNNTransform):
@@ -196,12 +193,6 @@ class _Float32RoIAlign(MultiScaleRoIAlign):
         return super().forward(maps, boxes, image_shapes).to(dtype)
 
 
-def _is_known(backbone: str) -> bool:
-    """Whether the module of a model says that all positions are mixed in layers that `add_padding_hooks` knows."""
-    module = sys.modules[model_entrypoint(backbone).__module__] if is_model(backbone) else None
-    return getattr(module, "PADDING_CAN_BE_HIDDEN", False)
-
-
 def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
     pool = _Float32RoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
     # torchvision would infer these from the first images, wrongly for small ones
@@ -258,8 +249,10 @@ def mask_rcnn(
     """
     network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
+    module = sys.modules[model_entrypoint(backbone).__module__] if is_model(backbone) else None
+    is_known = getattr(module, "PADDING_CAN_BE_HIDDEN", False)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
-    if not is_meta and not _is_known(backbone):  # the check takes seconds
+    if not is_meta and not is_known:  # the check takes seconds
         check_padded_batches(pyramid_backbone, backbone)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:

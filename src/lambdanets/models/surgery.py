@@ -5,7 +5,7 @@ import fnmatch
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.layers import LambdaBase, LambdaLayer2d
@@ -96,8 +96,11 @@ def _check_layer(name: str, convolution: nn.Conv2d, layer: nn.Module) -> None:
     elif isinstance(layer, LambdaBase):
         raise InputError(f"make_layer must return a layer on maps (b, channels, height, width), got {layer_type}")
     else:
-        output = _output_on_meta(layer, convolution)
-        if output is None:
+        weight, shape = convolution.weight, (2, convolution.in_channels, _TEST_SIDE, _TEST_SIDE)
+        try:
+            with torch.no_grad():
+                output = copy.deepcopy(layer).to("meta")(torch.empty(shape, device="meta", dtype=weight.dtype))
+        except Exception:  # the layer may still fit the maps of its network
             return
         strides = tuple(round(_TEST_SIDE / side) for side in output.shape[2:])
         actual = (convolution.in_channels, output.shape[1], strides)
@@ -106,17 +109,6 @@ def _check_layer(name: str, convolution: nn.Conv2d, layer: nn.Module) -> None:
             f"make_layer must return a layer with the input and output channels and strides {expected} of {name}, got "
             f"{layer_type} with {actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
         )
-
-
-def _output_on_meta(layer: nn.Module, convolution: nn.Conv2d) -> Tensor | None:
-    """Return the output of the layer on the meta device for an input of the convolution; None if the layer raises."""
-    x = torch.empty(2, convolution.in_channels, _TEST_SIDE, _TEST_SIDE, device="meta", dtype=convolution.weight.dtype)
-    try:
-        with torch.no_grad():
-            output: Tensor = copy.deepcopy(layer).to("meta")(x)
-            return output
-    except Exception:  # the layer may still fit the maps of its network
-        return None
 
 
 def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None:
