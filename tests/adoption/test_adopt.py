@@ -10,12 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torchvision.ops import FrozenBatchNorm2d
 
-from adoption.foreign_layers import (
-    DLi14,
-    Holocron,
-    Leaderj1001,
-    Lucidrains,
-)
+from adoption.foreign_layers import DLi14, Holocron, Leaderj1001, Lucidrains
 from lambdanets import LambdaLayer2d, adopt, foreign_state_dict
 
 
