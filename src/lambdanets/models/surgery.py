@@ -2,6 +2,8 @@
 
 import copy
 import fnmatch
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import torch
@@ -124,11 +126,8 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
     ]
     # a Sequential subclass with its own forward, such as a residual block, is a block
     containers = (nn.Sequential.forward, nn.Module.forward)  # the latter is that of ModuleList and ModuleDict
-    blocks = [
-        name
-        for name, module in modules.items()
-        if type(module).forward not in containers and sum(layer.startswith(f"{name}.") for layer in block_layers) > 1
-    ]
+    num_layers = Counter(name[: dot.start()] for name in block_layers for dot in re.finditer(r"\.", name))
+    blocks = [name for name, count in num_layers.items() if count > 1 and type(modules[name]).forward not in containers]
     for name in new:
         block = max((block for block in blocks if name.startswith(f"{block}.")), key=len, default="")
         inside = [inner for inner in lambdas if block and inner.startswith(f"{block}.")]
