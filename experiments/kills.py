@@ -203,7 +203,8 @@ def read_outputs(out: Path, with_times: tuple[str, ...] = ()) -> dict[str, Any]:
     for path in paths:
         name = path.relative_to(out).as_posix()
         if path.name == "best.ckpt":
-            contents[name] = {key: tensor.numpy().tobytes() for key, tensor in read_weights(path)[0].items()}
+            state = read_weights(path)[1]["state_dict"]
+            contents[name] = {key: tensor.numpy().tobytes() for key, tensor in state.items()}
         elif path.name == run_log.METRICS:
             with path.open(newline="") as file:
                 rows = list(csv.DictReader(file))

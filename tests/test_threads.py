@@ -12,10 +12,10 @@ from PIL import Image
 from torch import nn
 
 import lambdanets as ln
+from lambdanets.adoption.trial import randomize
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.segmenter import Segmenter
-from lambdanets.models.padding import simulate_trained_weights
 from lambdanets.recipes.digit_masks import recipe as MASKS
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.scattered_digits import recipe as OBJECTS
@@ -39,7 +39,7 @@ def make_detector() -> Detector:
     recipe = replace(OBJECTS, model="lambda_resnet20_small", **sizes)
     card = replace(make_detector_card(recipe, ("a",), (1,)), model_options=BACKBONE)
     model = Detector.build(card, box_score_thresh=0.0)
-    simulate_trained_weights(model.backbone)
+    randomize(model.backbone)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
     return Detector(model.float().eval(), card)
 

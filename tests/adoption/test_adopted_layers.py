@@ -37,11 +37,7 @@ LAYERS = {
     "lucidrains pairs, u = 4": ("lucidrains", lambda: Lucidrains(8, 12, u=4, num_positions=24, **SIZES), (4, 6)),
     "LambdaUNet": ("lucidrains", lambda: Lucidrains(8, 12, u=4, r=3, norms=True, sequential=True, **SIZES), (6, 8)),
     "ATOMMIC": ("lucidrains", lambda: Lucidrains(8, 12, u=4, r=3, norms=False, sequential=True, **SIZES), (6, 8)),
-    "LambdaUNet, slices": (
-        "lucidrains",
-        lambda: TemporalLambdaUNet(8, 12, u=4, r=3, slices=2, **SIZES),
-        (6, 8),
-    ),
+    "LambdaUNet, slices": ("lucidrains", lambda: TemporalLambdaUNet(8, 12, u=4, r=3, slices=2, **SIZES), (6, 8)),
     "ATOMMIC, slices": (
         "lucidrains",
         lambda: TemporalLambdaUNet(8, 12, u=4, r=3, norms=False, sequential=True, slices=3, **SIZES),

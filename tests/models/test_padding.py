@@ -6,17 +6,17 @@ import torch
 from torch import nn
 
 from lambdanets import create_model
+from lambdanets.adoption.trial import randomize
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import PyramidBackbone
-from lambdanets.models.padding import add_padding_hooks, padded_batch, simulate_trained_weights
+from lambdanets.models.padding import add_padding_hooks, padded_batch
 
 SHALLOW = {"layers": (1, 1, 2, 1)}
-SHALLOW_LAMBDA_RESNET = SHALLOW | {"lambda_blocks": ((), (), (1, 2), (1,)), "scope": 5}
 # Together they have squeeze-and-excitation, pooled shortcuts, strided lambda layers, max pooling and depthwise
 # convolutions.
 NETWORKS = {
     "resnetrs50": SHALLOW,
-    "lambda_resnet50": SHALLOW_LAMBDA_RESNET,
+    "lambda_resnet50": SHALLOW | {"lambda_blocks": ((), (), (1, 2), (1,)), "scope": 5},
     "resnet50_lambda": {"pattern": "CLLL", "scope": 5, "intra_depth": 2},
     "mobilenetv2_lambda": {"scope": 5},
     "mobilenetv3_small_050": {},
@@ -24,10 +24,14 @@ NETWORKS = {
 SIZES = [(37, 70), (64, 33), (50, 5)]
 
 
+def random_network(name):
+    torch.manual_seed(0)
+    return randomize(create_model(name, features_only=True, **NETWORKS.get(name, {})).double().eval())
+
+
 @pytest.fixture(scope="module", params=NETWORKS)
 def network(request):
-    torch.manual_seed(0)
-    network = simulate_trained_weights(create_model(request.param, features_only=True, **NETWORKS[request.param]))
+    network = random_network(request.param)
     add_padding_hooks(network)
     return network
 
@@ -89,8 +93,7 @@ def test_gradients_are_independent_of_padding(network):
 def test_training_step_is_independent_of_the_amount_of_padding(name):
     states = []
     for side in (96, 128):
-        torch.manual_seed(0)
-        network = simulate_trained_weights(create_model(name, features_only=True, **NETWORKS.get(name, {}))).train()
+        network = random_network(name).train()
         add_padding_hooks(network)
         maps = run_padded(network, (side, side))[-1]
         sum(valid_part(x, (side, side), size).square().sum() for x, size in zip(maps, SIZES, strict=True)).backward()
@@ -114,8 +117,7 @@ def test_gradient_checkpointing_recomputes_with_the_sizes_of_its_batch(use_reent
     batches = [(SIZES, (96, 96)), ([(20, 96), (64, 64)], (64, 96)), ([(33, 40)], (33, 40))]
     gradients = []
     for checkpointing in (False, True, True):
-        torch.manual_seed(0)
-        network = simulate_trained_weights(create_model("lambda_resnet50", features_only=True, **SHALLOW_LAMBDA_RESNET))
+        network = random_network("lambda_resnet50")
         network.set_grad_checkpointing(checkpointing)
         backbone = PyramidBackbone(network, 8).double()
         total = 0

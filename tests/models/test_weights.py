@@ -22,10 +22,9 @@ def test_rejects_weights_of_another_architecture(model, tmp_path):
     weights = model.state_dict()
     weights["extra.weight"] = weights.pop("layer4.0.conv2.embedding.table")
     weights["fc.bias"] = torch.zeros(4)
-    with pytest.raises(ValueError, match=r"another architecture: 1 \(extra.weight\) only in the file") as error:
+    with pytest.raises(ValueError, match=r"architecture: 2 \(extra.weight \(15, 15, 16\), fc.bias \(4,\)\)") as error:
         load_tensors(model, weights, "other")
-    assert "1 (layer4.0.conv2.embedding.table) only in the model" in str(error.value)
-    assert "1 (fc.bias (4,) instead of (3,)) of another shape" in str(error.value)
+    assert "2 (fc.bias (3,), layer4.0.conv2.embedding.table (15, 15, 16)) only in the model" in str(error.value)
 
 
 def test_rejects_pickles_with_code_without_running_it(tmp_path):
@@ -76,9 +75,7 @@ def test_of_two_networks_the_average_is_loaded_and_named(wrapper, average, model
         torch.save(state, tmp_path / "mean_teacher.pth")
         loaded = create_model("lambda_resnet20_small", pretrained=tmp_path / "mean_teacher.pth", num_classes=3)
         assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
-        star = "" if wrapper == "entries" else ".*"
-        used = f"the weights {average or 'model'}{star} are used, not student{star}\n"
-        assert capsys.readouterr().err.endswith(used)
+        assert capsys.readouterr().err.endswith(f"the weights {average or 'model'}.* are used, not student.*\n")
 
 
 def test_says_which_type_in_a_checkpoint_is_code(model, tmp_path):

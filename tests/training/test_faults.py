@@ -74,7 +74,7 @@ def early_stopped(tmp_path_factory):
 
 
 def assert_same_best_ckpt(*folders):
-    expected, actual = (read_weights(folder / "checkpoints/best.ckpt")[0] for folder in folders)
+    expected, actual = (read_weights(folder / "checkpoints/best.ckpt")[1]["state_dict"] for folder in folders)
     assert [name for name in expected | actual if not torch.equal(expected[name], actual[name])] == []
 
 

@@ -8,13 +8,14 @@ from timm.models.resnet import ResNet
 from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
-from lambdanets.models.lambda_resnet import LAMBDA_RESNET_ARGUMENTS, LambdaResNet
-from lambdanets.models.resnet import (
+from lambdanets.models.lambda_resnet import (
+    LAMBDA_RESNET_ARGUMENTS,
     RESNET_50,
     SMALL_BLOCKS,
     SMALL_CFG,
     SMALL_RESNET_20,
     Blocks,
+    LambdaResNet,
     ResNetBase,
     default_cfg,
     parse_pattern,

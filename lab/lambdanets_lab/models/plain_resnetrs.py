@@ -10,8 +10,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, get_pretrai
 from timm.models.resnet import ResNet
 from torch import nn
 
-from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
-from lambdanets.models.resnet import RESNET_RS, default_cfg
+from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS, RESNET_RS, default_cfg
 
 DEPTHS = (50, 101, 152, 200, 270, 350, 420)
 _PREPROCESSING_FIELDS = ("input_size", "pool_size", "crop_pct", "test_input_size", "interpolation")

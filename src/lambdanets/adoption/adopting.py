@@ -1,6 +1,5 @@
 """Replaces the lambda layers of other packages in a network, and returns their weights."""
 
-import itertools
 from collections import defaultdict
 
 from torch import Tensor, nn
@@ -30,7 +29,6 @@ def adopt(model: nn.Module) -> dict[str, str]:
     ValueError if there are no such layers, or if one cannot be replaced, with its name and the
     reason; the network is then unchanged.
     """
-    _check_module(model)
     modules = model.named_modules(remove_duplicate=False)
     layers = {name: module for name, module in modules if _families(module)}
     if not layers:
@@ -79,33 +77,20 @@ def foreign_state_dict(model: nn.Module) -> dict[str, Tensor]:
     Raises ValueError if the network has no adopted layer, or if one was changed since, for example
     by resizing its table.
     """
-    _check_module(model)
-    layers = _adopted_layers(model)
-    if not layers:
-        got = f"{type(model).__name__} with none"
-        raise InputError(f"model must have layers replaced by adopt, got a {got}")
-
-    def prefix_of(name: str) -> str | None:
-        return next(filter(name.startswith, layers), None)
-
-    tensors = model.state_dict()
-    state: dict[str, Tensor] = {}
-    for prefix, names in itertools.groupby(tensors, prefix_of):
-        if prefix is None:
-            state |= {name: tensors[name] for name in names}
-            continue
+    foreign: dict[str, dict[str, Tensor]] = {}  # state dicts of the adopted layers, by prefix
+    for name, layer in _adopted_layers(model).items():
+        prefix = f"{name}." if name else ""
         try:
-            converted = convert_back(layers[prefix])
+            foreign[prefix] = {f"{prefix}{key}": tensor for key, tensor in convert_back(layer).items()}
         except InputError as error:
-            name = prefix.removesuffix(".")
             raise InputError(f"{name} cannot be converted back: {error}") from error
-        state |= {f"{prefix}{name}": tensor for name, tensor in converted.items()}
+    if not foreign:
+        raise InputError(f"model must have layers replaced by adopt, got a {type(model).__name__} with none")
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        prefixes = filter(name.startswith, foreign)
+        state |= next((foreign[prefix] for prefix in prefixes), {name: tensor})
     return state
-
-
-def _check_module(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model must be a module, got {type(model).__name__}")
 
 
 def _families(module: nn.Module) -> list[Family]:
@@ -113,9 +98,8 @@ def _families(module: nn.Module) -> list[Family]:
 
 
 def _adopted_layers(model: nn.Module) -> dict[str, GridLambdaLayer]:
-    """The adopted layers of a network, by prefix in its state dict."""
     return {
-        f"{name}." if name else "": module
+        name: module
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, GridLambdaLayer) and isinstance(module.origin, Origin)
     }
@@ -134,9 +118,7 @@ def _replacement(layer: nn.Module) -> tuple[str, GridLambdaLayer]:
             return family.name, convert(layer, family)
         except Exception as error:  # a modified copy of the family's layer may raise anything
             errors.append(error)
-    if isinstance(errors[0], InputError):
-        raise errors[0]
-    raise InputError(f"its tensors do not fit together: {one_line(errors[0])}") from errors[0]
+    raise InputError(one_line(errors[0])) from errors[0]
 
 
 def _check_layer(layer: nn.Module, users: dict[Tensor, set[nn.Module | None]]) -> None:

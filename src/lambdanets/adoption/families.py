@@ -6,7 +6,6 @@ from lambdanets.adoption.layout import Family
 
 TIMM = Family(  # timm.layers.lambda_layer
     name="timm",
-    attributes=("norm_q", "norm_v", "pool"),
     heads="num_heads",
     projections=("qkv", "qkv", "qkv"),
     tables=(("conv_lambda.weight", "kuyx1"), ("pos_emb", "yxk")),
@@ -21,14 +20,12 @@ LUCIDRAINS = Family(  # lambda-networks on PyPI
 ATOMMIC = replace(LUCIDRAINS, projections=("to_q.0", "to_k.0", "to_v.0"))  # its LambdaUNet
 HOLOCRON = Family(  # holocron.nn, pylocron on PyPI
     name="Holocron",
-    attributes=("norm_q", "norm_v"),
     heads="num_heads",
     projections=("to_q", "to_k", "to_v"),
     tables=(("R", "ku1yx"), ("pos_emb", "nmku")),
 )
 D_LI14 = Family(  # lambda.pytorch and its copies, such as yan-roo's
     name="d-li14",
-    attributes=("norm_q", "norm_v", "dk", "du"),
     heads="Nh",
     projections=("conv_qkv", "conv_qkv", "conv_qkv"),
     tables=(("lambda_conv.weight", "ku1yx"),),
@@ -36,7 +33,6 @@ D_LI14 = Family(  # lambda.pytorch and its copies, such as yan-roo's
 )
 LEADERJ1001 = Family(  # LambdaNetworks, and Telefonica's layers in 1-D and 2-D
     name="leaderj1001",
-    attributes=("kk", "uu", "vv"),
     projections=("queries.0", "keys.0", "values.0"),
     norms=("queries.1", "values.1"),
     tables=(("embedding", "ku1yx"), ("embedding", "ku1x"), ("embedding", "ku")),

@@ -14,15 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.adoption.slices import SlicesLambdaLayer
 from lambdanets.errors import InputError
 from lambdanets.layers import DenseEmbedding, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets.layers.base import LambdaInputs
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 Tensors = dict[str, Tensor]  # a state dict
 Shapes = dict[str, tuple[int, ...]]  # of the tensors in a state dict
 Rows = slice | EllipsisType
 _LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
+
+
+class SlicesLambdaLayer(LambdaLayer3d):
+    """The layer of LambdaUNet: LambdaLayer3d on maps (b slices, dim, H, W); `slices` in a row are one volume."""
+
+    def __init__(self, *args: Any, slices: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.slices = slices
+
+    def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
+        volumes = x.unflatten(0, (-1, self.slices)).transpose(1, 2)
+        masks = None if mask is None else mask.unflatten(0, (-1, self.slices))
+        return super().prepare(volumes, masks)
+
+    def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
+        return super().finish(output, inputs).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -59,16 +75,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Family:
-    """Third-party lambda layers with the same attributes, parameter names and formula.
+    """Third-party lambda layers with the same parameter names and formula.
 
-    They are recognized by these, not by their class, because files are copied into projects.
+    They are recognized by their tensors, not by their class, because files are copied into projects.
     Letters: h heads, k query depth, u intra-depth, v value depth; y, x sides of the scope;
     n, m positions.
 
     projections: modules of queries, keys and values. If they are one module, its output channels
         are the queries, then the keys, then the values.
     tables: names of the possible embedding tables, with a letter for each axis, or 1.
-    heads: the attribute that is h. attributes: others that every layer has.
+    heads: the attribute that is h.
     intra_depth_first: whether the channels of keys and values are (u, k) and (u, v); otherwise
         (k, u) and (v, u).
     norms: modules that normalize queries and values; a layer may lack them.
@@ -81,7 +97,6 @@ class Family:
     projections: tuple[str, str, str]
     tables: tuple[tuple[str, str], ...]
     heads: str = "heads"
-    attributes: tuple[str, ...] = ()
     intra_depth_first: bool = False
     norms: tuple[str, str] = ("norm_q", "norm_v")
     pool: str = "avgpool"
@@ -89,11 +104,11 @@ class Family:
     slices: str = ""
 
     def recognizes(self, layer: Any) -> bool:
-        has_attributes = all(hasattr(layer, name) for name in (self.heads, *self.attributes))
-        weights = [_tensor(layer, f"{projection}.weight") for projection in self.projections]
-        has_weights = all(weight is not None for weight in weights)
-        has_slices = not self.slice_table or _tensor(layer, self.slice_table) is not None
-        return has_attributes and has_weights and has_slices and bool(self._tables_of(layer))
+        names = [f"{projection}.weight" for projection in self.projections] + [self.slice_table] * bool(
+            self.slice_table
+        )
+        has_tensors = all(_tensor(layer, name) is not None for name in names)
+        return hasattr(layer, self.heads) and has_tensors and bool(self._tables_of(layer))
 
     def sizes(self, layer: Any) -> dict[str, int]:
         """The sizes of a recognized layer, by letter."""
@@ -174,8 +189,8 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
     modules = dict(layer.named_modules())
     for ours, theirs in zip(("query_norm", "value_norm"), family.norms, strict=True):
         norm: Any = copy.deepcopy(modules.get(theirs, nn.Identity()))
-        if family.slice_table and isinstance(norm, nn.BatchNorm2d):
-            norm = _batch_norm_3d(norm)
+        if family.slice_table and isinstance(modules.get(theirs), nn.BatchNorm2d):
+            norm.__class__ = nn.BatchNorm3d  # the same norm for volumes
         setattr(converted, ours, norm)
     state, shapes = {}, _shapes(converted)
     for name, shape in shapes.items():
@@ -190,14 +205,6 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
     lost = {source.name for name, source in sources.items() if name not in shapes}
     biases = {name: tensors[name].clone() for name in lost}
     converted.origin = Origin(sources, shapes, _shapes(layer), biases)
-    return converted
-
-
-def _batch_norm_3d(norm: nn.BatchNorm2d) -> nn.BatchNorm3d:
-    """The same norm for volumes."""
-    options = norm.eps, norm.momentum, norm.affine, norm.track_running_stats
-    converted = nn.BatchNorm3d(norm.num_features, *options, device="meta").train(norm.training)
-    converted.load_state_dict(norm.state_dict(), assign=True)
     return converted
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.adoption.layout import Family, convert, convert_back
-from lambdanets.adoption.slices import SlicesLambdaLayer
+from lambdanets.adoption.layout import Family, SlicesLambdaLayer, convert, convert_back
 from lambdanets.errors import InputError
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
@@ -30,7 +29,7 @@ def check_conversion(layer: nn.Module, family: Family) -> None:
         torch.autocast("cpu", enabled=False),
     ):
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs as well
-        theirs = randomize(_with_plain_norms(copy.deepcopy(layer)).to("cpu", torch.float64))
+        theirs = randomize(copy.deepcopy(layer).to("cpu", torch.float64))
         ours = convert(theirs, family)
         x = _random_map(theirs.eval(), ours)
         for training in (False, True):
@@ -99,12 +98,3 @@ def _compare(name: str, expected: Tensor, actual: Tensor) -> None:
     difference = float((actual - expected).norm() / expected.norm())
     if not difference <= _TOLERANCE:  # NaN is a difference
         raise InputError(f"it is not equivalent: its {name} differ by {difference:.1e}")
-
-
-def _with_plain_norms(layer: Any) -> Any:
-    """Replace SyncBatchNorm, which runs on GPUs only, by BatchNorm2d."""
-    for name, module in list(layer.named_modules()):
-        if isinstance(module, nn.SyncBatchNorm):
-            options = (module.eps, module.momentum, module.affine, module.track_running_stats)
-            layer.set_submodule(name, nn.BatchNorm2d(module.num_features, *options))
-    return layer

@@ -11,7 +11,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import build_model_with_cfg, is_model_pretrained, model_entrypoint
+from timm.models import build_model_with_cfg, model_entrypoint
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 
@@ -19,19 +19,17 @@ from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.models.weights import (
     CONFIG,
+    FOLDER,
     find_weights,
     load_tensors,
     local_path,
     match_names,
-    packaged_models,
     read_weights,
 )
 
-# Arguments of timm's feature extraction, which a classifier does not have.
-_FEATURE_ARGUMENTS = ("features_only", "out_indices", "feature_cls", "output_fmt", "flatten_sequential")
-# Arguments of timm's functions that load weights, from files or URLs, which are not arguments of an architecture.
+# Arguments of timm's functions that extract features or load weights, from files or URLs, and not of an architecture.
 _LOADING_ARGUMENTS = {
-    *_FEATURE_ARGUMENTS,
+    *("features_only", "out_indices", "feature_cls", "output_fmt", "flatten_sequential"),
     *(
         name
         for function in (timm.create_model, build_model_with_cfg)
@@ -79,21 +77,19 @@ def create_model(
         timm_name = f"local-dir:{folder}"
     else:
         check_architecture(name)
-        if pretrained is True and _is_own(name) and not is_model_pretrained(name):
-            raise InputError(
-                f"pretrained must be a path or one of {', '.join(packaged_models())}, got True; "
-                f"{name} has no published weights"
-            )
     pretrained = overrides.pop("checkpoint_path", None) or pretrained
     weights: dict[str, Tensor] = {}
     num_trained_classes = num_classes
     if isinstance(pretrained, str | os.PathLike):
         source = find_weights(pretrained)
         weights, metadata = read_weights(source.file)
-        if source.is_packaged:
-            arguments = _card_arguments(json.loads(metadata["lambdanets"]), full_name, source.name)
-            num_trained_classes = arguments.pop("num_classes")
-            overrides = arguments | overrides
+        if source.file.parent == FOLDER:
+            card = json.loads(metadata["lambdanets"])
+            if card["task"] != "classification" or card["model"] != full_name:
+                kind = f"a {card['task']} model with {card['model']}"
+                raise InputError(f"pretrained must be weights of a {full_name} classifier, got {source.name!r}, {kind}")
+            overrides = {"in_chans": card["preprocessing"]["channels"]} | card["model_options"] | overrides
+            num_trained_classes = len(card["classes"])
             num_classes = num_trained_classes if num_classes is None else num_classes
     if "normalize_keys" in overrides and overrides["normalize_keys"] is None:
         overrides["normalize_keys"] = "none"  # timm drops options that are None
@@ -119,15 +115,6 @@ def create_model(
     if weights:
         load(weights)
     return model
-
-
-def _card_arguments(card: dict[str, Any], model: str, name: str) -> dict[str, Any]:
-    """Return the arguments of `create_model` in the card of a packaged model, which must be a classifier."""
-    if card["task"] != "classification" or card["model"] != model:
-        kind = f"a {card['task']} model with {card['model']}"
-        raise InputError(f"pretrained must have weights of a {model} classifier, got {name!r}, {kind}")
-    classes, channels = len(card["classes"]), card["preprocessing"]["channels"]
-    return {"num_classes": classes, "in_chans": channels, **card["model_options"]}
 
 
 def check_architecture(name: str, options: Iterable[str] = ()) -> None:

@@ -3,28 +3,46 @@
 Stages are called c2, c3, c4 and c5, as in the paper; in timm's ResNet they are layer1 to layer4.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from timm.layers import get_attn
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models.resnet import Bottleneck
+from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
 
+from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
-from lambdanets.models.resnet import (
-    RESNET_50,
-    RESNET_RS,
-    SMALL_BLOCKS,
-    SMALL_CFG,
-    SMALL_RESNET_20,
-    STAGES,
-    ResNetBase,
-    all_blocks,
-    default_cfg,
-    parse_pattern,
-)
+from lambdanets.models.surgery import replace_convolutions
+
+STAGES = ("c2", "c3", "c4", "c5")
+
+Blocks = Sequence[Sequence[int]]  # blocks of each of c2 to c5, counted from 1
+
+RESNET_50: dict[str, Any] = {"block": Bottleneck, "layers": (3, 4, 6, 3)}
+
+# ResNet-RS of any depth, without squeeze-and-excitation.
+RESNET_RS: dict[str, Any] = {
+    "block": Bottleneck,
+    "stem_width": 32,
+    "stem_type": "deep",
+    "replace_stem_pool": True,
+    "avg_down": True,
+}
+
+# For images of about 32 pixels: a quarter of the usual width, c2 at full resolution, without squeeze-and-excitation.
+SMALL_RESNET_20: dict[str, Any] = {
+    "block": Bottleneck,
+    "layers": (1, 2, 2, 1),
+    "channels": (16, 32, 64, 128),
+    "stem_width": 16,
+    "stem_type": "deep",
+    "avg_down": True,
+    "small_images": True,
+}
+SMALL_BLOCKS = ((), (), (2,), (1,))
+SMALL_CFG: dict[str, Any] = {"input_size": (3, 32, 32), "pool_size": (4, 4), "crop_pct": 1.0, "first_conv": "conv1"}
 
 # By depth: the numbers of blocks in c2 to c5, and the blocks of c4 with a lambda layer, counted from 1 (Table 19).
 # All blocks of c5 have one.
@@ -37,9 +55,47 @@ LAMBDA_RESNET_BLOCKS = {
     350: ((4, 36, 72, 4), (10, 20, 30, 40, 50, 60)),
     420: ((4, 44, 87, 4), (10, 20, 30, 40, 50, 60, 70, 80)),
 }
-
-
 PADDING_CAN_BE_HIDDEN = True  # with all options: Mask R-CNN does not check it
+
+
+class ResNetBase(ResNet):
+    """timm's ResNet, with a method that replaces 3x3 convolutions after construction.
+
+    It supports features_only, reset_classifier and gradient checkpointing.
+
+    Args:
+        small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
+        resnet: arguments of timm's ResNet.
+    """
+
+    conv1: nn.Module
+    feature_info: list[dict[str, Any]]
+
+    def __init__(self, *, small_images: bool = False, **resnet: Any) -> None:
+        super().__init__(**resnet)
+        if not small_images:
+            return
+        first = next(module for module in self.conv1.modules() if isinstance(module, nn.Conv2d))
+        factory_kwargs: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
+        self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory_kwargs)
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.maxpool = nn.Identity()
+        # the default stem and its pooling have stride 2 each
+        self.feature_info = [info | {"reduction": max(info["reduction"] // 4, 1)} for info in self.feature_info]
+
+    def stages(self) -> list[Any]:
+        """Return the stages c2 to c5, each a sequence of blocks."""
+        return [self.layer1, self.layer2, self.layer3, self.layer4]
+
+    def replace(self, blocks: Blocks, make_layer: Callable[[nn.Conv2d], nn.Module]) -> None:
+        """Replace the 3x3 convolution of each of these blocks by make_layer(convolution)."""
+        names = [f"layer{stage}.{block - 1}.conv2" for stage, numbers in enumerate(blocks, 1) for block in numbers]
+        if names:
+            replace_convolutions(self, make_layer, names)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""
+        return {name for name, _ in self.named_parameters() if name.endswith("table")}
 
 
 class LambdaResNet(ResNetBase):
@@ -52,14 +108,13 @@ class LambdaResNet(ResNetBase):
             a block with a stride, the layer runs at the input resolution and is followed by average pooling.
         squeeze_excite: stages with squeeze-and-excitation, if `block_args` adds it; default ("c2", "c3").
             According to the parameter counts in the paper, c4 has none, not even in blocks with convolutions.
-        small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
         query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
             multi_head, algorithm: arguments of each `LambdaLayer2d`. The default scope is 23, or 7 if intra_depth is
             above 1 (Sec. F.2). normalize_keys may also be "none", because timm.create_model drops arguments that are
             None.
         share_embeddings: share one embedding table between all layers at the same resolution (Sec. 3.2, Table 4);
             default False.
-        resnet: arguments of timm's ResNet.
+        resnet: small_images, and arguments of timm's ResNet.
     """
 
     def __init__(
@@ -67,7 +122,6 @@ class LambdaResNet(ResNetBase):
         *,
         lambda_blocks: tuple[tuple[int, ...], ...],
         squeeze_excite: tuple[str, ...] = ("c2", "c3"),
-        small_images: bool = False,
         query_depth: int = 16,
         heads: int = 4,
         intra_depth: int = 1,
@@ -82,7 +136,7 @@ class LambdaResNet(ResNetBase):
         algorithm: str = "auto",
         **resnet: Any,
     ) -> None:
-        super().__init__(small_images=small_images, **resnet)
+        super().__init__(**resnet)
         if scope is None:
             scope = 23 if intra_depth == 1 else 7
         input_strides: dict[nn.Conv2d, int] = {}  # the cumulative stride before each 3x3 convolution
@@ -125,20 +179,44 @@ class LambdaResNet(ResNetBase):
         self.replace(lambda_blocks, make_layer)
 
 
+def all_blocks(blocks: int) -> tuple[int, ...]:
+    return tuple(range(1, blocks + 1))
+
+
+def parse_pattern(pattern: str, layers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the blocks of c2 to c5 for a pattern like "CCLL": all blocks of the stages with an L.
+
+    layers: number of blocks of each stage. Raises ValueError unless the pattern consists of four letters C or L.
+    """
+    letters = pattern.upper().replace("-", "") if isinstance(pattern, str) else ""
+    if len(letters) != 4 or set(letters) - {"C", "L"}:
+        raise InputError(f"pattern must be four letters, C or L for each of c2 to c5, like 'CCLL', got {pattern!r}")
+    return tuple(all_blocks(n) if letter == "L" else () for letter, n in zip(letters, layers, strict=True))
+
+
+def default_cfg(**changes: Any) -> dict[str, Any]:
+    """Return timm's default_cfg of a model: its preprocessing, and the names of its first and last layer."""
+    return {
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "first_conv": "conv1.0",
+        "classifier": "fc",
+        "license": "apache-2.0",
+    } | changes
+
+
 _RESNET_RS = RESNET_RS | {"block_args": {"attn_layer": partial(get_attn("se"), rd_ratio=0.25)}}
 
 
-def _lambda_resnet_arguments() -> dict[str, dict[str, Any]]:
-    """Return the constructor arguments of each LambdaResNet, by name."""
-    arguments: dict[str, dict[str, Any]] = {}
-    for depth, (layers, c4_blocks) in LAMBDA_RESNET_BLOCKS.items():
-        for name, c4 in ((f"lambda_resnet{depth}", c4_blocks), (f"lambda_resnet{depth}_c4", all_blocks(layers[2]))):
-            arguments[name] = _RESNET_RS | {"layers": layers, "lambda_blocks": ((), (), c4, all_blocks(layers[3]))}
-    arguments["lambda_resnet20_small"] = SMALL_RESNET_20 | {"lambda_blocks": SMALL_BLOCKS, "scope": 15}
-    return arguments
-
-
-LAMBDA_RESNET_ARGUMENTS = _lambda_resnet_arguments()
+# The constructor arguments of each LambdaResNet, by name.
+LAMBDA_RESNET_ARGUMENTS: dict[str, dict[str, Any]] = {
+    f"lambda_resnet{depth}{suffix}": _RESNET_RS
+    | {"layers": layers, "lambda_blocks": ((), (), c4, all_blocks(layers[3]))}
+    for depth, (layers, c4_blocks) in LAMBDA_RESNET_BLOCKS.items()
+    for suffix, c4 in (("", c4_blocks), ("_c4", all_blocks(layers[2])))
+} | {"lambda_resnet20_small": SMALL_RESNET_20 | {"lambda_blocks": SMALL_BLOCKS, "scope": 15}}
 
 default_cfgs = generate_default_cfgs(
     {f"{name}.untrained": default_cfg() for name in LAMBDA_RESNET_ARGUMENTS}

@@ -7,7 +7,6 @@ batch; and boxes are float32 also under autocast, because bfloat16 represents on
 
 import math
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,10 +69,10 @@ class PyramidBackbone(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.network(images)
-        levels = self.pyramid(OrderedDict((str(level), x) for level, x in enumerate(maps)))
+        levels = self.pyramid({str(level): x for level, x in enumerate(maps)})
         if padding := current_padding():
-            levels = OrderedDict((name, padding.replicate_border(x)) for name, x in levels.items())
-        return OrderedDict((name, keep_for_backward(x)) for name, x in levels.items())
+            levels = {name: padding.replicate_border(x) for name, x in levels.items()}
+        return {name: keep_for_backward(x) for name, x in levels.items()}
 
 
 class MaskRCNN(TorchvisionMaskRCNN):
@@ -89,7 +88,13 @@ class MaskRCNN(TorchvisionMaskRCNN):
         self, images: list[Tensor], targets: list[Target] | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         for index, target in enumerate(targets or ()):
-            _check_boxes(target["boxes"], index)
+            boxes = target["boxes"]
+            is_empty = (boxes[:, 2:] > boxes[:, :2]).logical_not().any(1)
+            if is_empty.any():
+                raise InputError(
+                    "targets must have boxes with x1 below x2 and y1 below y2, "
+                    f"got {boxes[is_empty][0].tolist()} of image {index}"
+                )
         original_sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         batch, targets = self.transform(images, targets)
         with padded_batch(batch.image_sizes, batch.tensors.shape[-2:]):
@@ -99,15 +104,6 @@ class MaskRCNN(TorchvisionMaskRCNN):
         if self.training:
             return losses | roi_losses
         return self.transform.postprocess(detections, batch.image_sizes, original_sizes)
-
-
-def _check_boxes(boxes: Tensor, image_index: int) -> None:
-    is_empty = (boxes[:, 2:] > boxes[:, :2]).logical_not().any(1)
-    if is_empty.any():
-        raise InputError(
-            "targets must have boxes with x1 below x2 and y1 below y2, "
-            f"got {boxes[is_empty][0].tolist()} of image {image_index}"
-        )
 
 
 class AnySizeTransform(GeneralizedRCNNTransform):
@@ -132,12 +128,9 @@ class AnySizeTransform(GeneralizedRCNNTransform):
             box_masks, dtype = detections["masks"], None if self.mask_threshold is None else torch.bool
             detections["masks"] = box_masks.new_empty(len(box_masks), 1, *size, dtype=dtype)
             for image_mask, box_mask, box in zip(detections["masks"], box_masks, detections["boxes"], strict=True):
-                image_mask.copy_(self._paste(box_mask, box, size))
+                pasted = paste_masks_in_image(box_mask[None], box[None], size)[0]
+                image_mask.copy_(pasted if self.mask_threshold is None else pasted > self.mask_threshold)
         return result
-
-    def _paste(self, mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
-        pasted = paste_masks_in_image(mask[None], box[None], size)[0]
-        return pasted if self.mask_threshold is None else pasted > self.mask_threshold
 
     def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
         height, width = image.shape[-2:]
@@ -147,11 +140,7 @@ class AnySizeTransform(GeneralizedRCNNTransform):
             return image, target
         image = F.interpolate(image[None], sides, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
         if target is not None:
-            masks = target["masks"]
-            if len(masks):
-                masks = F.interpolate(masks[:, None].float(), sides)[:, 0].to(masks.dtype)
-            else:
-                masks = masks.new_zeros(0, *sides)
+            masks = F.interpolate(target["masks"][:, None].float(), sides)[:, 0].to(target["masks"].dtype)
             target = target | {"boxes": resize_boxes(target["boxes"], [height, width], list(sides)), "masks": masks}
         return image, target
 
@@ -202,12 +191,6 @@ class _Float32RoIAlign(MultiScaleRoIAlign):
         dtype = next(iter(x.values())).dtype
         maps = {name: map.to(accumulation_dtype(dtype)) for name, map in x.items()}
         return super().forward(maps, boxes, image_shapes).to(dtype)
-
-
-def _is_known(backbone: str) -> bool:
-    """Whether the module of a model says that all positions are mixed in layers that `add_padding_hooks` knows."""
-    module = sys.modules[model_entrypoint(backbone).__module__] if is_model(backbone) else None
-    return getattr(module, "PADDING_CAN_BE_HIDDEN", False)
 
 
 def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
@@ -266,9 +249,11 @@ def mask_rcnn(
     """
     network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
+    module = sys.modules[model_entrypoint(backbone).__module__] if is_model(backbone) else None
+    is_known = getattr(module, "PADDING_CAN_BE_HIDDEN", False)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
-    if not is_meta and not _is_known(backbone):  # the check takes seconds
-        check_padded_batches(pyramid_backbone, pyramid_backbone.strides[-1], backbone, hide_padding)
+    if not is_meta and not is_known:  # the check takes seconds
+        check_padded_batches(pyramid_backbone, backbone)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")

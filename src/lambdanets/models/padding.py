@@ -23,17 +23,17 @@ from timm.models._efficientnet_blocks import SqueezeExcite
 from timm.models.senet import SEModule as LegacySEModule
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import update_bn
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+from lambdanets.adoption.trial import randomize
 from lambdanets.errors import InputError, one_line
 from lambdanets.layers import LambdaLayer2d
 
 _SQUEEZE_EXCITATIONS = (SEModule, LegacySEModule, EffectiveSEModule, SqueezeExcite)
-_POSITIONWISE = (  # modules that do not mix positions
-    *(nn.Identity, nn.Dropout, nn.Dropout2d, DropPath, LayerNorm2d, LastLevelMaxPool),
-    *(FrozenBatchNorm2d, FrozenBatchNormAct2d),
+_POSITIONWISE = (  # modules that do not mix positions; containers may be empty
+    *(nn.Identity, nn.Sequential, nn.ModuleList, nn.Dropout, nn.Dropout2d, DropPath),
+    *(LayerNorm2d, FrozenBatchNorm2d, FrozenBatchNormAct2d, LastLevelMaxPool),
 )
 _ACTIVATIONS = ("torch.nn.modules.activation", "timm.layers.activations", "timm.layers.activations_me")
 _SIDE = 64  # of the images of the check, in pixels
@@ -89,10 +89,6 @@ class Padding:
             images.append(F.pad(image[..., :height, :width], pads, mode="replicate"))
         return torch.cat(images)
 
-    def enter_backward(self, grad_output: Tensor) -> None:
-        """Make this the current padding in the current backward pass; a hook of tensors."""
-        _in_backward[torch._C._current_graph_task_id()] = self
-
 
 _NONE = Padding((), ())
 _in_forward: ContextVar[Padding] = ContextVar("padding of the batch in the forward pass", default=_NONE)
@@ -121,36 +117,20 @@ def keep_for_backward(output: Tensor) -> Tensor:
 
     Gradient checkpointing calls layers again in the backward pass, in a thread of autograd's choice.
     """
+    padding = _in_forward.get()
     if output.requires_grad:
-        output.register_hook(_in_forward.get().enter_backward)
+        output.register_hook(lambda _: _in_backward.update({torch._C._current_graph_task_id(): padding}))
     return output
 
 
-def add_padding_hooks(network: nn.Module) -> None:
-    """Add hooks to a network, so that its outputs at valid positions do not depend on padding.
+def add_padding_hooks(module: nn.Module, name: str = "network") -> None:
+    """Add hooks to a network or layer, so that its outputs at valid positions do not depend on padding.
 
     In eval mode, the outputs of a `padded_batch` equal those for each image alone, up to rounding. In
     training, batch norm uses the valid positions of all images. Lambda layers get a mask, which
-    excludes padding from the softmax of the keys and from the position term. Raises InputError, which
-    names the layer, if a layer has an unsupported type, such as attention.
+    excludes padding from the softmax of the keys and from the position term. Raises InputError with the
+    layer's name if it has an unsupported type, such as attention. name: of the module, for the message.
     """
-    modules = [("", network)]
-    while modules:
-        name, module = modules.pop()
-        if _add_hooks(module):
-            continue
-        children = list(module.named_children())
-        if not children:
-            raise InputError(
-                f"padding cannot be hidden in {name or 'the network'}, a {type(module).__name__}; use "
-                "a network of convolutions, pooling, batch norm, squeeze-and-excitation and lambda "
-                "layers, or hide_padding=False"
-            )
-        modules += [(f"{name}.{child}".lstrip("."), inner) for child, inner in children]
-
-
-def _add_hooks(module: nn.Module) -> bool:
-    """Add the hooks that a module needs; return False if its children need hooks instead."""
     overwrite: Callable[[Padding, Tensor], Tensor] | None = None
     if isinstance(module, LambdaLayer2d):
         module.register_forward_pre_hook(_pass_mask, with_kwargs=True)
@@ -167,15 +147,16 @@ def _add_hooks(module: nn.Module) -> bool:
         overwrite = Padding.replicate_border  # a window repeats each of its valid values, or none
     elif type(module) in _SQUEEZE_EXCITATIONS and not getattr(module, "add_maxpool", False):
         overwrite = Padding.fill_mean
-    elif isinstance(module, nn.MultiheadAttention):  # is in the module of the activations
-        return False
-    else:
-        is_activation = type(module).__module__ in _ACTIVATIONS
-        is_empty = isinstance(module, nn.Sequential | nn.ModuleList) and not len(module)
-        return isinstance(module, _POSITIONWISE) or is_activation or is_empty
+    elif children := list(module.named_children()):
+        for child_name, child in children:
+            add_padding_hooks(child, f"{name}.{child_name}")
+    elif not isinstance(module, _POSITIONWISE) and type(module).__module__ not in _ACTIVATIONS:
+        raise InputError(
+            f"padding cannot be hidden in {name}, a {type(module).__name__}; use a network of convolutions, pooling, "
+            "batch norm, squeeze-and-excitation and lambda layers, or hide_padding=False"
+        )
     if overwrite:
         module.register_forward_pre_hook(partial(_overwrite_padding, overwrite))
-    return True
 
 
 # Hooks. None changes nothing.
@@ -237,21 +218,24 @@ class _Move(torch.autograd.Function):
         return _Move.apply(grad_output, ctx.sizes, ctx.grid), None, None
 
 
-def check_padded_batches(pyramid: nn.Module, stride: int, name: str, hide_padding: bool) -> None:
+def check_padded_batches(pyramid: Any, name: str) -> None:
     """Raise InputError unless a network accepts all batches, and its maps ignore padding if it is hidden.
 
     `add_padding_hooks` checks the types of layers, but cannot see operations in `forward`, such as a
-    mean over positions. Therefore this runs a float64 copy with weights like those of a trained network.
+    mean over positions. Therefore this runs a float64 copy with random weights.
 
-    pyramid: network that returns maps by name. name: of the network, for messages.
-    stride: the sides of batches are multiples of it.
+    pyramid: a `PyramidBackbone`. name: of its network, for messages.
     """
+    stride = pyramid.strides[-1]
     side = max(_SIDE, stride)
     # at the bottom with and without padding, at the right with more and less
     sizes = [(side, side * 5 // 8)]
     images = torch.rand(1, 3, 2 * side, 3 * side, generator=torch.Generator().manual_seed(0)).double()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)  # torch.manual_seed would seed the GPUs as well
+        # at initialization, residual branches output 0, which would hide errors
+        network = randomize(copy.deepcopy(pyramid).double().eval())
     try:
-        network = simulate_trained_weights(copy.deepcopy(pyramid))
         with torch.no_grad(), padded_batch(sizes, images.shape[-2:]):
             more_padded = network(images)
         with torch.no_grad(), padded_batch(sizes, (side, side)):
@@ -261,7 +245,7 @@ def check_padded_batches(pyramid: nn.Module, stride: int, name: str, hide_paddin
             f"{name} does not accept images whose sides are any multiples of {stride}, as batches "
             f"have: {one_line(error)}; use another network"
         ) from error
-    for level, maps in less_padded.items() if hide_padding else ():
+    for level, maps in less_padded.items() if pyramid.hide_padding else ():
         height, width = maps.shape[2], -(-maps.shape[3] * 5 // 8)
         expected, actual = (each[..., :height, :width] for each in (maps, more_padded[level]))
         if not (actual - expected).abs().max() <= _TOLERANCE * expected.abs().max():
@@ -269,24 +253,3 @@ def check_padded_batches(pyramid: nn.Module, stride: int, name: str, hide_paddin
                 f"padding cannot be hidden in {name}: its maps depend on padding; use another network, "
                 "or hide_padding=False"
             )
-
-
-def simulate_trained_weights(network: nn.Module) -> nn.Module:
-    """Give a network weights like those of a trained one, in place, in float64 and eval mode; return it.
-
-    At initialization, residual branches output 0 and the statistics of norms are constant, which would
-    hide errors. So norms get random weights and biases, and the statistics of random images. Weights
-    that are all 0 become random too.
-    """
-    network = network.double()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(1)  # torch.manual_seed would seed the GPUs as well
-        for weight in network.parameters():
-            if not weight.any():
-                weight.normal_(0, 0.1)
-        for module in network.modules():
-            if isinstance(module, _BatchNorm):
-                module.weight.uniform_(0.5, 1.5)
-                module.bias.normal_(0, 0.1)
-        update_bn([torch.randn(2, 3, _SIDE, _SIDE, dtype=torch.float64)], network)
-    return network.eval()

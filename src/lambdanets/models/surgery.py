@@ -2,11 +2,12 @@
 
 import copy
 import fnmatch
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.layers import LambdaBase, LambdaLayer2d
@@ -63,7 +64,6 @@ def replace_convolutions(
         weight = convolutions[name].weight
         if not weight.is_meta:
             layer.to(weight.device, weight.dtype)
-    for name, layer in layers.items():
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
     keep_initialization(model)
@@ -92,41 +92,25 @@ def _select(where: Where, convolutions: dict[str, nn.Conv2d], model: nn.Module) 
 def _check_layer(name: str, convolution: nn.Conv2d, layer: nn.Module) -> None:
     """Raise ValueError unless the layer has the channels and stride of the convolution with this name."""
     layer_type = type(layer).__name__
-    expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
+    expected: tuple[object, ...] = (convolution.in_channels, convolution.out_channels, convolution.stride)
     if isinstance(layer, LambdaLayer2d):
-        actual = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
+        actual: tuple[object, ...] = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
     elif isinstance(layer, LambdaBase):
         raise InputError(f"make_layer must return a layer on maps (b, channels, height, width), got {layer_type}")
     else:
-        output = _output_on_meta(layer, convolution)
-        if output is None:
+        weight, shape = convolution.weight, (2, convolution.in_channels, _TEST_SIDE, _TEST_SIDE)
+        try:
+            with torch.no_grad():
+                output = copy.deepcopy(layer).to("meta")(torch.empty(shape, device="meta", dtype=weight.dtype))
+        except Exception:  # the layer may still fit the maps of its network
             return
-        if output.ndim != 4:
-            shape = tuple(output.shape)
-            raise InputError(f"make_layer must return a layer that outputs (b, channels, height, width), got {shape}")
-        rows, columns = (round(_TEST_SIDE / side) for side in output.shape[2:])
-        actual = (convolution.in_channels, output.shape[1], (rows, columns))
+        strides = tuple(round(_TEST_SIDE / side) for side in output.shape[2:])
+        actual = (convolution.in_channels, output.shape[1], strides)
     if actual != expected:
         raise InputError(
-            f"make_layer must return a layer with {_describe(*expected)} for {name}, got {layer_type} with "
-            f"{_describe(*actual)}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
+            f"make_layer must return a layer with the input and output channels and strides {expected} of {name}, got "
+            f"{layer_type} with {actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
         )
-
-
-def _output_on_meta(layer: nn.Module, convolution: nn.Conv2d) -> Tensor | None:
-    """Return the output of the layer on the meta device for an input of the convolution; None if the layer raises."""
-    x = torch.empty(2, convolution.in_channels, _TEST_SIDE, _TEST_SIDE, device="meta", dtype=convolution.weight.dtype)
-    try:
-        with torch.no_grad():
-            output: Tensor = copy.deepcopy(layer).to("meta")(x)
-            return output
-    except Exception:  # the layer may still fit the maps of its network
-        return None
-
-
-def _describe(channels: int, channels_out: int, stride: Any) -> str:
-    shown = stride[0] if stride[0] == stride[1] else stride
-    return f"{channels} channels in, {channels_out} out, stride {shown}"
 
 
 def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None:
@@ -140,11 +124,13 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
         for name, module in modules.items()
         if isinstance(module, nn.Conv2d | nn.Linear | LambdaBase) and not name.startswith(prefixes)
     ]
+    # a Sequential subclass with its own forward, such as a residual block, is a block
+    containers = (nn.Sequential.forward, nn.Module.forward)  # the latter is that of ModuleList and ModuleDict
+    num_layers = Counter(name[: dot.start()] for name in block_layers for dot in re.finditer(r"\.", name))
+    blocks = [name for name, count in num_layers.items() if count > 1 and type(modules[name]).forward not in containers]
     for name in new:
-        block = _enclosing_block(name, modules, block_layers)
-        if block is None:
-            continue
-        inside = [inner for inner in lambdas if inner.startswith(f"{block}.")]
+        block = max((block for block in blocks if name.startswith(f"{block}.")), key=len, default="")
+        inside = [inner for inner in lambdas if block and inner.startswith(f"{block}.")]
         if len(inside) > 1:
             raise InputError(
                 f"where must select at most one lambda layer per block, got {', '.join(inside)} in {block} "
@@ -152,17 +138,3 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
                 "unstable in training (Appendix B of the paper): select one per block, or pass "
                 "allow_several_per_block=True"
             )
-
-
-def _enclosing_block(name: str, modules: dict[str, nn.Module], block_layers: list[str]) -> str | None:
-    """Return the name of the block of a convolution, as `replace_convolutions` defines it, or None."""
-    while "." in name:
-        name = name.rpartition(".")[0]
-        module = modules[name]
-        # a Sequential subclass with its own forward, such as a residual block, is a block
-        is_sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-        if is_sequential or isinstance(module, nn.ModuleList | nn.ModuleDict):
-            continue
-        if sum(layer.startswith(f"{name}.") for layer in block_layers) > 1:
-            return name
-    return None

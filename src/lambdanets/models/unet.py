@@ -77,8 +77,8 @@ class UNet(nn.Module):
         self.decoder = nn.ModuleList(make_block(2 * widths[level], level) for level in levels)
         self.head = self._make_head(factory_kwargs)
         for module in self.modules():
-            if isinstance(module, _Block):
-                module.initialize()
+            if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")  # as in timm
 
     def _make_head(self, factory_kwargs: dict[str, Any]) -> nn.Module:
         if not self.num_classes:
@@ -129,12 +129,6 @@ class _Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(dim_out, **factory_kwargs)
         self.conv2 = mixer
         self.bn2 = nn.BatchNorm2d(dim_out, **factory_kwargs)
-
-    def initialize(self) -> None:
-        """Initialize the convolutions as timm does; a lambda layer has its own initialization."""
-        for module in (self.conv1, self.conv2):
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)

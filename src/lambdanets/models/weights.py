@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,13 +27,6 @@ CONFIG, HUB_WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin") 
 
 Network = TypeVar("Network", bound=nn.Module)
 
-# Entries of checkpoints that have a state dict, in the order in which they are used. EMA first, as in
-# timm; a mean teacher is one.
-_ENTRIES = (
-    *("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "params_ema", "ema", "teacher"),
-    *("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "backbone"),
-    *("weights", "params", "student"),
-)
 # Modules that PyTorch's wrappers put into names, also in the middle of a name.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # What checkpoints of timm and others contain beside tensors: their arguments and scores. None of these runs code.
@@ -52,11 +45,6 @@ class WeightSource(NamedTuple):
 
     name: str
     file: Path
-
-    @property
-    def is_packaged(self) -> bool:
-        """Whether the file comes with the package."""
-        return self.file.parent == FOLDER
 
     @property
     def is_hub_format(self) -> bool:
@@ -128,9 +116,8 @@ def local_path(source: str | os.PathLike[str]) -> Path:
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of a file by name, and its other content: safetensors metadata, or checkpoint entries.
 
-    The tensors of a checkpoint are those of its EMA or teacher if it has one, as in timm; otherwise
-    those under "state_dict", "model" and the like, or its own. A choice is printed on stderr.
-    Pickles are read by torch.load with weights_only=True, so no code from the file runs.
+    Tensors in dictionaries of a checkpoint have dotted names, such as "state_dict.conv1.weight"; `match_names` finds
+    those of a network. Pickles are read by torch.load with weights_only=True, so no code from the file runs.
     """
     if path.suffix.lower() == ".safetensors":
         try:
@@ -139,7 +126,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 metadata = dict(file.metadata() or {})
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is not a readable safetensors file: {error}") from error
-        return _without_wrappers(tensors), metadata
+        return tensors, metadata
     try:
         # torch warns about pickles that it cannot read
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_SAFE_TYPES):
@@ -150,36 +137,28 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if blocked:
             reason = f"it contains {blocked[1]}, which is code and never run; save a state_dict() instead"
         raise InputError(f"{path} is not a checkpoint: {reason}") from error
-    if not (tensors := _state_dict(content, path)):
+    if not (tensors := dict(_named_tensors(content))):
         raise InputError(f"{path} contains no state dict; expected a checkpoint with state_dict or a dict of tensors")
-    return _without_wrappers(tensors), {str(name): value for name, value in content.items()}
+    return tensors, {str(name): value for name, value in content.items()}
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """Return the tensors in a checkpoint, or those in the first of its entries that has some."""
-    if not isinstance(content, dict):
-        return {}
-    states = {name: state for name in _ENTRIES if (state := _state_dict(content.get(name), path))}
-    if len(states) > 1:
-        used, *others = states
-        echo(f"{path}: the weights {used} are used, not {', '.join(others)}", file=sys.stderr)
-    if states:
-        return next(iter(states.values()))
-    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-
-
-def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {_WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
+def _named_tensors(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, value in content.items() if isinstance(content, dict) else ():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{name}", value
+        elif name != "current_model_state":  # in checkpoints of Lightning with an EMA, which is in state_dict
+            yield from _named_tensors(value, f"{prefix}{name}.")
 
 
 def match_names(weights: dict[str, Tensor], names: Collection[str], source: str) -> dict[str, Tensor]:
     """Give tensors the names that a model has for them.
 
-    The prefix that training code puts before names, such as "module." or "model.net.", is removed: the one with the
-    most names of the model. If it has all of them, tensors without the prefix are left out: they belong to losses,
-    metrics or copies of the model. Among copies, the EMA or teacher is used, with a message on stderr.
+    The prefix that training code puts before names, such as "state_dict." or "model.net.", is removed: the one with
+    the most names of the model. Tensors without the prefix are left out: they belong to losses, optimizers or copies of
+    the model. Among copies, the EMA or teacher is used, with a message on stderr.
     Names may also differ as those of timm's networks with features_only=True do: underscores for points, and "model.".
     """
+    weights = {_WRAPPERS.sub("", name): tensor for name, tensor in weights.items()}
     own = {name.removeprefix("model.").replace("_", "."): name for name in names} | {name: name for name in names}
 
     def own_name(name: str) -> str | None:
@@ -193,10 +172,9 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
         return counts[prefix], is_average, -len(prefix)
 
     prefix, *others = sorted(counts, key=rank, reverse=True) or [""]
-    complete = bool(prefix) and counts[prefix] == len(names)
-    if copies := [f"{other}*" for other in others if complete and counts[other] == len(names)]:
+    if copies := [f"{other}*" for other in others if counts[other] == len(names)]:
         echo(f"{source}: the weights {prefix}* are used, not {', '.join(copies)}", file=sys.stderr)
-    kept = {name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix) or not complete}
+    kept = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
     return {own_name(name) or name: tensor for name, tensor in kept.items()}
 
 
@@ -245,23 +223,17 @@ def build_with_weights(build: Callable[[], Network], weights: dict[str, Tensor],
 
 def _check_shapes(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str) -> None:
     """Raise InputError unless names and shapes are the same."""
-    shared = sorted(weights.keys() & state.keys())
-    mismatched = [
-        f"{name} {tuple(weights[name].shape)} instead of {tuple(state[name].shape)}"
-        for name in shared
-        if weights[name].shape != state[name].shape
-    ]
-    unexpected, missing = sorted(weights.keys() - state.keys()), sorted(state.keys() - weights.keys())
-    if unexpected or missing or mismatched:
+    ours, theirs = ({f"{name} {(*tensor.shape,)}" for name, tensor in each.items()} for each in (state, weights))
+    if ours != theirs:
         raise InputError(
-            f"{source} contains weights of another architecture: {_shortened(unexpected)} only in the file, "
-            f"{_shortened(missing)} only in the model, {_shortened(mismatched)} of another shape"
+            f"{source} contains weights of another architecture: {_shortened(theirs - ours)} only in the file, "
+            f"{_shortened(ours - theirs)} only in the model"
         )
 
 
-def _shortened(names: list[str], limit: int = 8) -> str:
+def _shortened(names: set[str], limit: int = 8) -> str:
     omitted = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{len(names)} ({', '.join(names[:limit])}{omitted})" if names else "none"
+    return f"{len(names)} ({', '.join(sorted(names)[:limit])}{omitted})" if names else "none"
 
 
 def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

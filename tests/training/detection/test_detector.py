@@ -88,7 +88,7 @@ def test_embedding_tables_of_a_classifier_are_interpolated(tmp_path):
 
 
 INCOMPATIBLE = [
-    ({"model": "resnet10t"}, r"\) only in the model, .* of another shape"),
+    ({"model": "resnet10t"}, r"\) only in the model"),
     ({"channels": 1}, r"conv1\.weight"),
 ]
 
