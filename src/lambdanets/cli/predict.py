@@ -62,6 +62,8 @@ def main(arguments: list[str]) -> int:
     if not options.images:
         raise InputError("IMAGES must be at least one file, folder or glob, got none")
     from lambdanets.data.image_search import find_images, report_left_out
+
+    find_images(options.images, accepts=bool)  # reports missing files before PyTorch is imported
     from lambdanets.inference.loading import load
     from lambdanets.models.weights import find_weights
 

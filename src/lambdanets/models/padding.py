@@ -123,7 +123,7 @@ def keep_for_backward(output: Tensor) -> Tensor:
     return output
 
 
-def add_padding_hooks(module: nn.Module, name: str = "network") -> None:
+def add_padding_hooks(module: nn.Module, name: str = "") -> None:
     """Add hooks to a network or layer, so that its outputs at valid positions do not depend on padding.
 
     In eval mode, the outputs of a `padded_batch` equal those for each image alone, up to rounding. In
@@ -149,11 +149,11 @@ def add_padding_hooks(module: nn.Module, name: str = "network") -> None:
         overwrite = Padding.fill_mean
     elif children := list(module.named_children()):
         for child_name, child in children:
-            add_padding_hooks(child, f"{name}.{child_name}")
+            add_padding_hooks(child, f"{name}.{child_name}".lstrip("."))
     elif not isinstance(module, _POSITIONWISE) and type(module).__module__ not in _ACTIVATIONS:
         raise InputError(
-            f"padding cannot be hidden in {name}, a {type(module).__name__}; use a network of convolutions, pooling, "
-            "batch norm, squeeze-and-excitation and lambda layers, or hide_padding=False"
+            f"padding cannot be hidden in {name or 'the network'}, a {type(module).__name__}; use a network of "
+            "convolutions, pooling, batch norm, squeeze-and-excitation and lambda layers, or hide_padding=False"
         )
     if overwrite:
         module.register_forward_pre_hook(partial(_overwrite_padding, overwrite))
