@@ -115,7 +115,7 @@ class Fused(Algorithm):
         if has_copies or len(_launch_slices(problem)) > 1:
             workspace += 4 * b * n * (h * k + u * v + h * v)
         # No other algorithm is faster on a GPU, whatever the sizes.
-        return Cost(b * pairs * h * (k + v) * u, workspace, work=0)
+        return Cost(b * pairs * k * v * u, workspace, work=0)
 
     def fault(self) -> str:
         """The failures of the check of the kernels, which runs on first use."""
