@@ -46,7 +46,7 @@ def evaluate(
         raise InputError(f"model must be a model from load or a path, got {model!r}")
     elif device is not None:
         model.to(device)
-    given = {name: os.fspath(path) for name, path in {"data": data, **options}.items() if path is not None}
-    model.check_options(model.evaluator, given)
-    evaluation: Evaluation = model.evaluator(**given).evaluate(batch_size, workers)
+    passed = {name: os.fspath(path) for name, path in {"data": data, **options}.items() if path is not None}
+    model.check_options(model.evaluator, passed)
+    evaluation: Evaluation = model.evaluator(**passed).evaluate(batch_size, workers)
     return evaluation

@@ -1,6 +1,6 @@
 """Fine-tune a trained model on other data or another resolution, 20 epochs; accuracy depends on the data.
 
-Model, model options and preprocessing, such as the image size, are taken from the weights, unless they are given.
+Model, model options and preprocessing, such as the image size, are taken from the weights; options override them.
 Lambda layers keep their embedding tables at another image size; the tables are interpolated for another scope, such as
 --model-options scope 31. The head is re-initialized if the classes differ. Hardware: one GPU, or two CPU cores for
 small datasets.
