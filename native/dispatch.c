@@ -26,6 +26,8 @@
   void forward_task_##kernel(const problem *, char *, int, order *, team *); \
   void backward_task_##kernel(const problem *, char *, int, order *, team *);
 FOR_EACH_KERNEL(DECLARE)
+size_t table_bytes_float64(const problem *);
+void transform_tables_float64(const problem *, char *, int);
 
 static const struct {
   int (*lanes)(void);
@@ -214,4 +216,15 @@ EXPORT int lambdanets_run(const problem *p, int kernel, int threads, void *gomp_
   int failed = j->next_task < j->tasks;
   free(j);
   return failed;
+}
+
+/* Compute spectra of p->table, or p->grad_table from the gradient of spectra; return 0, or 1 if memory ran out.
+ * Twiddles are in float64; is_float: whether tables and spectra are in float32. */
+EXPORT int lambdanets_transform_tables(const problem *p, int is_float) {
+  size_t bytes = (table_bytes_float64(p) + PAGE - 1) / PAGE * PAGE;
+  char *scratch = get_scratch(bytes);
+  if (!scratch) return 1;
+  transform_tables_float64(p, scratch, is_float);
+  if (bytes > MAX_KEPT) give_shared(scratch);
+  return 0;
 }

@@ -5,7 +5,8 @@
  *   R'^[f]  = 1 / (N1 N2) sum_d R'[d] e^{+ifd}          R' = R_k + i R_{k+1}: two query depths in one transform
  *   lambda' = sum_f sum_(z,u) R'^[f] V^[f] e^{+ifn}     lambda_columns, lambda_row; z are offsets in depth
  *           = sum_d R'[d] V[n + d] = lambda_k + i lambda_{k+1}
- * The plus in R'^ makes it a correlation. native.py computes R'^ with the only division, so no transform here divides.
+ * The plus in R'^ makes it a correlation. R'^ has the only division. It is computed in float64, for all kernels, because
+ * errors of a transform are relative to its largest sum: `transform_tables` of the float64 kernel.
  * Sequences are maps, n = n1 + N1 n2 and f = N2 f1 + f2, with factors `cross` between the transforms of the two axes.
  *
  * Inverse. With swap(a + ib) = b + ia, sum_f X[f] e^{+ifn} = swap(DFT(swap X)): codelets need only the forward direction.
@@ -25,7 +26,7 @@
  *
  * Backward. dlambda' = sum_h (q_k + i q_{k+1}) grad_out and D[f] = sum_n dlambda'[n] e^{-ifn}. Then
  *   grad q_k = sum over lanes of grad_out lambda_k    grad content = D[0]
- *   grad R'^[f] = sum over lanes of V^[f]* D[f]       native.py transforms it back to the table
+ *   grad R'^[f] = sum over lanes of V^[f]* D[f]       transform_tables: grad R'[d] = 1 / (N1 N2) sum_f grad R'^[f] e^{-ifd}
  *   G[f] = R'^[f]* D[f]                               gradient of V^[f]
  *   grad V[n] = Re sum_f G[f] e^{+ifn}
  * Re(X) = Re(X*), so G[f] of the columns above N2 / 2 is added as G[f]* at -f, to those that are stored. Two rows a, b
@@ -861,3 +862,91 @@ __attribute__((visibility("hidden"))) void NAME(backward_task)(const problem *p,
     if (add) end_turn(turns, SEGMENTS + 2, task, team);
   }
 }
+
+/* ---- tables: lanes are pairs of query depths ---- */
+#ifdef TABLES
+
+/* A number of a table or of spectra, which are float32 for the kernels of float32. */
+INLINE REAL NAME(get)(const void *from, size_t i, int is_float) { return is_float ? ((const float *)from)[i] : ((const REAL *)from)[i]; }
+INLINE void NAME(put)(void *to, size_t i, REAL x, int is_float) {
+  if (is_float)
+    ((float *)to)[i] = (float)x;
+  else
+    ((REAL *)to)[i] = x;
+}
+
+__attribute__((visibility("hidden"))) size_t NAME(table_bytes)(const problem *p) {
+  size_t N1 = p->axes[0].n, N2 = p->axes[1].n, longest = N1 > N2 ? N1 : N2;
+  return (2 * N1 * N2 + 6 * longest) * sizeof(vec);
+}
+
+/* spectrum = R'^ of the table, or grad_table from grad_spectra. Maps are [i1][f2]. */
+__attribute__((visibility("hidden"))) void NAME(transform_tables)(const problem *p, char *scratch, int is_float) {
+  const axis *a1 = &p->axes[0], *a2 = &p->axes[1];
+  int N1 = a1->n, N2 = a2->n, longest = N1 > N2 ? N1 : N2, adjoint = p->grad_table != 0;
+  vec *map = (vec *)scratch, *line = map + 2 * (size_t)N1 * N2, *tmp = line + 2 * longest;
+  const REAL *cross = p->cross, scale = (REAL)1 / ((REAL)N1 * N2);
+  /* Index i of an axis holds offset i, or i - N of the last ones: as positions before + offset of a map. */
+  NAME(part) t = {0};
+  problem table = *p;
+  for (int d = 0; d < 2; d++) t.start[d] = t.behind[d] = p->before[d], t.ahead[d] = p->after[d] + 1;
+  table.H = p->before[0] + 1 + p->after[0];
+  table.W = p->before[1] + 1 + p->after[1];
+  for (int slot = 0; slot < p->depth_scope * p->u; slot++)
+    for (int first = 0; first < p->pairs; first += VL) {
+      int lanes = p->pairs - first < VL ? p->pairs - first : VL;
+      /* of k = 2 first at the first offset, and of the first frequency of the first pair */
+      size_t number = ((size_t)(slot / p->u) * table.H * table.W * p->k + 2 * first) * p->u + slot % p->u;
+      size_t frequency = NAME(table_column)(p, slot, first, 0);
+      for (int i = 0; i < N1 && !adjoint; i++) {
+        vec *row = map + 2 * (size_t)i * N2;
+        if (!NAME(is_row)(&table, &t, i)) {
+          memset(row, 0, 2 * (size_t)N2 * sizeof(vec));
+          continue;
+        }
+        for (int x = 0; x < N2; x++) {
+          ptrdiff_t at = NAME(source)(&table, &t, i, x);
+          line[2 * x] = line[2 * x + 1] = (vec){0};
+          for (int k = 0; k < 2 * lanes && at >= 0 && 2 * first + k < p->k; k++) /* swapped */
+            line[2 * x + 1 - k % 2][k / 2] = NAME(get)(p->table, number + (at * p->k + k) * p->u, is_float);
+        }
+        NAME(dft)(a2, tmp, line, 2, N2, row, 2, N2);
+      }
+      for (int f = 0; f < N2; f++) {
+        for (int i = 0; i < N1 && adjoint; i++)
+          for (int l = 0; l < lanes; l++) {
+            size_t at = frequency + NAME(table_column)(p, 0, l, f) + 2 * i;
+            line[2 * i][l] = NAME(get)(p->grad_spectra, at, is_float);
+            line[2 * i + 1][l] = NAME(get)(p->grad_spectra, at + 1, is_float);
+          }
+        if (adjoint) {
+          NAME(dft)(a1, tmp, line, 2, N1, map + 2 * f, 2 * (ptrdiff_t)N2, N1);
+          continue;
+        }
+        if (cross)
+          NAME(dft_twiddled)(a1, tmp, map + 2 * f, 2 * (ptrdiff_t)N2, cross + 2 * f, N2, line, 2, N1);
+        else
+          NAME(dft)(a1, tmp, map + 2 * f, 2 * (ptrdiff_t)N2, N1, line, 2, N1);
+        for (int l = 0; l < lanes; l++)
+          for (int i = 0; i < N1; i++) {
+            size_t at = frequency + NAME(table_column)(p, 0, l, f) + 2 * i;
+            NAME(put)(p->spectrum, at, line[2 * i + 1][l] * scale, is_float);
+            NAME(put)(p->spectrum, at + 1, line[2 * i][l] * scale, is_float);
+          }
+      }
+      for (int i = 0; i < N1 && adjoint; i++) {
+        if (!NAME(is_row)(&table, &t, i)) continue;
+        vec *row = map + 2 * (size_t)i * N2;
+        if (cross)
+          NAME(dft_twiddled)(a2, tmp, row, 2, cross + 2 * (ptrdiff_t)i * N2, 1, line, 2, N2);
+        else
+          NAME(dft)(a2, tmp, row, 2, N2, line, 2, N2);
+        for (int x = 0; x < N2; x++) {
+          ptrdiff_t at = NAME(source)(&table, &t, i, x);
+          for (int k = 0; k < 2 * lanes && at >= 0 && 2 * first + k < p->k; k++)
+            NAME(put)(p->grad_table, number + (at * p->k + k) * p->u, line[2 * x + k % 2][k / 2] * scale, is_float);
+        }
+      }
+    }
+}
+#endif

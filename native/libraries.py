@@ -68,6 +68,7 @@ def object_commands(base: Sequence[str], lanes: Sequence[int], folder: Path, nam
     commands = [[*base, f"-DNARROW={narrow}", str(SOURCES / "dispatch.c"), "-o", str(folder / f"{name}.o")]]
     for kernel, real, count in kernels if narrow == "narrow" else (kernels[0], kernels[2]):
         defined = [f"-DKERNEL={kernel}", f"-DREAL={real}", f"-DVL={count}"]
+        defined += ["-DTABLES"] if real == "double" else []
         commands.append([*base, *defined, str(SOURCES / "kernel.c"), "-o", str(folder / f"{name}_{kernel}.o")])
     return commands
 

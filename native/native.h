@@ -50,10 +50,11 @@ typedef struct {
   axis axes[2];
   ptrdiff_t qs_b, qs_h, qs_n, qs_k, vs_b, vs_u, vs_n, vs_v, cs_b, cs_k, os_b, os_h, os_n, os_v, gs_b, gs_h, gs_n, gs_v, dq_b, dq_h,
       dq_n, dq_k, dv_b, dv_u, dv_n, dv_v;
-  const void *queries, *values, *content, *spectrum, *cross; /* spectrum: R'^ [depth offset][u][pair][f2][f1] */
+  const void *queries, *values, *content, *cross, *table; /* table: [depth offset][row][column][k][u] */
+  void *spectrum; /* R'^ [depth offset][u][pair][f2][f1] */
   void *output;
   const void *grad_output;
-  void *grad_queries, *grad_values, *grad_spectra, *grad_content;
+  void *grad_queries, *grad_values, *grad_spectra, *grad_content, *grad_table;
 } problem;
 
 /* Threads that work on one task. They share columns, rows and working memory. Results do not depend on `size`. */

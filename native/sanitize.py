@@ -62,10 +62,13 @@ class Process:
     def scratch_bytes(self, problem: native._Problem, kernel: int) -> int:
         return 0
 
+    def transform_tables(self, problem: native._Problem, is_float: bool) -> None:
+        self.run(problem, 3 if is_float else 4)
+
     def run(self, problem: native._Problem, kernel: int) -> None:
-        buffers = list(describe_buffers(problem, 8 if kernel == native.FLOAT64 else 4))
+        buffers = list(describe_buffers(problem, kernel))
         sizes = [size if address else 0 for address, size in buffers]
-        message = [struct.pack("=2i15Q", kernel, self.threads, *sizes), bytes(problem)]
+        message = [struct.pack("=2i17Q", kernel, self.threads, *sizes), bytes(problem)]
         message += [ctypes.string_at(address, size) for (address, _), size in zip(buffers, sizes, strict=True)]
         try:
             self.process.stdin.write(b"".join(message))
@@ -91,8 +94,10 @@ class Process:
         return report or (f"exit code {code}" if code else "")
 
 
-def describe_buffers(p: native._Problem, itemsize: int) -> Iterator[tuple[int | None, int]]:
+def describe_buffers(p: native._Problem, kernel: int) -> Iterator[tuple[int | None, int]]:
     """Address and bytes of each buffer, in the order of run_problems.c."""
+    itemsize = 8 if kernel in (native.FLOAT64, 4) else 4
+    twiddle = 2 * (4 if kernel < native.FLOAT64 else 8)
 
     def extent(*axes: tuple[int, int]) -> int:
         return itemsize * (1 + sum((count - 1) * stride for count, stride in axes))
@@ -100,20 +105,24 @@ def describe_buffers(p: native._Problem, itemsize: int) -> Iterator[tuple[int | 
     n = p.depth * p.H * p.W
     points = p.axes[0].n * p.axes[1].n
     spectra = 2 * itemsize * p.depth_scope * p.u * p.pairs * points
+    sides = [before + 1 + after for before, after in zip(p.before, p.after, strict=True)]
+    table = itemsize * p.depth_scope * math.prod(sides) * p.k * p.u
     for axis in p.axes:
-        yield axis.twiddles[0], 2 * itemsize * axis.n
-        yield axis.twiddles[1], 2 * itemsize * axis.n // axis.f[0]
+        yield axis.twiddles[0], twiddle * axis.n
+        yield axis.twiddles[1], twiddle * axis.n // axis.f[0]
     yield p.queries, extent((p.b, p.qs_b), (p.h, p.qs_h), (n, p.qs_n), (p.k, p.qs_k))
     yield p.values, extent((p.b, p.vs_b), (p.u, p.vs_u), (n, p.vs_n), (p.v, p.vs_v))
     yield p.content, extent((p.b, p.cs_b), (p.k, p.cs_k), (p.v, 1))
-    yield p.spectrum, spectra
-    yield p.cross, 2 * itemsize * points
+    yield p.cross, twiddle * points
+    yield p.table, table
     yield p.grad_output, extent((p.b, p.gs_b), (p.h, p.gs_h), (n, p.gs_n), (p.v, p.gs_v))
+    yield p.spectrum, spectra
     yield p.output, extent((p.b, p.os_b), (p.h, p.os_h), (n, p.os_n), (p.v, p.os_v))
     yield p.grad_queries, extent((p.b, p.dq_b), (p.h, p.dq_h), (n, p.dq_n), (p.k, p.dq_k))
     yield p.grad_values, extent((p.b, p.dv_b), (p.u, p.dv_u), (n, p.dv_n), (p.v, p.dv_v))
     yield p.grad_spectra, spectra
     yield p.grad_content, itemsize * p.b * p.k * p.v
+    yield p.grad_table, table
 
 
 def random_problem(r: random.Random) -> Problem:

@@ -22,7 +22,7 @@ import lief
 from libraries import LIBRARIES, PLATFORMS, SOURCES, platform_of_this_machine
 
 lief.logging.disable()
-ENTRY_POINTS = {f"lambdanets_{name}" for name in ("lanes", "problem_bytes", "run", "scratch_bytes")}
+ENTRY_POINTS = {f"lambdanets_{name}" for name in ("lanes", "problem_bytes", "run", "scratch_bytes", "transform_tables")}
 LINKER_SYMBOLS = {"_mh_dylib_header", "__dso_handle"}
 # What all systems of a platform have, by the suffix of libraries.
 SYSTEM_LIBRARIES = {

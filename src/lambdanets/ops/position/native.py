@@ -1,7 +1,7 @@
 """Native: a compiled CPU kernel that fuses Fourier transforms along two axes with the products, tile by tile in cache.
 
 `native/kernel.c` has the method. This file finds the library for the processor, chooses the lengths of the transforms
-(`native_lengths.py`), transforms the table, and calls the kernel through ctypes.
+(`native_lengths.py`), and calls the kernel through ctypes.
 """
 
 import contextlib
@@ -15,9 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
@@ -36,9 +34,8 @@ _X86_LIBRARIES = (
 )
 WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in narrow vectors, float64
 
-_MAX_TRANSFORMED_POINTS = 1 << 22  # of the table at once, in float64
 _L2_BYTES = 1 << 20
-_SLOWDOWN = 1.3  # compared with query_order at equal work
+_SLOWDOWN = 0.95  # compared with query_order: equally fast at this, with 4, 8 and 16 lanes
 _STREAMED_BYTES = 16 << 20  # maps above this size are written past the cache
 # Causal sums are computed again for the first 1 / _SHRINK of the positions, and so on.
 _SHRINK, _MIN_SEQUENCE = 4, 16
@@ -53,27 +50,6 @@ class _Axis(ctypes.Structure):
         ("streamed", ctypes.c_ssize_t),
         ("twiddles", ctypes.c_void_p * 2),
     )
-
-
-_is_forked = False
-
-
-def _after_fork() -> None:
-    global _is_forked
-    torch.set_num_threads(1)  # the threads of the parent do not exist here
-    _is_forked = True
-
-
-def _transform(maps: Tensor, axes: int, *, inverse: bool = False) -> Tensor:
-    """Transform the last axes of complex maps with exp(-), or exp(+) if inverse, and divide by their points."""
-    dims = tuple(range(-axes, 0))
-    # MKL's allocator may wait forever for a thread that only the parent has.
-    if _is_forked and maps.device.type == "cpu":
-        numbers = maps.numpy()
-        return torch.from_numpy(
-            np.fft.ifftn(numbers, None, dims) if inverse else np.fft.fftn(numbers, None, dims, "forward")
-        )
-    return torch.fft.ifftn(maps, None, dims) if inverse else torch.fft.fftn(maps, None, dims, "forward")
 
 
 class _Problem(ctypes.Structure):
@@ -95,8 +71,8 @@ class _Problem(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                *("queries", "values", "content", "spectrum", "cross", "output", "grad_output"),
-                *("grad_queries", "grad_values", "grad_spectra", "grad_content"),
+                *("queries", "values", "content", "cross", "table", "spectrum", "output", "grad_output"),
+                *("grad_queries", "grad_values", "grad_spectra", "grad_content", "grad_table"),
             )
         ),
     )
@@ -129,6 +105,11 @@ class Library:
                 f"the position interaction needs {scratch / 2**20:.0f} MiB for each of the tasks that run at once; "
                 "use fewer threads"
             )
+
+    def transform_tables(self, problem: _Problem, is_float: bool) -> None:
+        """Compute `spectrum` of `table`, or `grad_table` of `grad_spectra`. Raises OutOfMemoryError."""
+        if self._library.lambdanets_transform_tables(ctypes.byref(problem), int(is_float)):
+            raise torch.OutOfMemoryError("the transform of a table of relative embeddings needs more memory")
 
 
 @lru_cache(maxsize=1)
@@ -163,7 +144,7 @@ def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]
 def _prepare_for_forks() -> None:
     """A child would wait forever for OpenMP's threads, here and in PyTorch: only the parent has them."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 class Native(Algorithm):
@@ -299,14 +280,14 @@ class _Part:
         self.num_tiles = math.prod(-(-side // tile) for side, tile in zip(self.full[1:], self.tile, strict=True))
         n1, n2 = (axis.n for axis in self.transforms.axes)
         points = n1 * n2
-        self._columns_rows = (points, 1) if self.is_sequence else (n2, n1)  # of the maps of tables
         self.terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
-        self._pairs_at_once = max(1, _MAX_TRANSFORMED_POINTS // (2 * points * self.terms))
         wide, narrow, _ = library.lanes
         self._kernel = NARROW if 0 < p.value_depth % wide <= narrow and points < 65_536 else WIDE
         self._kernel = FLOAT64 if dtype == torch.float64 else self._kernel
         self.lanes = library.lanes[self._kernel]
-        self._description, self._twiddles = self._describe()
+        self._description, self._twiddles = self._describe(dtype == torch.float64)
+        # of the transforms of tables, which are in float64
+        self._table_description, self._table_twiddles = self._describe(double=True)
 
     def scratch_bytes(self) -> tuple[int, int]:
         """Bytes of the working memory of a team of threads, in the forward and in the backward pass."""
@@ -316,46 +297,27 @@ class _Part:
         return forward, self._library.scratch_bytes(problem, self._kernel)
 
     def prepare(self, table: Tensor) -> Tensor:
-        """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, transformed with exp(+), divided by n1 n2."""
+        """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}."""
+        c = _Problem.from_buffer_copy(self._table_description)
         n1, n2 = (axis.n for axis in self.transforms.axes)
-        table = table.reshape(*(1,) * (5 - table.ndim), *table.shape)  # (depth, rows, columns, k, u)
-        table = F.pad(table, (0, 0, 0, 1)) if table.shape[3] % 2 else table
-        table = table.unflatten(3, (-1, 2))
-        depths, rows, columns, pairs, _, u = table.shape
-        spectra_dtype = torch.complex128 if self.dtype == torch.float64 else torch.complex64
-        spectra = torch.empty(depths, u, pairs, n2, n1, dtype=spectra_dtype, device=table.device)
-        step = self._pairs_at_once
-        # The last axes are transformed: with others of 700 points, MKL 2024.2 corrupts memory on one thread.
-        maps = table.new_zeros(depths, u, min(step, pairs), *self._columns_rows, 2, dtype=torch.float64)
-        for first in range(0, pairs, step):
-            part = table[:, :, :, first : first + step].permute(0, 5, 3, 2, 1, 4)
-            maps = maps[:, :, : part.shape[2]]
-            maps[..., :columns, :rows, :] = part
-            # The negative offsets come last.
-            wrapped = torch.view_as_complex(maps).roll((-self.before[2], -self.before[1]), (3, 4))
-            if self.is_sequence:  # f = n2 f1 + f2
-                transformed = _transform(wrapped.squeeze(4), 1, inverse=True).unflatten(3, (n1, n2)).mT
-            else:
-                transformed = _transform(wrapped, 2, inverse=True)
-            spectra[:, :, first : first + step] = transformed
+        dtype = torch.complex128 if self.dtype == torch.float64 else torch.complex64
+        spectra = table.new_empty(c.depth_scope, c.u, c.pairs, n2, n1, dtype=dtype)
+        table = table.contiguous()
+        c.table, c.spectrum = table.data_ptr(), spectra.data_ptr()
+        if c.spectrum:  # meta tensors have no memory
+            self._library.transform_tables(c, is_float=self.dtype == torch.float32)
         return spectra
 
     def grad_table(self, grad_spectra: Tensor) -> Tensor:
-        depths, u, pairs, _, _ = grad_spectra.shape
-        rows, columns = (1, *self.problem.scope) if self.is_sequence else self.problem.scope[-2:]
-        k, step = self.problem.query_depth, self._pairs_at_once
-        grad_table = grad_spectra.new_empty(depths, rows, columns, pairs, 2, u, dtype=self.dtype)
-        for first in range(0, pairs, step):
-            # In float64, because float32 transforms round differently with other numbers of threads.
-            part = grad_spectra[:, :, first : first + step].to(torch.complex128)
-            maps = _transform(part.mT.flatten(3), 1).unsqueeze(4) if self.is_sequence else _transform(part, 2)
-            maps = torch.view_as_real(maps.roll((self.before[2], self.before[1]), (3, 4))[..., :columns, :rows])
-            maps = maps.permute(0, 4, 3, 2, 5, 1)  # (depth, y, x, pair, 2, u)
-            grad_table.narrow(3, first, maps.shape[3]).copy_(maps)
-        return grad_table.flatten(3, 4).narrow(3, 0, k).reshape(*self.problem.scope, k, u)
+        c = _Problem.from_buffer_copy(self._table_description)
+        grad_table = grad_spectra.new_empty(*self.problem.scope, c.k, c.u, dtype=self.dtype)
+        c.grad_spectra, c.grad_table = grad_spectra.data_ptr(), grad_table.data_ptr()
+        if c.grad_table:
+            self._library.transform_tables(c, is_float=self.dtype == torch.float32)
+        return grad_table
 
-    def _describe(self) -> tuple[_Problem, list[Any]]:
-        """The struct of the kernel without tensors, and the arrays that it points to."""
+    def _describe(self, double: bool) -> tuple[_Problem, list[Any]]:
+        """The struct of the kernel without tensors, and the arrays that it points to: twiddles, maybe in float64."""
         p, axes = self.problem, self.transforms.axes
         c = _Problem(b=p.batch, h=p.heads, k=p.query_depth, v=p.value_depth, u=p.intra_depth)
         c.depth, c.H, c.W = self.full
@@ -367,10 +329,10 @@ class _Part:
         c.depth_before, c.depth_scope = self.before[0], 1 if len(p.grid) < 3 else p.scope[0]
         keep: list[Any] = []
         for axis, chosen in zip(c.axes, axes, strict=True):
-            _fill_axis(axis, chosen, self._kernel == FLOAT64, keep)
+            _fill_axis(axis, chosen, double, keep)
         n1, n2 = (axis.n for axis in axes)
         if self.is_sequence:
-            keep.append(cross_twiddles(n1, n2, self._kernel == FLOAT64))
+            keep.append(cross_twiddles(n1, n2, double))
             c.cross = keep[-1].ctypes.data
         # Maps of a group fill half of the second-level cache. Two pairs share loads and stores of outputs.
         rows = n1 if self.is_sequence else self.tile[0]
