@@ -28,7 +28,8 @@ def replace_convolutions(
     """Replace Conv2d modules of any network in place by `make_layer(convolution)`.
 
     Returns the names of the replaced modules, in the order of the model. New layers are in training or eval mode like
-    the convolutions they replace. Other weights are unchanged.
+    the convolutions they replace. Their weights are random: train a pretrained network further. Other weights are
+    unchanged.
 
     Two lambda layers in sequence in one residual block are unstable in training (Appendix B of the paper), so by
     default a block may have only one. The block of a convolution is the smallest module that contains it and another
