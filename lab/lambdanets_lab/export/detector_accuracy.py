@@ -28,7 +28,7 @@ def open_detector_validation(model: Detector, data: str, size: tuple[int, int], 
     data: a folder of calibration images, or "digits" for the scattered digits. size: (H, W) of the graph's images.
     dynamic: whether the graph accepts images of other sizes.
     """
-    if model.card.data == "":
+    if not model.card.recipe.get("data"):
         raise InputError(
             "int8 must be None for a detector without validation data, such as one of the package or a weight file, "
             f"got {data!r}; use a run folder, which names its data"

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from lambdanets.data.datasets import (
     ImageSet,
@@ -21,13 +19,10 @@ from lambdanets.data.datasets import (
 )
 from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.data.order import BatchSlice
-from lambdanets.device import free_memory
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.evaluator import Evaluation, Evaluator
-from lambdanets.inference.model_card import DataSource
-
-MAX_BATCH_SIZE = 128
+from lambdanets.inference.model_card import ClassifierCard
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,9 +132,6 @@ class ClassificationEvaluator(Evaluator):
 
         write_confusion(evaluation, folder)
 
-    def default_batch_size(self) -> int:
-        return batch_size_that_fits(self.predictor)
-
 
 def open_evaluator(
     classifier: Classifier, data: str | None = None, data_root: str | None = None
@@ -149,11 +141,12 @@ def open_evaluator(
     data: by default the dataset on which the classifier was trained. All images of another dataset are used if it has
         no validation split.
     """
-    source = classifier.card.source
-    if data is None or _is_same_dataset(data, source.data):
-        if not source.data:
+    recipe = classifier.card.recipe
+    known = recipe.get("data")
+    if data is None or _is_same_dataset(data, known):
+        if not known:
             raise InputError("data must be given for a model whose card names no dataset, got none")
-        splits = open_splits_of(source, source.data, data_root or source.data_root)
+        splits = open_splits_of(classifier.card, known, data_root or recipe.get("data_root"))
         found = ImageSet(splits.validation, splits.classes, splits.source, splits.left_out)
     else:
         found = open_evaluation_images(data, data_root)
@@ -161,14 +154,15 @@ def open_evaluator(
     return ClassificationEvaluator(classifier, images, found.source, found.left_out)
 
 
-def open_splits_of(source: DataSource, data: str, root: str | None) -> Splits:
+def open_splits_of(card: ClassifierCard, data: str, root: str | None) -> Splits:
     """Open a dataset with the splits of a training run.
 
     Raises InputError if it is the dataset of the run, but other images would be held out.
     """
-    splits = open_splits(data, root=root, validation_share=source.validation_share, seed=source.seed)
-    changed = source.held_out and splits.held_out != source.held_out
-    if changed and _is_same_dataset(data, source.data):
+    share, seed = card.recipe.get("validation_share", 0.2), card.recipe.get("seed", 0)
+    splits = open_splits(data, root=root, validation_share=share, seed=seed)
+    changed = card.held_out and splits.held_out != card.held_out
+    if changed and _is_same_dataset(data, card.recipe.get("data")):
         raise InputError(
             f"data must have the same images as when the run started, got '{data}' with others, of "
             "which it may have trained on any; restore them, or give a folder of new images with --data"
@@ -176,35 +170,8 @@ def open_splits_of(source: DataSource, data: str, root: str | None) -> Splits:
     return splits
 
 
-def _is_same_dataset(data: str, other: str) -> bool:
+def _is_same_dataset(data: str, other: str | None) -> bool:
     """Whether two names or paths of datasets are the same. A dataset that was moved is another one."""
     if not other or data.rstrip("/") == other.rstrip("/"):
         return bool(other)
     return other != "digits" and os.path.realpath(data) == os.path.realpath(other)
-
-
-def batch_size_that_fits(classifier: Classifier, processes: int = 1) -> int:
-    """Estimate the maximum batch size that fits into memory, from 2 to MAX_BATCH_SIZE.
-
-    processes: number of ranks on this host, which share its memory if the model is on the CPU.
-
-    The estimate is based on the total size of the outputs of all layers, which a forward pass without gradients frees
-    early; the workspaces of operations are not counted.
-    """
-    model, preprocessing = classifier.model, classifier.card.preprocessing
-    device = next(model.parameters()).device
-    output_bytes = 0
-
-    def add_bytes(module: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal output_bytes
-        output_bytes += output.nbytes if isinstance(output, Tensor) else 0
-
-    hooks = [module.register_forward_hook(add_bytes) for module in model.modules()]
-    try:
-        side = preprocessing.image_size
-        classifier.probabilities(torch.zeros(1, preprocessing.channels, side, side))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    free_bytes = free_memory(device) // (processes if device.type == "cpu" else 1)
-    return max(2, min(MAX_BATCH_SIZE, free_bytes // output_bytes))

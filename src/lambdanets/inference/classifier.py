@@ -60,10 +60,10 @@ class Classifier(Predictor):
     card: ClassifierCard
 
     @staticmethod
-    def build(card: ClassifierCard) -> nn.Module:
-        options: dict[str, Any] = dict(card.model_options)
-        options |= {"num_classes": len(card.classes), "in_chans": card.preprocessing.channels}
-        return create_model(card.model, **options)
+    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+        options = architecture.checked_options() | training_options
+        channels = architecture.preprocessing.channels
+        return create_model(architecture.model, num_classes=num_classes, in_chans=channels, **options)
 
     def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
         preprocessing = self.card.preprocessing

@@ -42,11 +42,7 @@ class CocoPredictor(Predictor):
         if (data is None) != (images is None):
             raise InputError("data and images must be given together, got one without the other")
         if data is None or images is None:
-            if self.card.data != "digits" and None in (self.card.images, self.card.validation_data):
-                raise InputError(
-                    "data and images must be given for a model that names no data, such as a file, got none"
-                )
-            annotated = open_validation(self.card, self.categories)
+            annotated = open_validation(self.card.recipe, self.categories)
         else:
             annotated = open_with_categories(data, images, self.categories)
         return replace(annotated, stretch=self.card.stretch)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.coco_results import coco_results, write_results
 from lambdanets.inference.label_images import (
@@ -98,29 +99,28 @@ class Detector(CocoPredictor):
     card: DetectorCard
 
     @staticmethod
-    def build(card: DetectorCard, *, drop_path: float = 0.0, **training_options: Any) -> MaskRCNN:
-        """Build the network of a card with random weights. drop_path, training_options: arguments for training only."""
-        options: dict[str, Any] = dict(card.model_options)
-        if drop_path:
-            options["drop_path_rate"] = drop_path
+    def build(
+        architecture: DetectorArchitecture, num_classes: int, *, drop_path: float = 0.0, **training_options: Any
+    ) -> MaskRCNN:
+        options = architecture.checked_options() | ({"drop_path_rate": drop_path} if drop_path else {})
         return mask_rcnn(
-            card.model,
-            len(card.classes),
-            image_size=card.image_size,
-            levels=card.levels,
-            pyramid_channels=card.pyramid_channels,
-            box_layers=card.box_layers,
-            mask_layers=card.mask_layers,
-            anchor_scale=card.anchor_scale,
-            aspect_ratios=card.aspect_ratios,
-            hide_padding=card.hide_padding,
-            image_mean=card.mean,
-            image_std=card.std,
+            architecture.model,
+            num_classes,
+            image_size=architecture.image_size,
+            levels=architecture.levels,
+            pyramid_channels=architecture.pyramid_channels,
+            box_layers=architecture.box_layers,
+            mask_layers=architecture.mask_layers,
+            anchor_scale=architecture.anchor_scale,
+            aspect_ratios=architecture.aspect_ratios,
+            hide_padding=architecture.hide_padding,
+            image_mean=architecture.mean,
+            image_std=architecture.std,
             mask_threshold=MASK_THRESHOLD,
             backbone_options=options,
-            rpn_pre_nms_top_n_test=2 * card.proposals,
-            rpn_post_nms_top_n_test=card.proposals,
-            box_detections_per_img=card.max_detections,
+            rpn_pre_nms_top_n_test=2 * architecture.proposals,
+            rpn_post_nms_top_n_test=architecture.proposals,
+            box_detections_per_img=architecture.max_detections,
             **training_options,
         )
 

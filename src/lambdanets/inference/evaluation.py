@@ -29,8 +29,7 @@ def evaluate(
         data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in
             a format of `lambdanets train --data`: its validation split or, if it has none, all images. For a detector
             or segmenter, a COCO instances file with the same categories.
-        batch_size: images per forward pass. The default is 1 for a detector or segmenter, and for a classifier the
-            maximum that fits into memory, up to 128.
+        batch_size: images per forward pass; by default 1, and 32 for a classifier.
         workers: number of data loading processes.
         device: moves the model to it.
         options: of a detector or segmenter, images: those of data, a folder or an uncompressed tar. Of a classifier,

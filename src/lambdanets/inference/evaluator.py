@@ -80,13 +80,9 @@ class Evaluator(ABC):
     def draw(self, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures
         """Draw figures into a folder."""
 
-    def default_batch_size(self) -> int:
-        """Return the number of images per forward pass if none is given."""
-        return 1
-
     def evaluate(self, batch_size: int | None = None, workers: int = 0) -> Any:
         """Return the `Evaluation` of the set. Raises InputError if all images are unreadable."""
-        batch_size = batch_size or self.default_batch_size()
+        batch_size = batch_size or self.predictor.default_batch_size
         measures: list[Any] = []
         unreadable: list[str] = []
         with self.batches(batch_size, workers) as batches:

@@ -43,14 +43,14 @@ class Predictor(ABC):
     @classmethod
     def from_weights(cls, card: Any, tensors: Mapping[str, Tensor], source: str, device: torch.device) -> Self:
         """Build a model from its card and weights. Raises InputError, which names source, if they do not match."""
-        model = build_with_weights(lambda: cls.build(card), dict(tensors), source)
+        model = build_with_weights(lambda: cls.build(card, len(card.classes)), dict(tensors), source)
         model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
         return cls(model.to(device).eval(), card)
 
     @staticmethod
     @abstractmethod
-    def build(card: Any) -> nn.Module:
-        """Build the network of a card with random weights."""
+    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+        """Build the network of a card or recipe with random weights. training_options: arguments for training only."""
 
     @staticmethod
     def accepts(name: str) -> bool:

@@ -59,10 +59,9 @@ class Segmenter(CocoPredictor):
     card: SegmenterCard
 
     @staticmethod
-    def build(card: SegmenterCard) -> nn.Module:
-        options: dict[str, Any] = dict(card.model_options)
-        model = create_model(card.model, num_classes=1 + len(card.classes), **options)
-        return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
+    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+        options = architecture.checked_options() | training_options
+        return create_model(architecture.model, num_classes=1 + num_classes, **options)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def finish(
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
     evaluation = evaluator.evaluate(batch_size, recipe.workers)
     task.draw(evaluator, evaluation, folder)
-    save_weights(folder / WEIGHTS, task.model, task.card(recipe).to_public_json(recipe.fields()))
+    save_weights(folder / WEIGHTS, task.model, task.card(recipe).without_paths().to_json())
     draw_curves(log.rows, log.metrics, panels(task), folder / "curves.png")
     fields = task.result(evaluation)
     if task.test is not None:

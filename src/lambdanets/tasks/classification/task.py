@@ -23,10 +23,8 @@ from lambdanets.inference.classification_evaluation import ClassificationEvaluat
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.figures import draw_predictions
 from lambdanets.inference.loading import read_model
-from lambdanets.inference.model_card import ClassifierCard, DataSource, make_card
-from lambdanets.models import create_model
+from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import WEIGHTS, find_weights, save_weights
-from lambdanets.records import shared_fields
 from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.task import Task
@@ -89,8 +87,7 @@ class ClassificationTask(Task):
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
 
     def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
-        card = make_model_card(recipe, self.classes)
-        return replace(card, source=replace(card.source, held_out=self.splits.held_out))
+        return make_card(ClassifierCard, recipe, self.classes, held_out=self.splits.held_out)
 
     def evaluator(self, recipe: ClassificationRecipe, images: Any) -> ClassificationEvaluator:
         return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), images)
@@ -173,14 +170,9 @@ def write_random_weights(recipe: ClassificationRecipe, classes: tuple[str, ...],
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
         model = build_model(recipe, len(classes))
-    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_public_json(recipe.fields()))
+    card = make_card(ClassifierCard, recipe, classes)
+    save_weights(folder / WEIGHTS, model, card.without_paths().to_json())
     return folder
-
-
-def make_model_card(recipe: ClassificationRecipe, classes: Sequence[str]) -> ClassifierCard:
-    """Return the model card of the recipe's classifier."""
-    source = DataSource(**shared_fields(recipe, DataSource))
-    return make_card(ClassifierCard, recipe, classes=tuple(classes), stretch=False, source=source)
 
 
 def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> nn.Module:
@@ -189,14 +181,9 @@ def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> n
     The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
     interpolated.
     """
-    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
-    card = make_model_card(recipe, class_names)
-    options: dict[str, Any] = dict(card.model_options)
-    if recipe.drop_path:
-        options["drop_path_rate"] = recipe.drop_path
-    if recipe.dropout:
-        options["drop_rate"] = recipe.dropout
-    model: Any = create_model(recipe.model, num_classes=len(class_names), in_chans=recipe.channels, **options)
+    rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.dropout}
+    num_classes = classes if isinstance(classes, int) else len(classes)
+    model = Classifier.build(recipe, num_classes, **{name: rate for name, rate in rates.items() if rate})
     if recipe.weights is not None:
         load_initial_weights(model, recipe.weights, classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU

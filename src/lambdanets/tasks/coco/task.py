@@ -119,7 +119,7 @@ def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages,
     else:
         assert recipe.images is not None
         training = open_annotated(Path(recipe.data), Path(recipe.images))
-        validation = open_validation(recipe, training.annotations.categories)
+        validation = open_validation(recipe.fields(), training.annotations.categories)
         source = f"{recipe.data} and {recipe.validation_data}"
     if recipe.training_images is not None:
         if recipe.training_images > len(training):

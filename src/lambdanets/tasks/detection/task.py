@@ -96,7 +96,7 @@ class DetectionTask(CocoTask):
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
 
     def card(self, recipe: DetectionRecipe) -> DetectorCard:
-        return make_model_card(recipe, self.classes, self.category_ids)
+        return make_card(DetectorCard, recipe, self.classes, category_ids=self.category_ids, tile_size=None)
 
     def evaluator(self, recipe: DetectionRecipe, images: Any) -> DetectionEvaluator:
         return DetectionEvaluator(Detector(self.model, self.card(recipe)), images)
@@ -106,22 +106,15 @@ class DetectionTask(CocoTask):
 _HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
 
 
-def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
-    """Return the model card of the recipe's detector."""
-    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
-    return make_card(DetectorCard, recipe, **categories, stretch=False, tile_size=None)
-
-
 def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
     """Build the recipe's model for a number of categories or for category names, and load its initial weights, if any.
 
     The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
     detector has other categories, its last layers are re-initialized.
     """
-    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
-    card = make_model_card(recipe, class_names, range(len(class_names)))
     model = Detector.build(
-        card,
+        recipe,
+        classes if isinstance(classes, int) else len(classes),
         drop_path=recipe.drop_path,
         rpn_pre_nms_top_n_train=2 * recipe.proposals,
         rpn_post_nms_top_n_train=recipe.proposals,
