@@ -17,6 +17,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result
 from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detection_evaluation import DetectionEvaluator
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.inputs import readable_batches
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
@@ -93,7 +94,7 @@ class _RuntimeDetector(Detector):
             resized = F.pad(resized - mean, (0, self.size[1] - sides[1], 0, self.size[0] - sides[0])) + mean
         return resized, sides
 
-    def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    def detect(self, images: Sequence[Tensor]) -> list[Detections]:
         assert self.run is not None
         detections = []
         for image in images:
@@ -102,7 +103,8 @@ class _RuntimeDetector(Detector):
             size = image.shape[1:]
             boxes = clip_boxes_to_image(boxes, (height, width)) * torch.tensor([size[1] / width, size[0] / height] * 2)
             masks = F.interpolate(masks[:, None, :height, :width].float(), size, mode="bilinear", align_corners=False)
-            detections.append({"boxes": boxes, "labels": labels, "scores": scores, "masks": masks})
+            outputs = {"boxes": boxes, "labels": labels, "scores": scores, "masks": masks}
+            detections.append(Detections.from_outputs(outputs, self.classes))
         return detections
 
 

@@ -1,21 +1,18 @@
 """Detections in COCO's results format, a JSON list with one entry per detection."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torchvision.ops import box_convert
 
 from lambdanets.data.coco.segmentations import CroppedMask, compress
-from lambdanets.files import atomic_write
-from lambdanets.inference.objects import Objects
+from lambdanets.inference.detections import Detections
 
 Result = dict[str, Any]
 
 
-def coco_results(objects: Objects, image_id: int, category_ids: Sequence[int]) -> list[Result]:
+def coco_results(objects: Detections, image_id: int, category_ids: Sequence[int]) -> list[Result]:
     """Convert the objects in an image to COCO results, in order.
 
     category_ids: COCO category ids in order of the labels.
@@ -32,7 +29,7 @@ def coco_results(objects: Objects, image_id: int, category_ids: Sequence[int]) -
             "segmentation": _encode_mask(mask, objects.size),
         }
         for box, label, score, mask in zip(
-            boxes, objects.labels.tolist(), objects.scores.tolist(), objects.masks, strict=True
+            boxes, objects.labels.tolist(), objects.scores.tolist(), objects.crops, strict=True
         )
     ]
 
@@ -47,8 +44,3 @@ def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
     counts = np.diff(bounds, prepend=0, append=size[0] * size[1])
     counts = counts[:-1] if counts[-1] == 0 else counts  # as pycocotools does
     return {"size": list(size), "counts": compress(counts, *size)["counts"].decode()}
-
-
-def write_results(results: Sequence[Result], path: Path) -> None:
-    """Write COCO results to a JSON file, atomically."""
-    atomic_write(path, (json.dumps(list(results), allow_nan=False) + "\n").encode())

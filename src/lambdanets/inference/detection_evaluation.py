@@ -9,10 +9,10 @@ from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.coco_results import Result, coco_results, write_results
+from lambdanets.inference.coco_results import Result, coco_results
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
-from lambdanets.inference.objects import crop_objects
+from lambdanets.records import write_json
 
 if TYPE_CHECKING:
     from lambdanets.inference.coco_scores import Scores
@@ -75,7 +75,7 @@ class DetectionEvaluator(Evaluator):
         detections = self.predictor.detect(batch.images) if batch.images else []
         annotated, category_ids = self.images.annotations.images, self.predictor.card.category_ids
         return [
-            (index, coco_results(crop_objects(found), annotated[index].id, category_ids))
+            (index, coco_results(found, annotated[index].id, category_ids))
             for index, found in zip(batch.indices.tolist(), detections, strict=True)
         ]
 
@@ -93,7 +93,7 @@ class DetectionEvaluator(Evaluator):
 
     def write(self, evaluation: DetectionEvaluation, folder: Path) -> None:
         """Write scores.json, results.json and figures."""
-        write_results(evaluation.results, folder / "results.json")
+        write_json(folder / "results.json", evaluation.results, None)
         super().write(evaluation, folder)
 
     def draw(self, evaluation: DetectionEvaluation, folder: Path) -> None:

@@ -2,9 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,8 @@ from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoPredictor
-from lambdanets.inference.coco_results import coco_results, write_results
+from lambdanets.inference.coco_results import coco_results
+from lambdanets.inference.detections import MASK_THRESHOLD, Detections
 from lambdanets.inference.label_images import (
     COLUMNS,
     label_image_name,
@@ -25,7 +23,6 @@ from lambdanets.inference.label_images import (
     save_label_image,
 )
 from lambdanets.inference.model_card import DetectorCard
-from lambdanets.inference.objects import Objects, crop_objects
 from lambdanets.inference.options import DetectorOptions
 from lambdanets.inference.predictor import numbered_name
 from lambdanets.inference.tiled_detection import detect_tiled
@@ -33,59 +30,6 @@ from lambdanets.inference.tiles import is_tiled
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import TileSize, check, write_json
 from lambdanets.text_tables import csv_table
-
-MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Detections:
-    """The n detections in one image, in descending order of score, on the CPU.
-
-    objects: boxes, labels, scores and cropped masks. classes: names of all classes.
-    """
-
-    objects: Objects
-    classes: tuple[str, ...]
-
-    @property
-    def boxes(self) -> Tensor:
-        """(n, 4) float32, x1, y1, x2, y2 in pixels of the image."""
-        return self.objects.boxes
-
-    @property
-    def labels(self) -> Tensor:
-        """(n,) int64, from 1: the class name is classes[label - 1]."""
-        return self.objects.labels
-
-    @property
-    def scores(self) -> Tensor:
-        """(n,) float32."""
-        return self.objects.scores
-
-    @cached_property
-    def masks(self) -> Tensor:
-        """(n, H, W) bool, in the size of the image."""
-        masks = torch.zeros(len(self), *self.objects.size, dtype=torch.bool)
-        for whole, (top, left, mask) in zip(masks, self.objects.masks, strict=True):
-            whole[top : top + mask.shape[0], left : left + mask.shape[1]] = torch.from_numpy(mask)
-        return masks
-
-    def __len__(self) -> int:
-        return len(self.objects)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The class name of each detection."""
-        return tuple(self.classes[label - 1] for label in self.labels.tolist())
-
-    def above(self, score: float) -> "Detections":
-        """Return the detections with at least this score."""
-        return Detections(self.objects.above(score), self.classes)
-
-    def __repr__(self) -> str:
-        objects = zip(self.class_names, self.scores.tolist(), strict=True)
-        shown = [f"{name} {score:.3f}" for name, score in islice(objects, 3)]
-        return f"Detections({', '.join([f'{len(self)} objects', *shown])}{', ...' if len(self) > 3 else ''})"
 
 
 class Detector(CocoPredictor):
@@ -129,45 +73,36 @@ class Detector(CocoPredictor):
         check("tile_size", tile_size, TileSize | None)
         untiled = [image_to_tensor(image) for image in images if not is_tiled(image.size, tile_size)]
         detected = iter(self.detect(untiled) if untiled else ())
-        objects = (
+        return [
             detect_tiled(self, image, tile_size, batch_size)
             if tile_size is not None and is_tiled(image.size, tile_size)
-            else crop_objects(next(detected))
+            else next(detected)
             for image in images
-        )
-        return [Detections(each, self.classes) for each in objects]
+        ]
 
     @torch.inference_mode()
-    def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-        """Detect objects in images (3, H, W) in [0, 1]. Returns the outputs of `MaskRCNN`, float32 on the CPU."""
-        return [
-            {name: (tensor.float() if tensor.is_floating_point() else tensor).cpu() for name, tensor in tensors.items()}
-            for tensors in self.outputs(images)
-        ]
+    def detect(self, images: Sequence[Tensor]) -> list[Detections]:
+        """Detect objects in images (3, H, W) in [0, 1]."""
+        return [Detections.from_outputs(outputs, self.classes) for outputs in self.outputs(images)]
 
     def write(
         self, prediction: Detections, image: Image, path: Path, number: int, out: Path, options: DetectorOptions
     ) -> dict[str, Any]:
         """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
-        detected, classes, name = prediction.objects, self.classes, numbered_name(number, path)
-        labels, visible = make_label_image(detected, options.score)
+        name = numbered_name(number, path)
+        labels, visible = make_label_image(prediction, options.score)
         objects: list[dict[str, Any]] = []
         if options.figures:
-            from lambdanets.inference.drawing import draw_predicted  # it imports Matplotlib
+            from lambdanets.inference.drawing import overlay  # it imports Matplotlib
 
             with atomic_open(out / f"{name}.png") as file:
-                draw_predicted(image, visible, classes).save(file, "PNG")
+                overlay(image, visible).save(file, "PNG")
         if options.labels:
-            objects = measure_objects(image, labels, visible, classes)
+            objects = measure_objects(image, labels, visible)
             save_label_image(labels, out / "labels" / label_image_name(name, labels))
-        results = coco_results(detected, number, self.card.category_ids)
-        return {
-            "height": image.height,
-            "width": image.width,
-            "results": results,
-            "objects": objects,
-            "count": len(visible),
-        }
+        results = coco_results(prediction, number, self.card.category_ids)
+        size = {"height": image.height, "width": image.width}
+        return size | {"results": results, "objects": objects, "count": len(visible)}
 
     def describe(self, row: Mapping[str, Any]) -> str:
         return f"{row['count']} objects"
@@ -180,7 +115,7 @@ class Detector(CocoPredictor):
         ]
         results = [result for row in rows for result in row["results"]]
         write_json(out / "images.json", {"images": images, "categories": [*map(dataclasses.asdict, self.categories)]})
-        write_results(results, out / "results.json")
+        write_json(out / "results.json", results, None)
         if options.labels:
             measured = [{"image": row["path"]} | each for row in rows for each in row["objects"]]
             table = [COLUMNS, *([each[column] for column in COLUMNS] for each in measured)]

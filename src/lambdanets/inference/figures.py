@@ -12,12 +12,10 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.coco.semantic_masks import make_semantic_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.drawing import draw_ground_truth, draw_predicted, overlay_classes
-from lambdanets.inference.objects import crop_objects
+from lambdanets.inference.drawing import draw_ground_truth, overlay, overlay_classes
 from lambdanets.inference.options import MIN_SCORE
 from lambdanets.terminal import printable
 from lambdanets.text_tables import csv_table
@@ -42,9 +40,8 @@ def draw_detections(
     """Write predictions.png, with evenly spaced images of the set, and precision_recall.png into a folder."""
 
     def render(image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        objects = crop_objects(detector.detect([image_to_tensor(image)])[0])
-        truth = draw_ground_truth(image, annotated, detector.classes)
-        return truth, draw_predicted(image, objects.above(MIN_SCORE), detector.classes)
+        (found,) = detector.infer([image])
+        return draw_ground_truth(image, annotated, detector.classes), overlay(image, found.above(MIN_SCORE))
 
     _draw_pairs(images, evaluation.readable, render, folder / SHEET)
     draw_precision_recall(evaluation.scores, folder / CURVES)
@@ -57,7 +54,7 @@ def draw_segmentations(segmenter: "Segmenter", images: AnnotatedImages, readable
     """
 
     def render(image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        (predicted,) = segmenter.segment([image_to_tensor(image)])
+        (predicted,) = segmenter.infer([image])
         target = make_semantic_mask(annotated)
         return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())
 

@@ -19,6 +19,7 @@ from torchvision.ops import box_iou
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.detection_evaluation import METRICS
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
@@ -105,15 +106,15 @@ def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     return model
 
 
-def _without_overlap(detections: dict[str, Tensor]) -> list[tuple[int, list[float]]]:
+def _without_overlap(detections: Detections) -> list[tuple[int, list[float]]]:
     """Return labels and boxes of detections with little overlap, by decreasing score."""
     kept: list[int] = []
-    boxes = detections["boxes"]
+    boxes = detections.boxes
     for index, box in enumerate(boxes):
         overlap = box_iou(box[None], boxes[kept]).max() if kept else 0.0
         if (box[2:] - box[:2]).min() >= MIN_SIDE and overlap <= 0.2:
             kept.append(index)
-    return [(int(detections["labels"][index]), boxes[index].tolist()) for index in kept]
+    return [(int(detections.labels[index]), boxes[index].tolist()) for index in kept]
 
 
 def _annotation(image_id: int, category_id: int, box: list[float], image_width: int) -> dict[str, Any]:
