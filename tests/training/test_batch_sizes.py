@@ -5,7 +5,7 @@ import pytest
 
 from lambdanets.data.image_search import find_images
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.evaluation import evaluate
+from lambdanets.inference.evaluator import evaluate
 from lambdanets.inference.loading import load
 from training.teachers import RECIPE, write_teacher
 

@@ -1,5 +1,6 @@
 """Accuracy of exported detectors on the validation data of their training run, and their calibration images."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +14,13 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_digits
 from lambdanets.data.image_search import list_images
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_results import Result
 from lambdanets.inference.coco_scores import Scores, evaluate
 from lambdanets.inference.detection_evaluation import DetectionEvaluator
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.inputs import readable_batches
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
 
 
@@ -118,6 +119,10 @@ def _calibration_images(data: str, stretch: bool) -> Callable[[], Iterator[Tenso
     if not paths:
         raise InputError(f"int8 must be a folder with images for a detector, got {data}")
     chosen = [paths[index] for index in calibration_indices(len(paths))]
-    return lambda: (
-        image_to_tensor(image) for batch in readable_batches(chosen, [], 1, stretch=stretch) for _, image in batch
-    )
+    return lambda: _readable(chosen, stretch)
+
+
+def _readable(paths: Sequence[Path], stretch: bool) -> Iterator[Tensor]:
+    for path in paths:
+        with contextlib.suppress(UnreadableImage):
+            yield image_to_tensor(read_image(path, stretch=stretch))

@@ -1,8 +1,7 @@
 """Evaluation of classifiers on labeled datasets."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ClassifierCard
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClassificationEvaluation(Evaluation):
     """Predictions of a classifier for the n readable images of a labeled dataset, in order.
 
@@ -35,8 +34,6 @@ class ClassificationEvaluation(Evaluation):
     confidence: (n,), probability of the predicted class.
     loss: mean cross entropy.
     unreadable: one message per unreadable image.
-    source: which images these are.
-    left_out: number of files of the dataset that are not used, by reason.
     """
 
     classes: tuple[str, ...]
@@ -46,8 +43,6 @@ class ClassificationEvaluation(Evaluation):
     confidence: np.ndarray
     loss: float
     unreadable: list[str]
-    source: str = ""
-    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def top1(self) -> float:
@@ -71,6 +66,9 @@ class ClassificationEvaluation(Evaluation):
     def metrics(self) -> dict[str, float | None]:
         return {"loss": self.loss, "top1": self.top1}
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"top1": round(self.top1, 6), "validation_images": len(self.labels)}
+
     def summary(self) -> str:
         return f"val loss {self.loss:.3f}  top-1 {self.top1:.4f}"
 
@@ -79,9 +77,6 @@ class ClassificationEvaluation(Evaluation):
 
     def counts(self) -> str:
         return f"{len(self.labels)} images, {int((self.labels == self.predicted).sum())} correct"
-
-    def __repr__(self) -> str:
-        return f"ClassificationEvaluation({len(self.labels)} images, top-1 {self.top1:.4f})"
 
 
 class ClassificationEvaluator(Evaluator):
@@ -122,15 +117,20 @@ class ClassificationEvaluator(Evaluator):
             confidence.astype(np.float32),
             float(losses.mean()),
             unreadable,
-            self.source,
-            self.left_out,
         )
 
     def write(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png."""
+        """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png, too."""
         from lambdanets.inference.figures import write_confusion  # it imports Matplotlib
 
         write_confusion(evaluation, folder)
+        super().write(evaluation, folder)
+
+    def draw(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        """Draw predictions.png."""
+        from lambdanets.inference.figures import draw_predictions
+
+        draw_predictions(evaluation, self.images, folder)
 
 
 def open_evaluator(

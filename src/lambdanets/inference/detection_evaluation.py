@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 METRICS = {f"{kind}_{name}": (kind, name) for kind in ("bbox", "segm") for name in ("AP", "AP50")}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DetectionEvaluation(Evaluation):
     """Detections in the readable images of an annotated dataset, as COCO results, and their scores.
 
@@ -53,11 +53,6 @@ class DetectionEvaluation(Evaluation):
 
     def counts(self) -> str:
         return f"{len(self.readable)} images, {len(self.results)} detections"
-
-    def __repr__(self) -> str:
-        precision = {iou_type: summary["AP"] for iou_type, summary in self.scores.summary().items()}
-        fields = [f"{iou_type} AP {format_score(ap)}" for iou_type, ap in precision.items()]
-        return f"DetectionEvaluation({', '.join([f'{len(self.readable)} images', *fields])})"
 
 
 class DetectionEvaluator(Evaluator):

@@ -1,6 +1,5 @@
 """Figures with Matplotlib: predictions beside the truth, precision and recall, and the confusion of classes."""
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -109,36 +108,32 @@ def draw_precision_recall(scores: "Scores", path: Path) -> None:
     _save(figure, path)
 
 
-def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, path: Path) -> None:
-    """Draw the most confident errors, and below them correct predictions with increasing confidence."""
+def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
+    """Write predictions.png: the most confident errors, and below them correct predictions of increasing confidence."""
     classes = [printable(name) for name in predictions.classes]
     is_correct = predictions.labels == predictions.predicted
     wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
     confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]
     by_confidence = correct[np.argsort(predictions.confidence[correct], kind="stable")]
     evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
-    sections = [
-        (confident_errors, WRONG_COLOR, f"wrong: {len(wrong)} of {len(is_correct)}"),
-        (by_confidence[evenly_spaced], CORRECT_COLOR, f"correct: {len(correct)} of {len(is_correct)}"),
+    rows = [
+        chosen[start : start + COLUMNS]
+        for chosen in (confident_errors, by_confidence[evenly_spaced])
+        for start in range(0, len(chosen), COLUMNS)
     ]
-    heights = [0.5 + 1.95 * math.ceil(len(chosen) / COLUMNS) for chosen, _, _ in sections]
-    figure = Figure(figsize=(1.5 * COLUMNS, sum(heights)), layout="constrained")
-    subfigures = np.asarray(figure.subfigures(len(sections), 1, height_ratios=heights))
-    for subfigure, (chosen, color, title) in zip(subfigures, sections, strict=True):
-        subfigure.suptitle(title, color=color, fontsize=13)
-        if not len(chosen):
-            continue
-        grid = subfigure.subplots(math.ceil(len(chosen) / COLUMNS), COLUMNS, squeeze=False)
-        for axis in grid.flat:
-            axis.set_axis_off()
-        for axis, i in zip(grid.flat, chosen, strict=False):
-            image, _ = images.load(int(predictions.indices[i]))
-            label = predictions.labels[i]
-            prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
-            truth = f"\nis {classes[label]}" if predictions.predicted[i] != label else ""
-            axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
-            axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
-    _save(figure, path)
+    figure = Figure(figsize=(1.5 * COLUMNS, 0.5 + 1.95 * len(rows)), layout="constrained")
+    figure.suptitle(f"{len(wrong)} wrong and {len(correct)} correct of {len(is_correct)}", fontsize=13)
+    grid = figure.subplots(len(rows), COLUMNS, squeeze=False)
+    for axis in grid.flat:
+        axis.set_axis_off()
+    for axis, i in [(grid[row, column], i) for row, chosen in enumerate(rows) for column, i in enumerate(chosen)]:
+        image, _ = images.load(int(predictions.indices[i]))
+        prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
+        truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
+        color = CORRECT_COLOR if is_correct[i] else WRONG_COLOR
+        axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
+        axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
+    _save(figure, folder / SHEET)
 
 
 def write_confusion(evaluation: "ClassificationEvaluation", folder: Path) -> None:

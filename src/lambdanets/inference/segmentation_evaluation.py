@@ -17,7 +17,7 @@ from lambdanets.inference.segmenter import Segmenter
 from lambdanets.text_tables import text_table
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SegmentationEvaluation(Evaluation):
     """Scores of the readable images of an annotated dataset.
 
@@ -47,10 +47,6 @@ class SegmentationEvaluation(Evaluation):
 
     def counts(self) -> str:
         return f"{len(self.readable)} images"
-
-    def __repr__(self) -> str:
-        means = [f"{name} {format_score(value)}" for name, value in self.scores.means().items()]
-        return f"SegmentationEvaluation({', '.join([f'{len(self.readable)} images', *means])})"
 
 
 class SegmentationEvaluator(Evaluator):

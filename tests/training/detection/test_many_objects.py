@@ -69,6 +69,7 @@ class DetectsTwo(nn.Module):
         return [{"boxes": boxes, "labels": torch.ones(2, dtype=torch.int64), "scores": torch.ones(2), "masks": masks}]
 
 
+@pytest.mark.figures
 def test_memory_of_an_evaluation_of_8000_objects_is_bounded(many_objects, tmp_path):
     peak_before = peak_memory()
     detector = Detector(DetectsTwo(), make_card(DetectorCard, DIGITS, ("square",), category_ids=(7,), tile_size=None))

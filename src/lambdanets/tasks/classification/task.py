@@ -19,9 +19,8 @@ from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.data.order import BatchSlice, Order
 from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
-from lambdanets.inference.classification_evaluation import ClassificationEvaluation, ClassificationEvaluator
+from lambdanets.inference.classification_evaluation import ClassificationEvaluator
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.figures import draw_predictions
 from lambdanets.inference.loading import read_model
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import WEIGHTS, find_weights, save_weights
@@ -91,12 +90,6 @@ class ClassificationTask(Task):
 
     def evaluator(self, recipe: ClassificationRecipe, images: Any) -> ClassificationEvaluator:
         return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), images)
-
-    def result(self, evaluation: Any) -> dict[str, Any]:
-        return {"top1": round(evaluation.top1, 6), "validation_images": len(evaluation.labels)}
-
-    def draw(self, evaluator: ClassificationEvaluator, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        draw_predictions(evaluation, evaluator.images, folder / "predictions.png")
 
 
 def open_for_training(recipe: ClassificationRecipe) -> Splits:
