@@ -7,7 +7,6 @@ from PIL import Image
 from torch import nn
 
 from data.coco.coco_files import image, write
-from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detection_evaluation import DetectionEvaluator
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
@@ -54,7 +53,7 @@ def test_overfits_one_image(tmp_path):
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
     detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    (batch,) = augmented_batches(recipe, training, BatchSlice(), augment)
+    (batch,) = augmented_batches(recipe, training, augment)
     ap50_history = []
     for step in range(1, STEPS + 1):
         model.train()

@@ -6,7 +6,7 @@ from pydantic import PositiveInt
 
 from lambdanets.errors import InputError
 from lambdanets.inference.architecture import Normalization
-from lambdanets.records import Fraction, Pair, record
+from lambdanets.records import Fraction, Range, record
 from lambdanets.training.recipe import TrainingRecipe
 
 
@@ -28,14 +28,12 @@ class CocoRecipe(TrainingRecipe, Normalization):
     """Validation images: a folder or an uncompressed tar. If none, they are looked up in --images."""
     training_images: PositiveInt | None = None
     """Number of training images to use, chosen at random. If none, all are used."""
-    jitter: Pair = (0.8, 1.25)
+    jitter: Range = (0.8, 1.25)
     """Range of the random scale factor in training."""
     flip: Fraction = 0.5
     """Probability of a horizontal flip in training."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.jitter[0] <= self.jitter[1]:
-            raise InputError(f"jitter must be two positive numbers, the smaller first, got {self.jitter}")
         if self.data not in ("digits", "") and (self.images is None or self.validation_data is None):
             missing = "images" if self.images is None else "validation_data"
             raise InputError(f"{missing} must be set with data {self.data!r}, got none")

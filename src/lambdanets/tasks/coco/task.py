@@ -70,7 +70,7 @@ class CocoTask(Task):
         """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
-        return augmented_batches(recipe, self.training, batch_slice, self.augment)
+        return augmented_batches(recipe, self.training, self.augment, batch_slice)
 
     def provenance(self) -> dict[str, Any]:
         recipe, training, validation = self.recipe, self.training, self.validation
@@ -85,12 +85,9 @@ class CocoTask(Task):
 
 
 def augmented_batches(
-    recipe: Any, images: AnnotatedImages, batch_slice: BatchSlice, augment: Augment
+    recipe: Any, images: AnnotatedImages, augment: Augment, batch_slice: BatchSlice | None = None
 ) -> Batches[AnnotatedBatch]:
-    """Return the recipe's training batches, shuffled and augmented.
-
-    augment: maps an image, its annotations and the recipe to a tensor and its target.
-    """
+    """Return the recipe's training batches, shuffled and augmented by `CocoTask.augment` of a task."""
     return Batches(
         images,
         partial(_load, augment=augment, recipe=recipe),
