@@ -44,10 +44,9 @@ import lambdanets as ln
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.images import read_image
-from lambdanets.inference.coco_results import Result, coco_results
-from lambdanets.inference.coco_scores import evaluate
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
+from lambdanets.inference.coco_scores import Result, coco_results, evaluate
 from lambdanets.inference.detections import Detections
+from lambdanets.inference.detector import DetectionEvaluator
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.provenance import provenance
 from lambdanets.records import write_json

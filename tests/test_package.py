@@ -45,11 +45,7 @@ IMPORT_ORDERS = (
     "import lambdanets_lab.models, timm",
 )
 REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
-MODULES = [
-    "data.shards",
-    *(f"inference.{name}" for name in ("evaluation", "figures")),
-    *(f"inference.{name}" for name in ("detection_evaluation", "coco_results", "label_images")),  # of `predict`
-]
+MODULES = ("data.shards", "inference.evaluator", "inference.figures", "inference.label_images")
 PREDICTIONS = f"""
 import sys, numpy as np, lambdanets as ln
 for path in sys.argv[1:]:

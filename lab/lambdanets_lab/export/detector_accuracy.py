@@ -16,11 +16,9 @@ from lambdanets.data.coco.sets import open_digits
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.errors import InputError
-from lambdanets.inference.coco_results import Result
-from lambdanets.inference.coco_scores import Scores, evaluate
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
+from lambdanets.inference.coco_scores import Result, Scores, evaluate
 from lambdanets.inference.detections import Detections
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
 
 

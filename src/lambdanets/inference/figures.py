@@ -14,6 +14,7 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.semantic_masks import make_semantic_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.inference.coco_scores import RECALLS, Scores
 from lambdanets.inference.drawing import draw_ground_truth, overlay, overlay_classes
 from lambdanets.inference.options import MIN_SCORE
 from lambdanets.terminal import printable
@@ -21,9 +22,7 @@ from lambdanets.text_tables import csv_table
 
 if TYPE_CHECKING:
     from lambdanets.inference.classification_evaluation import ClassificationEvaluation
-    from lambdanets.inference.coco_scores import Scores
-    from lambdanets.inference.detection_evaluation import DetectionEvaluation
-    from lambdanets.inference.detector import Detector
+    from lambdanets.inference.detector import DetectionEvaluation, Detector
     from lambdanets.inference.segmenter import Segmenter
 
 SHEET, CURVES = "predictions.png", "precision_recall.png"  # file names
@@ -87,10 +86,8 @@ def _save(figure: Figure, path: Path) -> None:
         figure.savefig(file, format="png", dpi=110)
 
 
-def draw_precision_recall(scores: "Scores", path: Path) -> None:
+def draw_precision_recall(scores: Scores, path: Path) -> None:
     """Plot the precision-recall curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, to a PNG."""
-    from lambdanets.inference.coco_scores import RECALLS  # imports faster-coco-eval
-
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     summary = scores.summary()
     curves = (("AP50", 0.5, "IoU 0.5"), ("AP75", 0.75, "IoU 0.75"), ("AP", None, "mean"))

@@ -10,7 +10,7 @@ from torch import nn
 import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
+from lambdanets.inference.detector import DetectionEvaluator
 from lambdanets_lab.export import export as export_module
 from lambdanets_lab.export import quantization
 from lambdanets_lab.export.accuracy import open_validation_data

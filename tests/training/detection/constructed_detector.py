@@ -18,9 +18,8 @@ from torchvision.ops import box_iou
 
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
-from lambdanets.inference.detection_evaluation import METRICS
 from lambdanets.inference.detections import Detections
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import METRICS, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
 from lambdanets.tasks.coco.task import open_datasets

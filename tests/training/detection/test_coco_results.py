@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from pycocotools import mask as masks
 
-from lambdanets.inference.coco_results import coco_results
+from lambdanets.inference.coco_scores import coco_results
 from lambdanets.inference.detections import Detections
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.detection.task import DetectionTask

@@ -17,8 +17,7 @@ from torch import nn
 from data.coco import coco_files
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.figures import draw_detections
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS

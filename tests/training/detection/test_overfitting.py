@@ -7,8 +7,7 @@ from PIL import Image
 from torch import nn
 
 from data.coco.coco_files import image, write
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
 from lambdanets.tasks.detection.augmentation import augment

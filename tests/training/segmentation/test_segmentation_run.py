@@ -14,8 +14,7 @@ from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import SegmenterCard, make_card
-from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
-from lambdanets.inference.segmenter import Segmenter
+from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
 from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.segmentation.task import SegmentationTask, build_model
 from lambdanets.training import run

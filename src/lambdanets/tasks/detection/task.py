@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import AnnotatedBatch, Target
-from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluator
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import METRICS, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
@@ -39,6 +38,7 @@ class DetectionTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
     BEST_METRIC: ClassVar[str] = "segm_AP"
+    predictor = Detector
     augment = staticmethod(augment)
 
     recipe: DetectionRecipe
@@ -97,9 +97,6 @@ class DetectionTask(CocoTask):
 
     def card(self, recipe: DetectionRecipe) -> DetectorCard:
         return make_card(DetectorCard, recipe, self.classes, category_ids=self.category_ids, tile_size=None)
-
-    def evaluator(self, recipe: DetectionRecipe, images: Any) -> DetectionEvaluator:
-        return DetectionEvaluator(Detector(self.model, self.card(recipe)), images)
 
 
 # Prefixes of the tensors of the last layers.

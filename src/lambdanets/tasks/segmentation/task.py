@@ -1,7 +1,7 @@
 """The segmentation task: data, model and loss."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,6 @@ from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import SegmenterCard, make_card
-from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import CocoTask
@@ -28,6 +27,7 @@ class SegmentationTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = SCORES
     BEST_METRIC: ClassVar[str] = "dice"
+    predictor = Segmenter
     augment = staticmethod(augment)
 
     recipe: SegmentationRecipe
@@ -50,9 +50,6 @@ class SegmentationTask(CocoTask):
 
     def card(self, recipe: SegmentationRecipe) -> SegmenterCard:
         return make_card(SegmenterCard, recipe, self.classes, category_ids=self.category_ids)
-
-    def evaluator(self, recipe: SegmentationRecipe, images: Any) -> SegmentationEvaluator:
-        return SegmentationEvaluator(Segmenter(self.model, self.card(recipe)), images)
 
 
 def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
