@@ -9,8 +9,7 @@ from torch import Tensor
 from lambdanets.data.datasets import remap_labels
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages
 from lambdanets.errors import InputError
-from lambdanets.inference.classification_evaluation import ClassificationEvaluator, open_splits_of
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import ClassificationEvaluator, Classifier, open_splits_of
 from lambdanets.inference.detector import Detector
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
 

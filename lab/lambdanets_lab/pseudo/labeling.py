@@ -13,8 +13,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards import open_shards
 from lambdanets.files import remove_unfinished
-from lambdanets.inference.classification_evaluation import ClassificationEvaluator
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
 from lambdanets.inference.loading import load_one_of
 from lambdanets.models.weights import find_weights
 from lambdanets.progress import track

@@ -21,7 +21,7 @@ from lambdanets.terminal import printable
 from lambdanets.text_tables import csv_table
 
 if TYPE_CHECKING:
-    from lambdanets.inference.classification_evaluation import ClassificationEvaluation
+    from lambdanets.inference.classifier import ClassificationEvaluation
     from lambdanets.inference.detector import DetectionEvaluation, Detector
     from lambdanets.inference.segmenter import Segmenter
 

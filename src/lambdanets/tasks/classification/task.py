@@ -19,8 +19,7 @@ from lambdanets.data.loader import Batch, ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
-from lambdanets.inference.classification_evaluation import ClassificationEvaluator
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
 from lambdanets.inference.loading import read_model
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import find_weights
