@@ -44,10 +44,9 @@ import lambdanets as ln
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.images import read_image
-from lambdanets.inference.coco_results import Result, coco_results
-from lambdanets.inference.coco_scores import evaluate
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
-from lambdanets.inference.objects import crop_objects
+from lambdanets.inference.coco_scores import Result, coco_results, evaluate
+from lambdanets.inference.detections import Detections
+from lambdanets.inference.detector import DetectionEvaluator
 from lambdanets.inference.tiled_detection import detect_tiled
 from lambdanets.provenance import provenance
 from lambdanets.records import write_json
@@ -158,6 +157,7 @@ def load_detector(model: Path) -> ln.Detector:
 def threshold_all(images: AnnotatedImages) -> list[Result]:
     """Segment all images by Otsu's threshold and a watershed; return COCO results with the score 1."""
     results: list[Result] = []
+    category = images.annotations.categories[0]
     for index in range(len(images)):
         image, annotated = images.load(index)
         labels = threshold(np.asarray(image.convert("L"), np.float64))
@@ -170,7 +170,7 @@ def threshold_all(images: AnnotatedImages) -> list[Result]:
             "scores": torch.ones(len(numbers)),
             "masks": masks.reshape(-1, 1, *labels.shape),
         }
-        results += coco_results(crop_objects(detections), annotated.id, [images.annotations.categories[0].id])
+        results += coco_results(Detections.from_outputs(detections, ("nucleus",)), annotated.id, [category.id])
     return results
 
 
@@ -233,7 +233,7 @@ def score_intensities(data: Path, model: Path) -> dict[str, Any]:
                 pixels = np.asarray(image)
                 imwrite(content, change(pixels.astype(int)), photometric="rgb" if pixels.ndim == 3 else "minisblack")
                 tensor = image_to_tensor(read_image(content, name, stretch=stretch))
-                objects = crop_objects(detector.detect([tensor])[0])
+                (objects,) = detector.detect([tensor])
                 results += coco_results(objects, annotated.id, detector.card.category_ids)
             truth = test.annotations.to_coco()
             summary = evaluate(truth, results, max_detections=detector.card.max_detections).summary()["segm"]

@@ -40,7 +40,7 @@ def pack(run: Path, name: str, data: str, card_fields: dict[str, str]) -> None:
     """
     tensors, metadata = read_weights(find_weights(run).file)
     card = json.loads(metadata["lambdanets"])  # weight files have no paths
-    card.get("source", card)["data"] = data
+    card["recipe"]["data"] = data
     card |= {field: json.loads(value) for field, value in card_fields.items()}
     packed = {key: x.half() if x.ndim > 1 and x.is_floating_point() else x for key, x in tensors.items()}
     assert all(torch.isfinite(x).all() for x in packed.values())

@@ -66,7 +66,7 @@ def write_local_weights(path: Path, scope: int, seed: int) -> Path:
             local = module.table * torch.exp(-squares / (2 * WINDOW**2))[:, :, None]
             module.table.copy_(local * (module.table.norm() / local.norm()))
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_weights(path, model, task.card(recipe).to_public_json(recipe.fields()))
+    save_weights(path, model, task.card(recipe).without_paths().to_json())
     return path
 
 

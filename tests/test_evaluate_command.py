@@ -12,7 +12,9 @@ from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations
 from training.teachers import write_teacher
 
 FILES = {
-    "classification": ["confusion_matrix.csv", "confusion_matrix.png", "per_class_accuracy.csv"],
+    "classification": [
+        *("confusion_matrix.csv", "confusion_matrix.png", "per_class_accuracy.csv", "predictions.png", "scores.json")
+    ],
     "detection": ["precision_recall.png", "predictions.png", "results.json", "scores.json"],
     "segmentation": ["predictions.png", "scores.json"],
 }
@@ -35,10 +37,9 @@ def test_evaluate_reproduces_the_scores_of_the_run_and_writes_them(task, runs, t
     assert any(line.startswith("classes: 2 (") for line in lines)
     assert last == f"scores and figures: {tmp_path / 'out'}"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES[task]
-    if task != "classification":
-        scores = json.loads((tmp_path / "out/scores.json").read_text())
-        assert scores == {name: result[name] for name in scores}
-        assert {"images", "AP_by_category" if task == "detection" else "classes"} < scores.keys()
+    scores = json.loads((tmp_path / "out/scores.json").read_text())
+    assert scores == {name: result[name] for name in scores}
+    assert {"classification": "top1", "detection": "AP_by_category", "segmentation": "classes"}[task] in scores
     assert "is not empty, it has" in fail(capsys, "evaluate", runs[task], "--out", tmp_path / "out")
 
 

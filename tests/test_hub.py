@@ -81,7 +81,6 @@ def test_files_that_leave_the_machine_have_no_paths_and_no_names_of_data(tmp_pat
     assert f"value: {json.loads(Path('run/result.json').read_text())['top1']}" in text
     assert f'"learning_rate": {recipe.learning_rate}' in text
     assert "license: apache-2.0" in text
-    assert "![curves.png](curves.png)" in text
     private = [b"secret", str(tmp_path).encode(), str(Path(ln.__file__).parents[1]).encode(), b"site-packages"]
     for file in (*folder.iterdir(), *map(Path, ("run/weights.safetensors", "model.pt2"))):
         assert not [name for name in private if name in file.read_bytes()], file
@@ -181,9 +180,8 @@ class Hub:
     def file_exists(self, name, file):
         return (self.folder / name / file).is_file()
 
-    def upload_folder(self, *, repo_id, folder_path, allow_patterns, commit_message):
-        for file in allow_patterns:
-            shutil.copy(folder_path / file, self.folder / repo_id / file)
+    def upload_folder(self, *, repo_id, folder_path, commit_message):
+        shutil.copytree(folder_path, self.folder / repo_id, dirs_exist_ok=True)
 
 
 def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path, monkeypatch):
@@ -192,22 +190,21 @@ def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path, monkeypatch):
     monkeypatch.setattr("lambdanets.models.weights.snapshot_download", lambda name, **options: hub.folder / name)
     (hub.folder / "user/digits").mkdir(parents=True)
     (hub.folder / "user/digits/README.md").write_text("mine")
-    assert ln.push_to_hub(teacher, "user/digits", tmp_path / "model", private=True) == "https://hub/user/digits"
+    assert ln.push_to_hub(teacher, "user/digits", private=True) == "https://hub/user/digits"
     assert ln.load("hf-hub:user/digits", device="cpu").classes == CLASSES
     assert ln.create_model("hf-hub:user/digits", pretrained=True).num_classes == 2
     assert hub.private == {"user/digits"}
     assert (hub.folder / "user/digits/README.md").read_text() == "mine"
 
 
-def test_an_upload_or_download_that_fails_is_one_message(teacher, tmp_path, monkeypatch):
+def test_an_upload_or_download_that_fails_is_one_message(teacher, monkeypatch):
     def fail(*arguments, **options):
         raise ConnectionError("the hub\ncannot be reached")
 
     monkeypatch.setattr("lambdanets.inference.hub.HfApi.create_repo", fail)
     monkeypatch.setattr("lambdanets.models.weights.snapshot_download", fail)
-    with pytest.raises(InputError, match=r"^user/digits cannot be uploaded: ") as raised:
-        ln.push_to_hub(teacher, "user/digits", tmp_path / "model")
-    assert str(raised.value).endswith(f"the model is in {tmp_path / 'model'}")
+    with pytest.raises(InputError, match=r"^user/digits cannot be uploaded: .*$"):
+        ln.push_to_hub(teacher, "user/digits")
     with pytest.raises(InputError, match=r"^hf-hub:user/digits cannot be downloaded: .*$"):
         ln.load("hf-hub:user/digits")
 

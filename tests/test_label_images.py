@@ -5,13 +5,13 @@ import pytest
 import torch
 from PIL import Image
 
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.label_images import (
     COLUMNS,
     make_label_image,
     measure_objects,
     save_label_image,
 )
-from lambdanets.inference.objects import crop_objects
 
 
 def detections(boxes, scores, size=(20, 30)):
@@ -20,7 +20,8 @@ def detections(boxes, scores, size=(20, 30)):
         mask[0, top:bottom, left:right] = 0.9
     corners = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)[:, [1, 0, 3, 2]]
     labels = torch.arange(len(boxes)) % 2 + 1
-    return crop_objects({"boxes": corners, "masks": masks, "scores": torch.tensor(scores), "labels": labels})
+    outputs = {"boxes": corners, "masks": masks, "scores": torch.tensor(scores), "labels": labels}
+    return Detections.from_outputs(outputs, ("nucleus", "debris"))
 
 
 def test_labels_are_sorted_by_score_and_the_best_object_is_on_top():
@@ -45,7 +46,7 @@ def test_hidden_and_uncertain_objects_are_left_out():
 @pytest.mark.parametrize("boxes", [[], [(0, 0, 20, 30)]], ids=["no object", "no background"])
 def test_images_may_have_no_object_or_no_background(boxes):
     labels, visible = make_label_image(detections(boxes, [0.9] * len(boxes)), 0.5)
-    rows = measure_objects(Image.new("L", (30, 20)), labels, visible, ("a", "b"))
+    rows = measure_objects(Image.new("L", (30, 20)), labels, visible)
     assert labels.min() == labels.max() == len(rows) == len(boxes)
 
 
@@ -54,7 +55,7 @@ def test_measurements_are_those_of_the_pixels():
     image[2:6, 10:20] = 100
     image[5, 19] = 200
     found = make_label_image(detections([(2, 10, 6, 20), (10, 0, 12, 2)], [0.8, 0.9]), 0.5)
-    second, first = measure_objects(Image.fromarray(image), *found, ("nucleus", "debris"))
+    second, first = measure_objects(Image.fromarray(image), *found)
     assert (first["object"], first["class"], second["class"]) == (2, "nucleus", "debris")
     assert first["score"] == pytest.approx(0.8)
     assert (first["area"], first["row"], first["column"]) == (40, 3.5, 14.5)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import lambdanets
+from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.detection.task import build_model, make_model_card
+from lambdanets.tasks.detection.task import build_model
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 
@@ -44,11 +45,7 @@ IMPORT_ORDERS = (
     "import lambdanets_lab.models, timm",
 )
 REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
-MODULES = [
-    "data.shards",
-    *(f"inference.{name}" for name in ("evaluation", "figures")),
-    *(f"inference.{name}" for name in ("detection_evaluation", "coco_results", "label_images")),  # of `predict`
-]
+MODULES = ("data.shards", "inference.evaluator", "inference.figures", "inference.label_images")
 PREDICTIONS = f"""
 import sys, numpy as np, lambdanets as ln
 for path in sys.argv[1:]:
@@ -64,7 +61,7 @@ def outputs(tmp_path_factory):
     """The lines that PACKAGE, LAYER, each of IMPORT_ORDERS and PREDICTIONS print, each in a new process."""
     folder = tmp_path_factory.mktemp("imports")
     recipe, detector = tiny_recipe(folder / "digits"), folder / "weights.safetensors"
-    card = make_model_card(recipe, ["cup"], category_ids=[1]).to_json(recipe.fields())
+    card = make_card(DetectorCard, recipe, ["cup"], category_ids=[1], tile_size=None).to_json()
     save_weights(detector, build_model(recipe, ["cup"]), card)
     forks = [("", PACKAGE), ("import torch", LAYER)]
     forks += [("import torchvision", f"{imports}; {REGISTERED}") for imports in IMPORT_ORDERS]

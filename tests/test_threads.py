@@ -15,20 +15,18 @@ import lambdanets as ln
 from lambdanets.adoption.trial import randomize
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.model_card import ClassifierCard, DetectorCard, SegmenterCard, make_card
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.recipes.digit_masks import recipe as MASKS
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.scattered_digits import recipe as OBJECTS
-from lambdanets.tasks.classification.task import make_model_card as make_classifier_card
-from lambdanets.tasks.detection.task import make_model_card as make_detector_card
-from lambdanets.tasks.segmentation.task import make_model_card as make_segmenter_card
 
 BACKBONE = {"scope": 7, "layers": [1, 1, 1, 1], "lambda_blocks": [[], [], [1], [1]]}
 BATCHES = [[(20, 48), (48, 20)], [(48, 30), (30, 30), (30, 48)], [(48, 48)], [(33, 48), (48, 47)]]
 
 
 def make_classifier() -> Classifier:
-    card = make_classifier_card(replace(DIGITS, image_size=32, channels=3), ("a", "b"))
+    card = make_card(ClassifierCard, replace(DIGITS, image_size=32, channels=3), ("a", "b"))
     card = replace(card, model_options=BACKBONE)
     return Classifier(ln.create_model(card.model, num_classes=2, **BACKBONE).eval(), card)
 
@@ -36,9 +34,9 @@ def make_classifier() -> Classifier:
 def make_detector() -> Detector:
     sizes: dict[str, Any] = {"image_size": 48, "levels": (2, 3), "pyramid_channels": 8, "box_layers": (0, 16)}
     sizes |= {"mask_layers": 0, "proposals": 10, "max_detections": 3}
-    recipe = replace(OBJECTS, model="lambda_resnet20_small", **sizes)
-    card = replace(make_detector_card(recipe, ("a",), (1,)), model_options=BACKBONE)
-    model = Detector.build(card, box_score_thresh=0.0)
+    recipe = replace(OBJECTS, model="lambda_resnet20_small", model_options=BACKBONE, **sizes)
+    card = make_card(DetectorCard, recipe, ("a",), category_ids=(1,), tile_size=None)
+    model = Detector.build(card, 1, box_score_thresh=0.0)
     randomize(model.backbone)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
     return Detector(model.float().eval(), card)
@@ -46,7 +44,8 @@ def make_detector() -> Detector:
 
 def make_segmenter() -> Segmenter:
     options = {"widths": [4, 8], "lambda_stages": 1}
-    card = replace(make_segmenter_card(MASKS, ("a",), (1,)), model="lambda_unet_small", model_options=options)
+    recipe = replace(MASKS, model="lambda_unet_small", model_options=options)
+    card = make_card(SegmenterCard, recipe, ("a",), category_ids=(1,))
     return Segmenter(ln.create_model(card.model, num_classes=2, **card.model_options).eval(), card)
 
 

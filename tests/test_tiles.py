@@ -1,7 +1,5 @@
 """Tiled inference on large images: a detector that finds bright rectangles exactly, and probabilities of pixels."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -9,13 +7,16 @@ from PIL import Image
 from skimage.measure import label, regionprops
 
 from lambdanets.data.coco.segmentations import CroppedMask
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.label_images import make_label_image
-from lambdanets.inference.tiled_detection import _merge, _TileObject, detect_tiled
+from lambdanets.inference.tiled_detection import detect_tiled, drop_duplicates
 from lambdanets.inference.tiles import blend_tiles
 
 
 class Rectangles:
     """Finds the connected components of bright pixels; cut ones have the same score as whole ones."""
+
+    classes = ("rectangle",)
 
     def __init__(self):
         self.largest = 0
@@ -32,12 +33,9 @@ class Rectangles:
             top, left, bottom, right = region.bbox
             masks[index, 0][tuple(region.coords.T)] = 1
             boxes[index] = torch.tensor([left, top, right, bottom])
-        return {
-            "boxes": boxes,
-            "labels": torch.ones(len(found), dtype=torch.int64),
-            "scores": torch.linspace(0.9, 0.8, len(found)),
-            "masks": masks,
-        }
+        labels, scores = torch.ones(len(found), dtype=torch.int64), torch.linspace(0.9, 0.8, len(found))
+        outputs = {"boxes": boxes, "labels": labels, "scores": scores, "masks": masks}
+        return Detections.from_outputs(outputs, self.classes)
 
 
 def scattered_rectangles(height, width, seed=0):
@@ -67,7 +65,7 @@ def test_objects_on_seams_are_found_whole_and_once(height, width, batch_size):
     np.testing.assert_array_equal(labels > 0, pixels > 0)
     assert label(labels > 0).max() == count
     assert len({tuple(pair) for pair in np.stack([labels[pixels > 0], label(pixels)[pixels > 0]], 1).tolist()}) == count
-    for box, mask in zip(objects.boxes.int().tolist(), objects.masks, strict=True):
+    for box, mask in zip(objects.boxes.int().tolist(), objects.crops, strict=True):
         assert box == [mask.left, mask.top, mask.left + mask.mask.shape[1], mask.top + mask.mask.shape[0]]
     assert (objects.scores.diff() <= 0).all()
 
@@ -82,22 +80,23 @@ def test_objects_larger_than_a_tile_are_found_in_pieces():
     assert (labels > 0).sum() >= 0.7 * (pixels > 0).sum()
 
 
-def test_objects_covered_by_several_others_of_another_tile_are_dropped():
-    def found(left, right, tile, score):
-        box = [float(left), 0.0, float(right), 10.0]
-        return _TileObject(box, 1, score, CroppedMask(0, left, np.ones((10, right - left), bool)), tile, False)
+def number_kept(boxes, scores, labels, tiles, size=(64, 96)):
+    """The number of filled boxes (top, left, bottom, right) of several tiles that are not duplicates."""
+    crops = [CroppedMask(top, left, np.ones((bottom - top, right - left), bool)) for top, left, bottom, right in boxes]
+    objects = (torch.zeros(len(boxes), 4), torch.tensor(labels), torch.tensor(scores), crops, size, ("a", "b"))
+    return len(drop_duplicates(Detections(*objects), tiles, [False] * len(boxes)))
 
-    pair = [found(0, 20, (0, 0), 0.9), found(20, 40, (0, 0), 0.8)]
-    assert len(_merge([*pair, found(11, 29, (0, 11), 0.7)], (10, 60))) == 2
-    assert len(_merge([*pair, found(31, 59, (0, 31), 0.7)], (10, 60))) == 3
+
+def test_objects_covered_by_several_others_of_another_tile_are_dropped():
+    for left, right, kept in ((11, 29, 2), (31, 59, 3)):
+        boxes = [(0, 0, 10, 20), (0, 20, 10, 40), (0, left, 10, right)]
+        assert number_kept(boxes, [0.9, 0.8, 0.7], [1, 1, 1], [0, 0, 1]) == kept
 
 
 def test_a_nucleus_inside_a_cell_of_another_tile_is_kept():
-    cell = _TileObject([0.0, 0.0, 60.0, 60.0], 1, 0.9, CroppedMask(0, 0, np.ones((60, 60), bool)), (0, 0), False)
-    nucleus = _TileObject([40.0, 9.0, 55.0, 24.0], 2, 0, CroppedMask(9, 40, np.ones((15, 15), bool)), (0, 32), False)
     for score in (0.8, 0.95):
-        assert len(_merge([cell, dataclasses.replace(nucleus, score=score)], (64, 96))) == 2
-        assert len(_merge([cell, dataclasses.replace(nucleus, score=score, label=1)], (64, 96))) == 1
+        for category, kept in ((2, 2), (1, 1)):
+            assert number_kept([(0, 0, 60, 60), (9, 40, 24, 55)], [0.9, score], [1, category], [0, 1]) == kept
 
 
 @pytest.mark.parametrize(("height", "width", "batch_size"), [(100, 100, 1), (17, 205, 3)])

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,15 +44,6 @@ class KeywordCard(ModelCard):
     """What is stored with the weights."""
 
     task: ClassVar[str] = "keywords"
-
-    def __post_init__(self) -> None:
-        """Accept the name of a network that is not timm's."""
-
-    def with_data(self, recipe: Mapping[str, Any]) -> Self:
-        return self
-
-    def without_data(self) -> Self:
-        return self
 
 
 class KeywordNetwork(nn.Module):
@@ -106,8 +97,8 @@ class KeywordSpotter(Predictor):
     card_type = KeywordCard
 
     @staticmethod
-    def build(card: KeywordCard) -> nn.Module:
-        return KeywordNetwork(len(card.classes), **card.model_options)
+    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+        return KeywordNetwork(num_classes, **architecture.model_options)
 
     def infer(self, recordings: Any, *, batch_size: int = 1) -> list[str]:
         """Return the keyword of each recording, float32 (1, length)."""
@@ -192,7 +183,7 @@ class KeywordTask(Task):
         return replace(recipe, training_recordings=12)
 
     def build(self, recipe: KeywordRecipe) -> nn.Module:
-        model = KeywordNetwork(len(self.classes), **recipe.model_options)
+        model = KeywordSpotter.build(recipe, len(self.classes))
         if recipe.weights is not None:
             load_initial_weights(model, recipe.weights, self.classes)
         return model
@@ -218,7 +209,7 @@ class KeywordTask(Task):
         return {"loss": loss, "accuracy": (logits.argmax(1) == batch.labels).sum()}
 
     def card(self, recipe: KeywordRecipe) -> KeywordCard:
-        return make_card(KeywordCard, recipe, classes=self.classes, stretch=False)
+        return make_card(KeywordCard, recipe, self.classes)
 
     def evaluator(self, recipe: KeywordRecipe, images: Recordings) -> KeywordEvaluator:
         return KeywordEvaluator(KeywordSpotter(self.model, self.card(recipe)), images)

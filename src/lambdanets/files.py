@@ -24,7 +24,6 @@ _OUTPUTS = (
     {"classes.csv", "classes"},  # predict, of a segmenter
     {"predictions.partial"},  # predict, unfinished
     {"scores.json"},  # evaluate
-    {"per_class_accuracy.csv"},  # evaluate, of a classifier
     {"explanation.npz"},  # explain
     {"comparison.md", "results.json"},  # compare
 )

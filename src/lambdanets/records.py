@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform
 
-from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 from lambdanets.errors import InputError, nearest_hint, one_line
@@ -27,7 +27,15 @@ TileSize = Annotated[int, Field(ge=16)]
 # With a smaller fraction most datasets would have no validation image; with a larger one too few training images.
 ValidationShare = Annotated[float, Field(ge=0.001, le=0.9)]
 Several = Annotated[tuple[T, ...], Strict(False)]  # Python code may also give a list
-Pair = Annotated[tuple[float, float], Strict(False)]
+
+
+def _check_ascending(values: tuple[float, float], info: ValidationInfo) -> tuple[float, float]:
+    if not 0 < values[0] <= values[1]:
+        raise InputError(f"{info.field_name} must be two positive numbers, the smaller first, got {values}")
+    return values
+
+
+Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_check_ascending)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))

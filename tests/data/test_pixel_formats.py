@@ -14,7 +14,7 @@ from PIL import Image
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.inference.inputs import image_batches, readable_batches
+from lambdanets.inference.inputs import image_batches
 
 NOISE = np.random.default_rng(0)
 GRAY, ALPHA = NOISE.integers(0, 256, (2, 9, 11), np.uint8)
@@ -113,18 +113,11 @@ def read_by_python(path, **options):
     return next(image_batches(path, 1, **options))[0]
 
 
-def read_by_command(path, **options):
-    unreadable = []
-    for ((_, image),) in readable_batches([path], unreadable, 1, **options):
-        return image
-    raise UnreadableImage(str(path), unreadable[0].partition(f"{path}: ")[2])
-
-
 def read_by_page(path, **options):
     return read_image(io.BytesIO(path.read_bytes()), path.name, **options)
 
 
-WAYS = (read_by_python, read_by_command, read_by_page)
+WAYS = (read_by_python, read_by_page)
 
 
 def open_annotated_images(paths, sizes, folder):

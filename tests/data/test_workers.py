@@ -15,8 +15,7 @@ import pytest
 from data.test_loader import images, loader
 from lambdanets.data import batches as batches_module
 from lambdanets.data.labeled_images import ImageArray, ImageFiles
-from lambdanets.inference.classification_evaluation import ClassificationEvaluator
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
 from lambdanets.inference.loading import load
 from training.teachers import write_teacher
 

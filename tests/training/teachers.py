@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 
+from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification.recipe import ClassificationRecipe
-from lambdanets.tasks.classification.task import build_model, make_model_card
+from lambdanets.tasks.classification.task import build_model
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import select
 
@@ -26,7 +27,7 @@ def write_teacher(
     with torch.no_grad():
         head.weight.mul_(20)
     folder.mkdir()
-    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_public_json(recipe.fields()))
+    save_weights(folder / WEIGHTS, model, make_card(ClassifierCard, recipe, classes).without_paths().to_json())
     return folder
 
 

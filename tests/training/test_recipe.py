@@ -122,10 +122,3 @@ def test_annotation_files_require_images_and_validation_data():
             replace(recipe, **{missing: None})
     with pytest.raises(InputError, match=r"^images must be given"):
         resolve_recipe(recipe)
-
-
-def test_recipes_of_earlier_versions_are_read_unless_they_have_pseudo_labels():
-    fields = DIGITS.fields() | {"pseudo_labels": None, "pseudo_images": None, "pseudo_ratio": 1.0}
-    assert ClassificationRecipe.from_fields(fields, "recipe.json") == DIGITS
-    with pytest.raises(InputError, match="has no field 'pseudo_"):
-        ClassificationRecipe.from_fields(fields | {"pseudo_labels": "labels"}, "recipe.json")

@@ -25,8 +25,8 @@ class Label:
     """Folder for the labels. The same command resumes; several processes may work on one folder."""
     top: int = 5
     """Number of most probable classes to keep per image."""
-    batch_size: int | None = None
-    """Images per forward pass; the most that fit into memory, up to 128, by default."""
+    batch_size: int = 128
+    """Images per forward pass."""
     workers: int = 0
     """Data loading worker processes; 0 loads in the main process."""
     max_unreadable: int = 1000

@@ -12,10 +12,11 @@ from pydantic import Field
 
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.drawing import brighten, draw_predicted, overlay_classes
+from lambdanets.inference.drawing import brighten, overlay_classes
+from lambdanets.inference.drawing import overlay as overlay_objects
 from lambdanets.inference.label_images import COLUMNS, label_image_name, make_label_image, measure_objects
-from lambdanets.inference.objects import crop_objects
 from lambdanets.inference.options import MIN_SCORE
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.inference.tiles import is_tiled
@@ -70,14 +71,14 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
     """Detect objects as `lambdanets predict` does, or take those of the explanation."""
     tile_size = model.card.tile_size
     if explanation is not None and not is_tiled(image.size, tile_size):
-        detected = crop_objects(explanation.output[0])
+        detected = Detections.from_outputs(explanation.output[0], model.classes)
     else:
-        detected = model.infer([image], tile_size=tile_size)[0].objects
+        detected = model.infer([image], tile_size=tile_size)[0]
     labels, visible = make_label_image(detected, MIN_SCORE)
-    rows = measure_objects(image, labels, visible, model.classes)
+    rows = measure_objects(image, labels, visible)
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []
-    overlay = draw_predicted(image, visible, model.classes)
+    overlay = overlay_objects(image, visible)
     label_name = label_image_name("labels", labels)
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     files = {

@@ -9,8 +9,7 @@ from torch import Tensor
 from lambdanets.data.datasets import remap_labels
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages
 from lambdanets.errors import InputError
-from lambdanets.inference.classification_evaluation import ClassificationEvaluator, open_splits_of
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import ClassificationEvaluator, Classifier, open_splits_of
 from lambdanets.inference.detector import Detector
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
 
@@ -24,9 +23,9 @@ def open_validation_data(model: Classifier | Detector, data: str, shape: Sequenc
     shape: shape of the graph's input images. dynamic: whether the graph accepts images of other shapes.
     """
     if isinstance(model, Classifier):
-        source = model.card.source
-        root = source.data_root if data == source.data else None
-        splits = open_splits_of(source, data, root)
+        recipe = model.card.recipe
+        root = recipe.get("data_root") if data == recipe.get("data") else None
+        splits = open_splits_of(model.card, data, root)
         train, validation = (
             remap_labels(images, splits.classes, model.classes, splits.source)
             for images in (splits.train, splits.validation)

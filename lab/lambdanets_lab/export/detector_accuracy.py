@@ -1,5 +1,6 @@
 """Accuracy of exported detectors on the validation data of their training run, and their calibration images."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,11 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_digits
 from lambdanets.data.image_search import list_images
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.errors import InputError
-from lambdanets.inference.coco_results import Result
-from lambdanets.inference.coco_scores import Scores, evaluate
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
-from lambdanets.inference.detector import Detector
-from lambdanets.inference.inputs import readable_batches
+from lambdanets.inference.coco_scores import Result, Scores, evaluate
+from lambdanets.inference.detections import Detections
+from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets_lab.export.quantization import Run, Validation, calibration_indices
 
 
@@ -28,7 +28,7 @@ def open_detector_validation(model: Detector, data: str, size: tuple[int, int], 
     data: a folder of calibration images, or "digits" for the scattered digits. size: (H, W) of the graph's images.
     dynamic: whether the graph accepts images of other sizes.
     """
-    if model.card.data == "":
+    if not model.card.recipe.get("data"):
         raise InputError(
             "int8 must be None for a detector without validation data, such as one of the package or a weight file, "
             f"got {data!r}; use a run folder, which names its data"
@@ -93,7 +93,7 @@ class _RuntimeDetector(Detector):
             resized = F.pad(resized - mean, (0, self.size[1] - sides[1], 0, self.size[0] - sides[0])) + mean
         return resized, sides
 
-    def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+    def detect(self, images: Sequence[Tensor]) -> list[Detections]:
         assert self.run is not None
         detections = []
         for image in images:
@@ -102,7 +102,8 @@ class _RuntimeDetector(Detector):
             size = image.shape[1:]
             boxes = clip_boxes_to_image(boxes, (height, width)) * torch.tensor([size[1] / width, size[0] / height] * 2)
             masks = F.interpolate(masks[:, None, :height, :width].float(), size, mode="bilinear", align_corners=False)
-            detections.append({"boxes": boxes, "labels": labels, "scores": scores, "masks": masks})
+            outputs = {"boxes": boxes, "labels": labels, "scores": scores, "masks": masks}
+            detections.append(Detections.from_outputs(outputs, self.classes))
         return detections
 
 
@@ -116,6 +117,10 @@ def _calibration_images(data: str, stretch: bool) -> Callable[[], Iterator[Tenso
     if not paths:
         raise InputError(f"int8 must be a folder with images for a detector, got {data}")
     chosen = [paths[index] for index in calibration_indices(len(paths))]
-    return lambda: (
-        image_to_tensor(image) for batch in readable_batches(chosen, [], 1, stretch=stretch) for _, image in batch
-    )
+    return lambda: _readable(chosen, stretch)
+
+
+def _readable(paths: Sequence[Path], stretch: bool) -> Iterator[Tensor]:
+    for path in paths:
+        with contextlib.suppress(UnreadableImage):
+            yield image_to_tensor(read_image(path, stretch=stretch))

@@ -81,7 +81,7 @@ def make_graph(
 
 def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
     """Return the metadata of the file: the model card, and the shape of the images and names of the outputs."""
-    card = json.loads(model.card.to_public_json({})) if isinstance(model, Classifier | Detector) else {}
+    card = json.loads(model.card.without_paths().to_json()) if isinstance(model, Classifier | Detector) else {}
     return card | {"images": list(graph.shape), "dynamic": dynamic, "outputs": list(graph.outputs)}
 
 

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from lambdanets.data.readable import check_unreadable
 from lambdanets.data.shards import open_shards
 from lambdanets.files import remove_unfinished
-from lambdanets.inference.classification_evaluation import ClassificationEvaluator, batch_size_that_fits
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
 from lambdanets.inference.loading import load_one_of
 from lambdanets.models.weights import find_weights
 from lambdanets.progress import track
@@ -44,7 +43,7 @@ def label_shards(
     out: Path,
     *,
     top: int = 5,
-    batch_size: int | None = None,
+    batch_size: int = 128,
     workers: int = 0,
     max_unreadable: int = 1000,
     device: str | None = None,
@@ -57,7 +56,7 @@ def label_shards(
     shard is labeled once. If a process is killed, another one labels its shard.
 
     location: folder or URL of the shards.
-    top: number of classes stored per image. batch_size: images per forward pass; if None, as many as fit into memory.
+    top: number of classes stored per image. batch_size: images per forward pass.
     workers: number of data loading processes.
     device: such as cpu or cuda:1; by default the GPU of the process, if there is one.
     report: called with name, number of images and seconds of each finished shard.
@@ -68,12 +67,11 @@ def label_shards(
     set_device(get_world())
     check("workers", workers, Workers)
     check("top", top, PositiveInt)
-    check("batch_size", batch_size, Annotated[int, Field(ge=2)] | None)
+    check("batch_size", batch_size, PositiveInt)
     check("max_unreadable", max_unreadable, NonNegativeInt)
     source = find_weights(teacher)
     classifier = load_one_of((Classifier,), source, device)
     images = open_shards(location)[0]["train"].without_labels()
-    batch_size = batch_size or batch_size_that_fits(classifier, get_world().local_world_size)
     description = {
         "model": classifier.card.model,
         "weights": source.sha256(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
@@ -19,7 +20,9 @@ from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
-from lambdanets.tasks.classification.task import ClassificationTask, make_batches, write_random_weights
+from lambdanets.inference.model_card import ClassifierCard, make_card
+from lambdanets.models.weights import save_weights
+from lambdanets.tasks.classification.task import ClassificationTask, build_model, make_batches
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import SELECTION, read_selection, read_table, select
 from lambdanets_lab.shards import write_shards
@@ -185,7 +188,10 @@ class StudentTask(ClassificationTask):
         shards, labels, selection = folder / "shards", folder / "labels", folder / "selection"
         splits = subset(open_splits("digits", validation_share=recipe.validation_share), recipe.training_images, 0)
         write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
-        teacher = write_random_weights(recipe, splits.classes, folder / "teacher")
+        teacher = folder / "teacher.safetensors"
+        torch.manual_seed(recipe.seed)  # an interrupted quicktest keeps the labels of this teacher
+        model = build_model(recipe, splits.classes)
+        save_weights(teacher, model, make_card(ClassifierCard, recipe, splits.classes).without_paths().to_json())
         label_shards(teacher, str(shards), labels)
         select(labels, selection, confidence=0.0, per_class=len(splits.train) // 4)
         return replace(recipe, pseudo_labels=str(selection), pseudo_images=str(shards))

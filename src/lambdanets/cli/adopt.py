@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 def _compare(networks: "Adopted", paths: list[Path]) -> None:
     """Print how far outputs differ on random and given images. Raises InputError if it is far."""
     error = networks.max_error(networks.random_images(2))
-    echo(f"outputs of layers and network on random images: largest relative difference {error:.1e}")
+    echo(f"outputs on random images: largest relative difference {error:.1e}")
     if paths:
         unreadable: list[str] = []
         before = networks.original.predict_files(paths, unreadable)

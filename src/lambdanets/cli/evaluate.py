@@ -27,7 +27,7 @@ class EvaluateOptions:
     out: Path | None = None
     """New folder for tables of scores and figures; no files by default."""
     batch_size: PositiveInt | None = None
-    """Images per forward pass; by default 1, and for a classifier the most that fit into memory, up to 128."""
+    """Images per forward pass; by default 1, and 32 for a classifier."""
     workers: Workers = 0
     """Data loading worker processes; 0 loads in the main process."""
     device: str | None = None

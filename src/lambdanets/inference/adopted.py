@@ -1,6 +1,5 @@
 """Loads timm classifiers with lambda layers, and adopts a copy of them."""
 
-import contextlib
 import copy
 import json
 from dataclasses import dataclass
@@ -36,25 +35,11 @@ class Adopted:
         images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         return images.to(next(self.adopted.model.parameters()).device)
 
-    def max_error(self, images: Tensor) -> float:
-        """Return the maximum of max|adopted - original| / max|original| over network and layers.
-
-        Layers are compared too, because a residual branch that is initialized to 0 hides their error.
-        """
-        pairs = zip(*(self._outputs(c, images) for c in (self.adopted, self.original)), strict=True)
-        return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
-
     @torch.inference_mode()
-    def _outputs(self, classifier: Classifier, images: Tensor) -> list[Tensor]:
-        """Return the outputs of the replaced layers, in the order of their calls, and the network."""
-        outputs: list[Tensor] = []
-        with contextlib.ExitStack() as hooks:
-            for name in self.families:
-                layer = classifier.model.get_submodule(name)
-                save = layer.register_forward_hook(lambda _, inputs, output: outputs.append(output))
-                hooks.enter_context(save)
-            outputs.append(classifier.model(images))
-        return outputs
+    def max_error(self, images: Tensor) -> float:
+        """Return max|adopted - original| / max|original| of the networks; `adopt` has compared each layer itself."""
+        actual, expected = self.adopted.model(images), self.original.model(images)
+        return float((actual - expected).abs().max() / expected.abs().max())
 
 
 def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:

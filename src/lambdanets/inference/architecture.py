@@ -7,13 +7,20 @@ another network.
 import dataclasses
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict
 
+from lambdanets.errors import InputError
 from lambdanets.records import Several, record
 
-ModelOptions = dict[str, bool | int | float | str | list[Any]]  # lists, as in folders of timm
-Normalization = Annotated[tuple[float, float, float], Strict(False)]
-Deviation = Annotated[tuple[PositiveFloat, PositiveFloat, PositiveFloat], Strict(False)]
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    if invalid := sorted({"num_classes", "in_chans"} & options.keys()):
+        raise InputError(f"model_options must not have {', '.join(invalid)}, which the data and the recipe determine")
+    return options
+
+
+# lists, as in folders of timm
+ModelOptions = Annotated[dict[str, bool | int | float | str | list[Any]], AfterValidator(_check_options)]
 
 
 @record
@@ -25,27 +32,26 @@ class Architecture:
     model_options: ModelOptions = dataclasses.field(default_factory=dict)
     """Keyword arguments of the model as pairs of name and value, for example: scope 7 content False."""
 
+    def checked_options(self) -> dict[str, Any]:
+        """Return model_options. Raises InputError if they, or `model`, are more than the name of an architecture."""
+        from lambdanets.models.factory import check_architecture  # here, so that recipes do not import PyTorch
+
+        check_architecture(self.model, self.model_options)
+        return dict(self.model_options)
+
 
 @record
-class AnnotatedData:
-    """Data with annotations in COCO format, and its normalization."""
+class Normalization:
+    """Normalization of color images."""
 
-    data: str = ""
-    """Training annotations: a JSON file in COCO format, or 'digits' for scanned digits scattered over images."""
-    images: str | None = None
-    """Training images: a folder or an uncompressed tar."""
-    validation_data: str | None = None
-    """Validation annotations: a JSON file in COCO format. Not used with --data digits."""
-    validation_images: str | None = None
-    """Validation images: a folder or an uncompressed tar. If none, they are looked up in --images."""
-    mean: Normalization = (0.485, 0.456, 0.406)
+    mean: Annotated[tuple[float, float, float], Strict(False)] = (0.485, 0.456, 0.406)
     """Mean for normalizing pixels in [0, 1], one number per channel."""
-    std: Deviation = (0.229, 0.224, 0.225)
+    std: Annotated[tuple[PositiveFloat, PositiveFloat, PositiveFloat], Strict(False)] = (0.229, 0.224, 0.225)
     """Standard deviation for normalizing pixels in [0, 1], one number per channel."""
 
 
 @record
-class DetectorArchitecture(Architecture):
+class DetectorArchitecture(Architecture, Normalization):
     """The networks of Mask R-CNN: arguments of `mask_rcnn`."""
 
     image_size: Annotated[int, Field(ge=4, le=10_000)] = 1024

@@ -1,24 +1,35 @@
-"""Trained classifiers and their predictions."""
+"""Trained classifiers, their predictions, and their evaluation on labeled datasets."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL.Image import Image
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from lambdanets.data.datasets import (
+    ImageSet,
+    LabeledImages,
+    Splits,
+    open_evaluation_images,
+    open_splits,
+    remap_labels,
+)
+from lambdanets.data.loader import Batch, ImageBatches
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
+from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.options import ClassifierOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
 from lambdanets.records import check
-
-if TYPE_CHECKING:
-    from lambdanets.inference.classification_evaluation import ClassificationEvaluator
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,6 +62,115 @@ class Prediction:
         return f"Prediction({', '.join(f'{name} {probability:.3f}' for name, probability in self.top(3))})"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassificationEvaluation(Evaluation):
+    """Predictions of a classifier for the n readable images of a labeled dataset, in order.
+
+    classes: class names.
+    indices: (n,), indices of the images in the dataset.
+    labels, predicted: (n,), class indices.
+    confidence: (n,), probability of the predicted class.
+    loss: mean cross entropy.
+    unreadable: one message per unreadable image.
+    """
+
+    classes: tuple[str, ...]
+    indices: np.ndarray
+    labels: np.ndarray
+    predicted: np.ndarray
+    confidence: np.ndarray
+    loss: float
+    unreadable: list[str]
+
+    @property
+    def top1(self) -> float:
+        """Top-1 accuracy."""
+        return float((self.labels == self.predicted).mean())
+
+    @property
+    def confusion_matrix(self) -> np.ndarray:
+        """The number of images per true class (rows) and predicted class (columns), int64 (classes, classes)."""
+        matrix = np.zeros((len(self.classes), len(self.classes)), np.int64)
+        np.add.at(matrix, (self.labels, self.predicted), 1)
+        return matrix
+
+    @property
+    def accuracy_by_class(self) -> dict[str, float | None]:
+        """Accuracy by class name; None for a class without images."""
+        matrix = self.confusion_matrix
+        counts = zip(self.classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
+        return {name: correct / images if images else None for name, correct, images in counts}
+
+    def metrics(self) -> dict[str, float | None]:
+        return {"loss": self.loss, "top1": self.top1}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"top1": round(self.top1, 6), "validation_images": len(self.labels)}
+
+    def summary(self) -> str:
+        return f"val loss {self.loss:.3f}  top-1 {self.top1:.4f}"
+
+    def lines(self) -> list[str]:
+        return [f"top-1 {self.top1:.4f}"]
+
+    def counts(self) -> str:
+        return f"{len(self.labels)} images, {int((self.labels == self.predicted).sum())} correct"
+
+
+class ClassificationEvaluator(Evaluator):
+    """Measures (index, label, predicted class, its probability, cross entropy) of each image."""
+
+    predictor: "Classifier"
+    images: LabeledImages
+
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> ImageBatches:
+        preprocessing = self.predictor.card.preprocessing
+        return ImageBatches(
+            self.images,
+            preprocessing.transform(),
+            channels=preprocessing.channels,
+            batch_size=batch_size,
+            seed=0,
+            training=False,
+            workers=workers,
+            batch_slice=batch_slice,
+        )
+
+    def measure(self, batch: Batch) -> list[Any]:
+        if not len(batch.labels):
+            return []
+        logits, labels = self.predictor.logits(batch.images), batch.labels.cpu()
+        confidence, predicted = logits.softmax(dim=1).max(dim=1)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        columns = (batch.indices, labels, predicted, confidence, losses)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
+        indices, labels, predicted, confidence, losses = map(np.array, zip(*sorted(measures), strict=True))
+        return ClassificationEvaluation(
+            self.predictor.classes,
+            indices,
+            labels,
+            predicted,
+            confidence.astype(np.float32),
+            float(losses.mean()),
+            unreadable,
+        )
+
+    def write(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png, too."""
+        from lambdanets.inference.figures import write_confusion  # it imports Matplotlib
+
+        write_confusion(evaluation, folder)
+        super().write(evaluation, folder)
+
+    def draw(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        """Draw predictions.png."""
+        from lambdanets.inference.figures import draw_predictions
+
+        draw_predictions(evaluation, self.images, folder)
+
+
 class Classifier(Predictor):
     """A trained classifier, which `lambdanets.load` returns. Its predictions are `Prediction`."""
 
@@ -60,10 +180,10 @@ class Classifier(Predictor):
     card: ClassifierCard
 
     @staticmethod
-    def build(card: ClassifierCard) -> nn.Module:
-        options: dict[str, Any] = dict(card.model_options)
-        options |= {"num_classes": len(card.classes), "in_chans": card.preprocessing.channels}
-        return create_model(card.model, **options)
+    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+        options = architecture.checked_options() | training_options
+        channels = architecture.preprocessing.channels
+        return create_model(architecture.model, num_classes=num_classes, in_chans=channels, **options)
 
     def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
         preprocessing = self.card.preprocessing
@@ -86,10 +206,21 @@ class Classifier(Predictor):
             raise InputError(f"the outputs of {self.card.model} must be finite, got NaN: its weights are damaged")
         return logits
 
-    def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> "ClassificationEvaluator":
-        from lambdanets.inference.classification_evaluation import open_evaluator  # it imports the formats of datasets
+    def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> ClassificationEvaluator:
+        """Return the evaluator on a dataset with the same classes: its validation split, or all images if it has none.
 
-        return open_evaluator(self, data, data_root)
+        data: by default the dataset on which the classifier was trained.
+        """
+        known = self.card.recipe.get("data")
+        if data is None or _is_same_dataset(data, known):
+            if not known:
+                raise InputError("data must be given for a model whose card names no dataset, got none")
+            splits = open_splits_of(self.card, known, data_root or self.card.recipe.get("data_root"))
+            found = ImageSet(splits.validation, splits.classes, splits.source, splits.left_out)
+        else:
+            found = open_evaluation_images(data, data_root)
+        images = remap_labels(found.images, found.classes, self.classes, found.source)
+        return ClassificationEvaluator(self, images, found.source, found.left_out)
 
     def write(
         self, prediction: Prediction, image: Image, path: Path, number: int, out: Path, options: ClassifierOptions
@@ -100,3 +231,26 @@ class Classifier(Predictor):
     def describe(self, row: Mapping[str, Any]) -> str:
         names = (f"{each['class']} {each['probability']:.3f}" for each in row["top"])
         return "  ".join(f"{name:<18}" for name in names).rstrip()
+
+
+def open_splits_of(card: ClassifierCard, data: str, root: str | None) -> Splits:
+    """Open a dataset with the splits of a training run.
+
+    Raises InputError if it is the dataset of the run, but other images would be held out.
+    """
+    share, seed = card.recipe.get("validation_share", 0.2), card.recipe.get("seed", 0)
+    splits = open_splits(data, root=root, validation_share=share, seed=seed)
+    changed = card.held_out and splits.held_out != card.held_out
+    if changed and _is_same_dataset(data, card.recipe.get("data")):
+        raise InputError(
+            f"data must have the same images as when the run started, got '{data}' with others, of "
+            "which it may have trained on any; restore them, or give a folder of new images with --data"
+        )
+    return splits
+
+
+def _is_same_dataset(data: str, other: str | None) -> bool:
+    """Whether two names or paths of datasets are the same. A dataset that was moved is another one."""
+    if not other or data.rstrip("/") == other.rstrip("/"):
+        return bool(other)
+    return other != "digits" and os.path.realpath(data) == os.path.realpath(other)

@@ -12,14 +12,13 @@ from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import Predictor
-from lambdanets.registry import find
 from lambdanets.terminal import echo
 
 
 class CocoPredictor(Predictor):
     """Base of `Detector` and `Segmenter`."""
 
-    evaluator_type: ClassVar[str]  # "module:class"; it imports what predictions do not need
+    evaluator_type: ClassVar[type[Evaluator]]
 
     card: CocoCard
 
@@ -42,11 +41,7 @@ class CocoPredictor(Predictor):
         if (data is None) != (images is None):
             raise InputError("data and images must be given together, got one without the other")
         if data is None or images is None:
-            if self.card.data != "digits" and None in (self.card.images, self.card.validation_data):
-                raise InputError(
-                    "data and images must be given for a model that names no data, such as a file, got none"
-                )
-            annotated = open_validation(self.card, self.categories)
+            annotated = open_validation(self.card.recipe, self.categories)
         else:
             annotated = open_with_categories(data, images, self.categories)
         return replace(annotated, stretch=self.card.stretch)
@@ -55,5 +50,4 @@ class CocoPredictor(Predictor):
         annotated = self.open_images(data, images)
         name = "validation" if data is None else "data"
         echo(*(f"{name}: {line}" for line in annotated.problems.lines()), file=sys.stderr)
-        evaluator: Any = find(self.evaluator_type)
-        return evaluator(self, annotated, left_out=annotated.problems.left_out)
+        return self.evaluator_type(self, annotated, left_out=annotated.problems.left_out)

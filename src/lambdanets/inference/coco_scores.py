@@ -1,20 +1,56 @@
-"""COCO average precision (AP) of boxes and masks, computed by faster-coco-eval."""
+"""Detections in COCO's results format, and their average precision (AP), computed by faster-coco-eval."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from faster_coco_eval import COCO, COCOeval_faster
-from faster_coco_eval import mask as masks
+from torchvision.ops import box_convert
 
-from lambdanets.inference.coco_results import Result
+from lambdanets.data.coco.segmentations import CroppedMask, compress, masks_api
+from lambdanets.inference.detections import Detections
 
 IOU_TYPES = ("bbox", "segm")
 IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them
 RECALLS = np.linspace(0, 1, 101)
 # Indices of COCO's area ranges after that of all: small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
 _AREA_RANGES = {"APs": 1, "APm": 2, "APl": 3}
+
+Result = dict[str, Any]
+
+
+def coco_results(objects: Detections, image_id: int, category_ids: Sequence[int]) -> list[Result]:
+    """Convert the objects in an image to COCO results, in order.
+
+    category_ids: COCO category ids in order of the labels.
+
+    Boxes are converted to x, y, width and height in float32.
+    """
+    boxes = box_convert(objects.boxes, "xyxy", "xywh").tolist()
+    return [
+        {
+            "image_id": image_id,
+            "category_id": category_ids[label - 1],
+            "bbox": box,
+            "score": score,
+            "segmentation": _encode_mask(mask, objects.size),
+        }
+        for box, label, score, mask in zip(
+            boxes, objects.labels.tolist(), objects.scores.tolist(), objects.crops, strict=True
+        )
+    ]
+
+
+def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
+    """Encode a mask as RLE, in column order, in time and memory proportional to the pixels of the crop."""
+    columns, rows = np.nonzero(mask.mask.T)
+    pixels = (columns + mask.left) * size[0] + rows + mask.top
+    starts = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)  # of runs of pixels
+    ends = np.append(starts[1:], len(pixels))
+    bounds = np.stack([pixels[starts], pixels[starts] + ends - starts], axis=1).flatten()
+    counts = np.diff(bounds, prepend=0, append=size[0] * size[1])
+    counts = counts[:-1] if counts[-1] == 0 else counts  # as pycocotools does
+    return {"size": list(size), "counts": compress(counts, *size)["counts"].decode()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +115,8 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
 
     The size of a detection is the area of its box for box AP, and the area of its mask for mask AP.
     """
+    from faster_coco_eval import COCO, COCOeval_faster  # predictions do not need it
+
     images = {
         image["id"]: {"id": number, "height": image["height"], "width": image["width"]}
         for number, image in enumerate(sorted(truth["images"], key=lambda image: image["id"]), 1)
@@ -91,31 +129,22 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
         for number, annotation in enumerate(truth["annotations"], 1)
     ]
     detected = [
-        result
-        | {"id": number, "image_id": images[result["image_id"]]["id"], "iscrowd": 0}
-        | {"bbox_area": result["bbox"][2] * result["bbox"][3], "segm_area": int(masks.area(result["segmentation"]))}
+        result | {"id": number, "image_id": images[result["image_id"]]["id"], "iscrowd": 0}
         for number, result in enumerate(results, 1)
     ]
-    return Scores(
-        tuple(category["name"] for category in categories),
-        {iou_type: _precision(dataset, objects, detected, iou_type, max_detections) for iou_type in IOU_TYPES},
-    )
-
-
-def _precision(
-    dataset: dict[str, Any],
-    objects: Sequence[dict[str, Any]],
-    detected: Sequence[Result],
-    iou_type: str,
-    max_detections: int,
-) -> np.ndarray:
-    # copies, because faster-coco-eval modifies its input
-    truth = COCO(dataset | {"annotations": [annotation.copy() for annotation in objects]})
-    results = [result | {"area": result[f"{iou_type}_area"]} for result in detected]
-    predicted = COCO(dataset | {"annotations": results})
-    evaluation = COCOeval_faster(truth, predicted, iou_type)
-    evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
-    evaluation.params.maxDets = [max_detections]
-    evaluation.evaluate()
-    evaluation.accumulate()
-    return np.asarray(evaluation.eval["precision"])[..., -1]
+    areas = {
+        "bbox": [result["bbox"][2] * result["bbox"][3] for result in results],
+        "segm": [int(masks_api().area(result["segmentation"])) for result in results],
+    }
+    precision = {}
+    for iou_type in IOU_TYPES:
+        # copies, because faster-coco-eval modifies its input
+        predicted = [result | {"area": area} for result, area in zip(detected, areas[iou_type], strict=True)]
+        pair = (COCO(dataset | {"annotations": each}) for each in ([each.copy() for each in objects], predicted))
+        evaluation = COCOeval_faster(*pair, iou_type)
+        evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
+        evaluation.params.maxDets = [max_detections]
+        evaluation.evaluate()
+        evaluation.accumulate()
+        precision[iou_type] = np.asarray(evaluation.eval["precision"])[..., -1]
+    return Scores(tuple(category["name"] for category in categories), precision)

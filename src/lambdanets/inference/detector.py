@@ -1,10 +1,9 @@
-"""Trained detectors and their detections."""
+"""Trained detectors, and their evaluation on annotated datasets."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,17 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.batches import Batches
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
+from lambdanets.data.order import BatchSlice
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoPredictor
-from lambdanets.inference.coco_results import coco_results, write_results
+from lambdanets.inference.coco_scores import Result, Scores, coco_results
+from lambdanets.inference.coco_scores import evaluate as evaluate_results
+from lambdanets.inference.detections import MASK_THRESHOLD, Detections
+from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.label_images import (
     COLUMNS,
     label_image_name,
@@ -24,7 +30,6 @@ from lambdanets.inference.label_images import (
     save_label_image,
 )
 from lambdanets.inference.model_card import DetectorCard
-from lambdanets.inference.objects import Objects, crop_objects
 from lambdanets.inference.options import DetectorOptions
 from lambdanets.inference.predictor import numbered_name
 from lambdanets.inference.tiled_detection import detect_tiled
@@ -33,94 +38,116 @@ from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import TileSize, check, write_json
 from lambdanets.text_tables import csv_table
 
-MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
+# Columns of metrics.csv: COCO's iouType and metric.
+METRICS = {f"{kind}_{name}": (kind, name) for kind in ("bbox", "segm") for name in ("AP", "AP50")}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Detections:
-    """The n detections in one image, in descending order of score, on the CPU.
+class DetectionEvaluation(Evaluation):
+    """Detections in the readable images of an annotated dataset, as COCO results, and their scores.
 
-    objects: boxes, labels, scores and cropped masks. classes: names of all classes.
+    readable: indices of the readable images. unreadable: one message per unreadable image.
     """
 
-    objects: Objects
-    classes: tuple[str, ...]
+    results: list[Result]
+    scores: Scores
+    readable: list[int]
+    unreadable: list[str]
 
-    @property
-    def boxes(self) -> Tensor:
-        """(n, 4) float32, x1, y1, x2, y2 in pixels of the image."""
-        return self.objects.boxes
+    def metrics(self) -> dict[str, float | None]:
+        summary = self.scores.summary()
+        return {name: summary[kind][metric] for name, (kind, metric) in METRICS.items()}
 
-    @property
-    def labels(self) -> Tensor:
-        """(n,) int64, from 1: the class name is classes[label - 1]."""
-        return self.objects.labels
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.scores.to_dict(), "images": len(self.readable)}
 
-    @property
-    def scores(self) -> Tensor:
-        """(n,) float32."""
-        return self.objects.scores
+    def summary(self) -> str:
+        box, mask = (format_score(self.metrics()[f"{kind}_AP"]) for kind in ("bbox", "segm"))
+        return f"box AP {box}  mask AP {mask}"
 
-    @cached_property
-    def masks(self) -> Tensor:
-        """(n, H, W) bool, in the size of the image."""
-        masks = torch.zeros(len(self), *self.objects.size, dtype=torch.bool)
-        for whole, (top, left, mask) in zip(masks, self.objects.masks, strict=True):
-            whole[top : top + mask.shape[0], left : left + mask.shape[1]] = torch.from_numpy(mask)
-        return masks
+    def lines(self) -> list[str]:
+        labels, summary = {"bbox": "boxes", "segm": "masks"}, self.scores.summary()
+        return [
+            "  ".join([label, *(f"{name} {format_score(value)}" for name, value in summary[kind].items())])
+            for kind, label in labels.items()
+        ]
 
-    def __len__(self) -> int:
-        return len(self.objects)
+    def counts(self) -> str:
+        return f"{len(self.readable)} images, {len(self.results)} detections"
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The class name of each detection."""
-        return tuple(self.classes[label - 1] for label in self.labels.tolist())
 
-    def above(self, score: float) -> "Detections":
-        """Return the detections with at least this score."""
-        return Detections(self.objects.above(score), self.classes)
+class DetectionEvaluator(Evaluator):
+    """Measures (index, COCO results) of each image. All masks of a batch are in memory."""
 
-    def __repr__(self) -> str:
-        objects = zip(self.class_names, self.scores.tolist(), strict=True)
-        shown = [f"{name} {score:.3f}" for name, score in islice(objects, 3)]
-        return f"Detections({', '.join([f'{len(self)} objects', *shown])}{', ...' if len(self) > 3 else ''})"
+    predictor: "Detector"
+    images: AnnotatedImages
+
+    def batches(
+        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
+    ) -> Batches[AnnotatedBatch]:
+        return evaluation_batches(self.images, batch_size, workers, batch_slice)
+
+    def measure(self, batch: AnnotatedBatch) -> list[Any]:
+        detections = self.predictor.detect(batch.images) if batch.images else []
+        annotated, category_ids = self.images.annotations.images, self.predictor.card.category_ids
+        return [
+            (index, coco_results(found, annotated[index].id, category_ids))
+            for index, found in zip(batch.indices.tolist(), detections, strict=True)
+        ]
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> DetectionEvaluation:
+        measures = sorted(measures, key=itemgetter(0))
+        readable = [index for index, _ in measures]
+        results = [result for _, found in measures for result in found]
+        truth = self.images.annotations.to_coco(readable)
+        scores = evaluate_results(truth, results, max_detections=self.predictor.card.max_detections)
+        return DetectionEvaluation(results, scores, readable, unreadable)
+
+    def write(self, evaluation: DetectionEvaluation, folder: Path) -> None:
+        """Write scores.json, results.json and figures."""
+        write_json(folder / "results.json", evaluation.results, None)
+        super().write(evaluation, folder)
+
+    def draw(self, evaluation: DetectionEvaluation, folder: Path) -> None:
+        """Draw predictions.png and precision_recall.png."""
+        from lambdanets.inference.figures import draw_detections
+
+        draw_detections(self.predictor, self.images, evaluation, folder)
 
 
 class Detector(CocoPredictor):
     """A trained detector, which `lambdanets.load` returns. Its predictions are `Detections`."""
 
     card_type = DetectorCard
-    evaluator_type = "lambdanets.inference.detection_evaluation:DetectionEvaluator"
+    evaluator_type = DetectionEvaluator
     output = "detections"
 
     model: MaskRCNN
     card: DetectorCard
 
     @staticmethod
-    def build(card: DetectorCard, *, drop_path: float = 0.0, **training_options: Any) -> MaskRCNN:
-        """Build the network of a card with random weights. drop_path, training_options: arguments for training only."""
-        options: dict[str, Any] = dict(card.model_options)
-        if drop_path:
-            options["drop_path_rate"] = drop_path
+    def build(
+        architecture: DetectorArchitecture, num_classes: int, *, drop_path: float = 0.0, **training_options: Any
+    ) -> MaskRCNN:
+        options = architecture.checked_options() | ({"drop_path_rate": drop_path} if drop_path else {})
         return mask_rcnn(
-            card.model,
-            len(card.classes),
-            image_size=card.image_size,
-            levels=card.levels,
-            pyramid_channels=card.pyramid_channels,
-            box_layers=card.box_layers,
-            mask_layers=card.mask_layers,
-            anchor_scale=card.anchor_scale,
-            aspect_ratios=card.aspect_ratios,
-            hide_padding=card.hide_padding,
-            image_mean=card.mean,
-            image_std=card.std,
+            architecture.model,
+            num_classes,
+            image_size=architecture.image_size,
+            levels=architecture.levels,
+            pyramid_channels=architecture.pyramid_channels,
+            box_layers=architecture.box_layers,
+            mask_layers=architecture.mask_layers,
+            anchor_scale=architecture.anchor_scale,
+            aspect_ratios=architecture.aspect_ratios,
+            hide_padding=architecture.hide_padding,
+            image_mean=architecture.mean,
+            image_std=architecture.std,
             mask_threshold=MASK_THRESHOLD,
             backbone_options=options,
-            rpn_pre_nms_top_n_test=2 * card.proposals,
-            rpn_post_nms_top_n_test=card.proposals,
-            box_detections_per_img=card.max_detections,
+            rpn_pre_nms_top_n_test=2 * architecture.proposals,
+            rpn_post_nms_top_n_test=architecture.proposals,
+            box_detections_per_img=architecture.max_detections,
             **training_options,
         )
 
@@ -129,45 +156,36 @@ class Detector(CocoPredictor):
         check("tile_size", tile_size, TileSize | None)
         untiled = [image_to_tensor(image) for image in images if not is_tiled(image.size, tile_size)]
         detected = iter(self.detect(untiled) if untiled else ())
-        objects = (
+        return [
             detect_tiled(self, image, tile_size, batch_size)
             if tile_size is not None and is_tiled(image.size, tile_size)
-            else crop_objects(next(detected))
+            else next(detected)
             for image in images
-        )
-        return [Detections(each, self.classes) for each in objects]
+        ]
 
     @torch.inference_mode()
-    def detect(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-        """Detect objects in images (3, H, W) in [0, 1]. Returns the outputs of `MaskRCNN`, float32 on the CPU."""
-        return [
-            {name: (tensor.float() if tensor.is_floating_point() else tensor).cpu() for name, tensor in tensors.items()}
-            for tensors in self.outputs(images)
-        ]
+    def detect(self, images: Sequence[Tensor]) -> list[Detections]:
+        """Detect objects in images (3, H, W) in [0, 1]."""
+        return [Detections.from_outputs(outputs, self.classes) for outputs in self.outputs(images)]
 
     def write(
         self, prediction: Detections, image: Image, path: Path, number: int, out: Path, options: DetectorOptions
     ) -> dict[str, Any]:
         """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
-        detected, classes, name = prediction.objects, self.classes, numbered_name(number, path)
-        labels, visible = make_label_image(detected, options.score)
+        name = numbered_name(number, path)
+        labels, visible = make_label_image(prediction, options.score)
         objects: list[dict[str, Any]] = []
         if options.figures:
-            from lambdanets.inference.drawing import draw_predicted  # it imports Matplotlib
+            from lambdanets.inference.drawing import overlay  # it imports Matplotlib
 
             with atomic_open(out / f"{name}.png") as file:
-                draw_predicted(image, visible, classes).save(file, "PNG")
+                overlay(image, visible).save(file, "PNG")
         if options.labels:
-            objects = measure_objects(image, labels, visible, classes)
+            objects = measure_objects(image, labels, visible)
             save_label_image(labels, out / "labels" / label_image_name(name, labels))
-        results = coco_results(detected, number, self.card.category_ids)
-        return {
-            "height": image.height,
-            "width": image.width,
-            "results": results,
-            "objects": objects,
-            "count": len(visible),
-        }
+        results = coco_results(prediction, number, self.card.category_ids)
+        size = {"height": image.height, "width": image.width}
+        return size | {"results": results, "objects": objects, "count": len(visible)}
 
     def describe(self, row: Mapping[str, Any]) -> str:
         return f"{row['count']} objects"
@@ -180,7 +198,7 @@ class Detector(CocoPredictor):
         ]
         results = [result for row in rows for result in row["results"]]
         write_json(out / "images.json", {"images": images, "categories": [*map(dataclasses.asdict, self.categories)]})
-        write_results(results, out / "results.json")
+        write_json(out / "results.json", results, None)
         if options.labels:
             measured = [{"image": row["path"]} | each for row in rows for each in row["objects"]]
             table = [COLUMNS, *([each[column] for column in COLUMNS] for each in measured)]

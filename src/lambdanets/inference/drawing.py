@@ -2,19 +2,18 @@
 
 import colorsys
 import math
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.segmentations import CroppedMask, to_cropped_mask
+from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.coco.semantic_masks import BACKGROUND, IGNORED
-from lambdanets.inference.objects import Objects
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import printable
 
@@ -23,7 +22,6 @@ _OPACITY = 0.4  # of masks
 _GRAY = (128, 128, 128)
 
 Color = tuple[int, int, int]
-Box = tuple[float, float, float, float]
 
 
 def distinct_color(index: int) -> Color:
@@ -62,44 +60,38 @@ def _paint(pixels: np.ndarray, inside: np.ndarray, boundary: np.ndarray, color: 
     pixels[inside & boundary] = color
 
 
-def draw_predicted(image: Image.Image, objects: Objects, classes: Sequence[str]) -> Image.Image:
-    """Draw the predicted objects in an image."""
-    return overlay(image, objects.boxes, objects.labels, objects.scores, objects.masks, classes)
-
-
-def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: Sequence[str]) -> Image.Image:
+def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: tuple[str, ...]) -> Image.Image:
     """Draw the annotated objects of an image, without crowd regions."""
     objects = [obj for obj in annotated.objects if not obj.crowd]
-    masks = [to_cropped_mask(obj.segmentation, annotated.height, annotated.width) for obj in objects]
-    return overlay(image, [obj.box for obj in objects], [obj.category + 1 for obj in objects], None, masks, classes)
+    size = (annotated.height, annotated.width)
+    truth = Detections(
+        torch.tensor([obj.box for obj in objects]).reshape(-1, 4),
+        torch.tensor([obj.category + 1 for obj in objects], dtype=torch.int64),
+        torch.zeros(len(objects)),
+        [to_cropped_mask(obj.segmentation, *size) for obj in objects],
+        size,
+        classes,
+    )
+    return overlay(image, truth, with_scores=False)
 
 
-def overlay(
-    image: Image.Image,
-    boxes: Tensor | Sequence[Box],
-    labels: Tensor | Sequence[int],
-    scores: Tensor | None,
-    masks: Sequence[CroppedMask],
-    classes: Sequence[str],
-) -> Image.Image:
+def overlay(image: Image.Image, objects: Detections, *, with_scores: bool = True) -> Image.Image:
     """Draw objects on an image, each in its own color; only outlines if there is one class. Small images are enlarged.
-
-    boxes: (n, 4) as x1, y1, x2, y2 in pixels. labels: (n,) from 1. scores: (n,), or None for ground truth.
 
     Objects with higher scores, then with larger areas, are above others.
     """
     from scipy.ndimage import binary_erosion  # slow to import
 
-    has_names = len(classes) > 1
+    has_names = len(objects.classes) > 1
     factor = max(1, math.ceil(MIN_SIDE / max(image.size)))
     size = (image.width * factor, image.height * factor)
     pixels = np.asarray(brighten(image.convert("RGB")).resize(size, Image.Resampling.BICUBIC)).copy()
-    corners = np.sort(np.asarray(boxes, np.float64).reshape(-1, 2, 2), axis=1).reshape(-1, 4) * factor
+    corners = np.sort(np.asarray(objects.boxes, np.float64).reshape(-1, 2, 2), axis=1).reshape(-1, 4) * factor
     areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     line_width = max(1, round(max(size) / 400))
     by_area = np.argsort(-areas, kind="stable")
     for index in by_area:
-        top, left, mask = masks[index]
+        top, left, mask = objects.crops[index]
         if mask.size:
             inside = mask.repeat(factor, 0).repeat(factor, 1)
             window = pixels[top * factor :, left * factor :][: inside.shape[0], : inside.shape[1]]
@@ -111,11 +103,11 @@ def overlay(
         return drawn
     draw = ImageDraw.Draw(drawn)
     corners = np.clip(corners, 0, [size[0] - 1, size[1] - 1] * 2)
-    confidences = np.zeros(len(areas)) if scores is None else np.asarray(scores, np.float64)
-    for index in np.lexsort((areas, confidences)):
+    names, scores = objects.class_names, objects.scores.tolist()
+    for index in np.lexsort((areas, scores)):
         color = distinct_color(int(index))
         draw.rectangle(tuple(corners[index]), outline=color, width=line_width)
-        text = printable(classes[int(labels[index]) - 1]) + ("" if scores is None else f" {confidences[index]:.2f}")
+        text = printable(names[index]) + (f" {scores[index]:.2f}" if with_scores else "")
         _write_name(draw, text, corners[index][0], corners[index][1], color)
     return drawn
 

@@ -1,17 +1,23 @@
 """Evaluation of trained models on labeled sets: what the tasks have in common."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+from pydantic import PositiveInt
+
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.order import BatchSlice
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, explain_missing_extras
+from lambdanets.inference.loading import load
+from lambdanets.inference.predictor import Predictor
 from lambdanets.progress import track
-from lambdanets.records import write_json
+from lambdanets.records import Workers, check, write_json
 
 
 class Evaluation(ABC):
@@ -38,6 +44,9 @@ class Evaluation(ABC):
     @abstractmethod
     def counts(self) -> str:
         """The number of images, and of what was found in them."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.counts()}, {self.summary()})"
 
 
 class Evaluator(ABC):
@@ -80,13 +89,9 @@ class Evaluator(ABC):
     def draw(self, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures
         """Draw figures into a folder."""
 
-    def default_batch_size(self) -> int:
-        """Return the number of images per forward pass if none is given."""
-        return 1
-
     def evaluate(self, batch_size: int | None = None, workers: int = 0) -> Any:
         """Return the `Evaluation` of the set. Raises InputError if all images are unreadable."""
-        batch_size = batch_size or self.default_batch_size()
+        batch_size = batch_size or self.predictor.default_batch_size
         measures: list[Any] = []
         unreadable: list[str] = []
         with self.batches(batch_size, workers) as batches:
@@ -102,3 +107,41 @@ class Evaluator(ABC):
 def format_score(value: float | None) -> str:
     """Format a score with four digits, or as a dash if there is none."""
     return "-" if value is None else f"{value:.4f}"
+
+
+@explain_missing_extras()
+def evaluate(
+    model: Predictor | str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    batch_size: int | None = None,
+    workers: int = 0,
+    device: str | torch.device | None = None,
+    **options: str | os.PathLike[str] | None,
+) -> Evaluation:
+    """Compute the accuracy of a classifier, the average precision of a detector, or Dice and IoU of a segmenter.
+
+    Args:
+        model: from `load`, or a path as for `load`.
+        data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in
+            a format of `lambdanets train --data`: its validation split or, if it has none, all images. For a detector
+            or segmenter, a COCO instances file with the same categories.
+        batch_size: images per forward pass; by default 1, and 32 for a classifier.
+        workers: number of data loading processes.
+        device: moves the model to it.
+        options: of a detector or segmenter, images: those of data, a folder or an uncompressed tar. Of a classifier,
+            data_root: the folder of a dataset with a timm name such as "torch/cifar10".
+
+    Images are preprocessed as in the model card. Returns an `Evaluation`, whose class depends on the model.
+    """
+    check("batch_size", batch_size, PositiveInt | None)
+    check("workers", workers, Workers)
+    if isinstance(model, str | os.PathLike):
+        model = load(model, device=device)
+    elif not isinstance(model, Predictor):
+        raise InputError(f"model must be a model from load or a path, got {model!r}")
+    elif device is not None:
+        model.to(device)
+    passed = {name: os.fspath(path) for name, path in {"data": data, **options}.items() if path is not None}
+    evaluation: Evaluation = model.evaluator(**passed).evaluate(batch_size, workers)
+    return evaluation

@@ -1,6 +1,5 @@
 """Figures with Matplotlib: predictions beside the truth, precision and recall, and the confusion of classes."""
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,21 +11,18 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.coco.semantic_masks import make_semantic_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.drawing import draw_ground_truth, draw_predicted, overlay_classes
-from lambdanets.inference.objects import crop_objects
+from lambdanets.inference.coco_scores import RECALLS, Scores
+from lambdanets.inference.drawing import draw_ground_truth, overlay, overlay_classes
 from lambdanets.inference.options import MIN_SCORE
 from lambdanets.terminal import printable
 from lambdanets.text_tables import csv_table
 
 if TYPE_CHECKING:
-    from lambdanets.inference.classification_evaluation import ClassificationEvaluation
-    from lambdanets.inference.coco_scores import Scores
-    from lambdanets.inference.detection_evaluation import DetectionEvaluation
-    from lambdanets.inference.detector import Detector
+    from lambdanets.inference.classifier import ClassificationEvaluation
+    from lambdanets.inference.detector import DetectionEvaluation, Detector
     from lambdanets.inference.segmenter import Segmenter
 
 SHEET, CURVES = "predictions.png", "precision_recall.png"  # file names
@@ -42,9 +38,8 @@ def draw_detections(
     """Write predictions.png, with evenly spaced images of the set, and precision_recall.png into a folder."""
 
     def render(image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        objects = crop_objects(detector.detect([image_to_tensor(image)])[0])
-        truth = draw_ground_truth(image, annotated, detector.classes)
-        return truth, draw_predicted(image, objects.above(MIN_SCORE), detector.classes)
+        (found,) = detector.infer([image])
+        return draw_ground_truth(image, annotated, detector.classes), overlay(image, found.above(MIN_SCORE))
 
     _draw_pairs(images, evaluation.readable, render, folder / SHEET)
     draw_precision_recall(evaluation.scores, folder / CURVES)
@@ -57,7 +52,7 @@ def draw_segmentations(segmenter: "Segmenter", images: AnnotatedImages, readable
     """
 
     def render(image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        (predicted,) = segmenter.segment([image_to_tensor(image)])
+        (predicted,) = segmenter.infer([image])
         target = make_semantic_mask(annotated)
         return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())
 
@@ -91,10 +86,8 @@ def _save(figure: Figure, path: Path) -> None:
         figure.savefig(file, format="png", dpi=110)
 
 
-def draw_precision_recall(scores: "Scores", path: Path) -> None:
+def draw_precision_recall(scores: Scores, path: Path) -> None:
     """Plot the precision-recall curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, to a PNG."""
-    from lambdanets.inference.coco_scores import RECALLS  # imports faster-coco-eval
-
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     summary = scores.summary()
     curves = (("AP50", 0.5, "IoU 0.5"), ("AP75", 0.75, "IoU 0.75"), ("AP", None, "mean"))
@@ -112,36 +105,32 @@ def draw_precision_recall(scores: "Scores", path: Path) -> None:
     _save(figure, path)
 
 
-def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, path: Path) -> None:
-    """Draw the most confident errors, and below them correct predictions with increasing confidence."""
+def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
+    """Write predictions.png: the most confident errors, and below them correct predictions of increasing confidence."""
     classes = [printable(name) for name in predictions.classes]
     is_correct = predictions.labels == predictions.predicted
     wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
     confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]
     by_confidence = correct[np.argsort(predictions.confidence[correct], kind="stable")]
     evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
-    sections = [
-        (confident_errors, WRONG_COLOR, f"wrong: {len(wrong)} of {len(is_correct)}"),
-        (by_confidence[evenly_spaced], CORRECT_COLOR, f"correct: {len(correct)} of {len(is_correct)}"),
+    rows = [
+        chosen[start : start + COLUMNS]
+        for chosen in (confident_errors, by_confidence[evenly_spaced])
+        for start in range(0, len(chosen), COLUMNS)
     ]
-    heights = [0.5 + 1.95 * math.ceil(len(chosen) / COLUMNS) for chosen, _, _ in sections]
-    figure = Figure(figsize=(1.5 * COLUMNS, sum(heights)), layout="constrained")
-    subfigures = np.asarray(figure.subfigures(len(sections), 1, height_ratios=heights))
-    for subfigure, (chosen, color, title) in zip(subfigures, sections, strict=True):
-        subfigure.suptitle(title, color=color, fontsize=13)
-        if not len(chosen):
-            continue
-        grid = subfigure.subplots(math.ceil(len(chosen) / COLUMNS), COLUMNS, squeeze=False)
-        for axis in grid.flat:
-            axis.set_axis_off()
-        for axis, i in zip(grid.flat, chosen, strict=False):
-            image, _ = images.load(int(predictions.indices[i]))
-            label = predictions.labels[i]
-            prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
-            truth = f"\nis {classes[label]}" if predictions.predicted[i] != label else ""
-            axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
-            axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
-    _save(figure, path)
+    figure = Figure(figsize=(1.5 * COLUMNS, 0.5 + 1.95 * len(rows)), layout="constrained")
+    figure.suptitle(f"{len(wrong)} wrong and {len(correct)} correct of {len(is_correct)}", fontsize=13)
+    grid = figure.subplots(len(rows), COLUMNS, squeeze=False)
+    for axis in grid.flat:
+        axis.set_axis_off()
+    for axis, i in [(grid[row, column], i) for row, chosen in enumerate(rows) for column, i in enumerate(chosen)]:
+        image, _ = images.load(int(predictions.indices[i]))
+        prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
+        truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
+        color = CORRECT_COLOR if is_correct[i] else WRONG_COLOR
+        axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
+        axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
+    _save(figure, folder / SHEET)
 
 
 def write_confusion(evaluation: "ClassificationEvaluation", folder: Path) -> None:

@@ -6,9 +6,7 @@ timm and this package load them as "local-dir:FOLDER" and, after an upload, as "
 import copy
 import json
 import os
-import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +18,16 @@ from torch import nn
 
 from lambdanets.adoption import foreign_state_dict, is_adopted
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import RECIPE, atomic_write, encode_utf8
+from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.model_card import ClassifierCard, is_public, without_paths
+from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights
 from lambdanets.records import read_json
 
-FIGURES = ("curves.png", "predictions.png")
+README = "README.md"
 _RESULTS = ("top1", "validation_images", "data", "training_images", "epochs", "parameters", "seconds")
-_README = """---
+_TEXT = """---
 {front_matter}
 ---
 
@@ -46,21 +44,6 @@ print(classifier.predict("image.jpg"))
 import timm  # adopted networks of timm need only timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True)
-```
-"""
-_RUN = """
-## Results
-
-| | |
-|---|---|
-{rows}
-
-{figures}
-
-## Recipe
-
-```json
-{recipe}
 ```
 """
 
@@ -80,47 +63,58 @@ def save_pretrained(
 
     Layers replaced by `adopt` are saved with the state-dict keys and shapes of the original layers, so that timm loads
     the folder without this package. For models of this package, `import lambdanets` before
-    timm.create_model("local-dir:FOLDER", pretrained=True). README.md describes how to load the model. For a run folder,
-    it also has the figures, scores and recipe. No file has a path, or the name of data or weights of your own.
+    timm.create_model("local-dir:FOLDER", pretrained=True). README.md describes how to load the model, and has the
+    scores and recipe of its run. No file has a path, or the name of data or weights of your own.
 
     Raises InputError, and writes nothing, for models that timm's hub format does not support: detectors, and networks
     changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and
     its outputs compared.
     """
-    run = None
-    source: Any = model
+    folder, run, source = Path(folder), None, model
     if isinstance(model, str | os.PathLike):
         found = find_weights(model)
         run, source = found.folder, load_one_of((Classifier,), found, "cpu")
-    network = source.model if isinstance(source, Classifier) else source
+    network: Any = source.model if isinstance(source, Classifier) else source
     network = getattr(network, "_orig_mod", network)  # of torch.compile
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
         raise InputError(
             "model must be a run folder, a weight file, a Classifier or a network from create_model, "
             f"got {type(source).__name__}; timm's hub format is for classifiers"
         )
-    folder = Path(folder)
     if run is not None and folder.exists() and folder.samefile(run) and not (run / CONFIG).is_file():
         raise InputError(f"folder must not be the run folder of the model, got {folder}")
+    card = source.card.without_paths() if isinstance(source, Classifier) else None
+    metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_json()}
     tensors = copied(foreign_state_dict(network) if is_adopted(network) else network.state_dict())
-    card = source.card if isinstance(source, Classifier) else None
-    metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_public_json({})}
     with tempfile.TemporaryDirectory() as temporary:
-        config, weights = (Path(temporary, name) for name in (CONFIG, HUB_WEIGHTS[0]))
+        saved = Path(temporary)
         try:
-            save_for_hf(network, temporary, **_options(card))  # its weights are replaced
+            save_for_hf(network, temporary, **_options(card))
         except (AttributeError, TypeError, ValueError) as error:  # of timm
             raise InputError(f"model must be a classifier with arguments of JSON types: {one_line(error)}") from error
-        weights.write_bytes(save(tensors, metadata=metadata))
-        _check_loaded(network, Path(temporary))
+        (saved / HUB_WEIGHTS[1]).unlink()  # timm's file would have other names
+        (saved / HUB_WEIGHTS[0]).write_bytes(save(tensors, metadata=metadata))
+        _check_loaded(network, saved)
+        (saved / README).write_bytes(encode_utf8(_readme(folder.resolve().name, network, card, run, license)))
         folder.mkdir(parents=True, exist_ok=True)
-        for path in (config, weights):
+        for path in saved.iterdir():
             atomic_write(folder / path.name, path.read_bytes())
-    figures = _figures(run)
-    for figure in figures:
-        shutil.copyfile(figure, folder / figure.name)
-    _write_readme(folder, network, run, [figure.name for figure in figures], license)
     return folder
+
+
+def _options(card: ClassifierCard | None) -> dict[str, Any]:
+    """Return the arguments of `save_for_hf` for a model card: arguments of the network, classes and preprocessing."""
+    if card is None:
+        return {}
+    preprocessing = card.preprocessing
+    side, channels = preprocessing.image_size, preprocessing.channels
+    data = {name: getattr(preprocessing, name) for name in ("mean", "std", "crop_pct", "interpolation")}
+    data |= {name: data[name] * channels for name in ("mean", "std") if len(data[name]) == 1}
+    return {
+        "model_config": {"label_names": list(card.classes)},
+        "model_args": {**card.model_options, **({} if channels == 3 else {"in_chans": channels})},
+        "data_config": {"input_size": (channels, side, side), **data},
+    }
 
 
 @torch.inference_mode()
@@ -145,85 +139,56 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
         raise InputError(f"{problem} one with other outputs")
 
 
-def _write_readme(folder: Path, network: Any, run: Path | None, figures: Sequence[str], license: str | None) -> None:
-    """Write README.md: how to load the model and, for a finished run, its recipe, scores and figures."""
-    name, architecture = folder.resolve().name, network.pretrained_cfg["architecture"]
-    text, scores = "", None
+def _readme(name: str, network: Any, card: ClassifierCard | None, run: Path | None, license: str | None) -> str:
+    """Return the text of README.md: how to load the model and, for a finished run, its scores and recipe."""
+    architecture, recipe = network.pretrained_cfg["architecture"], card.recipe if card is not None else {}
+    sections, scores = "", None
     if run is not None and (run / "result.json").is_file():
-        result, recipe = (read_json(run / each, dict[str, Any]) for each in ("result.json", RECIPE))
-        if not is_public(recipe["data"]):
-            result.pop("data", None)
-        rows = [f"| {key.replace('_', ' ')} | {result[key]} |" for key in _RESULTS if key in result]
-        images = "\n".join(f"![{name}]({name})" for name in figures)
-        text = _RUN.format(rows="\n".join(rows), figures=images, recipe=json.dumps(without_paths(recipe), indent=1))
+        result = read_json(run / "result.json", dict[str, Any])
+        if "data" not in recipe:  # it is private
+            del result["data"]
+        rows = "\n".join(f"| {key.replace('_', ' ')} | {result[key]} |" for key in _RESULTS if key in result)
+        sections = f"\n## Results\n\n| | |\n|---|---|\n{rows}\n"
+        sections += f"\n## Recipe\n\n```json\n{json.dumps(recipe, indent=1)}\n```\n"
         data = result.get("data", "validation images")
         scores = [EvalResult("image-classification", "custom", data, "accuracy", result["top1"], metric_name="top-1")]
-    card = ModelCardData(
+    front_matter = ModelCardData(
         license=license,
         library_name="timm",
         pipeline_tag="image-classification",
         tags=["lambda-networks", "lambdanets", architecture],
         model_name=name,
         eval_results=scores,
-    )
-    fields = {"front_matter": card.to_yaml(), "architecture": architecture, "num_classes": network.num_classes}
-    atomic_write(folder / "README.md", encode_utf8(_README.format(name=name, **fields) + text))
+    ).to_yaml()
+    fields = {"name": name, "architecture": architecture, "num_classes": network.num_classes}
+    return _TEXT.format(front_matter=front_matter, **fields) + sections
 
 
 def push_to_hub(
     model: str | os.PathLike[str] | Classifier | nn.Module,
     repo_id: str,
-    folder: str | os.PathLike[str],
     *,
     license: str | None = None,
     private: bool = False,
     token: str | None = None,
     commit_message: str = "Upload model",
 ) -> str:
-    """Write a classifier to a folder as `save_pretrained` does, upload it to the Hugging Face hub, and return its URL.
+    """Upload what `save_pretrained` writes for a classifier to the Hugging Face hub, and return its URL.
 
     Args:
         repo_id: "USER/NAME", created if missing, private if `private`. An existing README.md there is kept.
         token: access token; by default that of `hf auth login` or of the environment variable HF_TOKEN.
 
-    Raises InputError if the upload fails; the folder remains.
+    Raises InputError as `save_pretrained`, and if the upload fails.
     """
-    figures = _figures(find_weights(model).folder if isinstance(model, str | os.PathLike) else None)
-    saved = save_pretrained(model, folder, license=license)
-    api = HfApi(token=token, library_name="lambdanets")
-    try:
-        repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        files = [CONFIG, HUB_WEIGHTS[0], *(figure.name for figure in figures)]
-        if not api.file_exists(repository, "README.md"):
-            files.append("README.md")
-        api.upload_folder(repo_id=repository, folder_path=saved, allow_patterns=files, commit_message=commit_message)
-    except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
-        raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}; the model is in {saved}") from error
-    return f"{api.endpoint}/{repository}"
-
-
-def _figures(run: Path | None) -> list[Path]:
-    """The figures of a run folder."""
-    return [run / name for name in FIGURES if (run / name).is_file()] if run is not None else []
-
-
-def _options(card: ClassifierCard | None) -> dict[str, Any]:
-    """Return the arguments of `save_for_hf` for a model card: arguments of the network, classes and preprocessing."""
-    if card is None:
-        return {}
-    preprocessing = card.preprocessing
-    side, channels = preprocessing.image_size, preprocessing.channels
-    mean, std = (
-        values * channels if len(values) == 1 else values for values in (preprocessing.mean, preprocessing.std)
-    )
-    return {
-        "model_config": {"label_names": list(card.classes)},
-        "model_args": {**card.model_options, **({} if channels == 3 else {"in_chans": channels})},
-        "data_config": {
-            "input_size": (channels, side, side),
-            "mean": mean,
-            "std": std,
-            "crop_pct": preprocessing.crop_pct,
-            "interpolation": preprocessing.interpolation,
-        },
-    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = save_pretrained(model, Path(temporary, repo_id.rpartition("/")[2]), license=license)
+        api = HfApi(token=token, library_name="lambdanets")
+        try:
+            repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+            if api.file_exists(repository, README):
+                (folder / README).unlink()
+            api.upload_folder(repo_id=repository, folder_path=folder, commit_message=commit_message)
+        except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
+            raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}") from error
+        return f"{api.endpoint}/{repository}"

@@ -71,6 +71,5 @@ def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str,
             "crop_pct": config["crop_pct"],
             "interpolation": config["interpolation"],
         },
-        "source": {"data": "", "data_root": None, "validation_share": 0.2, "seed": 0},
         "recipe": {},
     }

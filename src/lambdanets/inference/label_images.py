@@ -1,6 +1,5 @@
 """Label images and measurements of detected objects, as microscopy software reads them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.files import atomic_open
-from lambdanets.inference.objects import Objects
+from lambdanets.inference.detections import Detections
 
 MAX_UINT16 = 65_535
 # Columns of the table, by property of scikit-image's regionprops.
@@ -31,7 +30,7 @@ _DIGITS = 4  # after the decimal point
 COLUMNS = ("image", "object", "class", "score", *list(_PROPERTIES.values())[1:])
 
 
-def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, Objects]:
+def make_label_image(objects: Detections, min_score: float) -> tuple[np.ndarray, Detections]:
     """Return a label image (H, W) and its objects: pixels with the value i show the object i - 1.
 
     min_score: minimum score of the objects to include.
@@ -45,7 +44,7 @@ def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, Ob
     order = order[scores[order] >= min_score]
     image = np.zeros(objects.size, np.int32)
     for number in range(len(order), 0, -1):
-        top, left, mask = objects.masks[order[number - 1]]
+        top, left, mask = objects.crops[order[number - 1]]
         image[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = number
     is_visible = np.zeros(len(order) + 1, bool)
     is_visible[image.ravel()] = True
@@ -55,9 +54,7 @@ def make_label_image(objects: Objects, min_score: float) -> tuple[np.ndarray, Ob
     return labels[image], objects.select(order[np.flatnonzero(is_visible) - 1].tolist())
 
 
-def measure_objects(
-    image: Image.Image, labels: np.ndarray, objects: Objects, classes: Sequence[str]
-) -> list[dict[str, Any]]:
+def measure_objects(image: Image.Image, labels: np.ndarray, objects: Detections) -> list[dict[str, Any]]:
     """Return one row per object of the label image of an image, with all `COLUMNS` except "image".
 
     scikit-image measures them. Intensities are those of the image in gray, from 0 to 255. Lengths are in pixels: area,
@@ -69,7 +66,7 @@ def measure_objects(
     measured = dict.fromkeys(name.partition("-")[0] for name in _PROPERTIES)
     table = regionprops_table(labels, np.asarray(image.convert("L")), properties=list(measured))
     columns = {
-        "class": [classes[label - 1] for label in objects.labels.tolist()],
+        "class": objects.class_names,
         "score": [round(score, _DIGITS) for score in objects.scores.tolist()],
         **{column: table[name].round(_DIGITS).tolist() for name, column in _PROPERTIES.items()},
     }

@@ -1,7 +1,7 @@
 """Loading of trained models of any task."""
 
-import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.inference.hub_folder import read_source
-from lambdanets.inference.model_card import ModelCard, read_card, wrong_task
+from lambdanets.inference.model_card import ModelCard, read_card
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models.weights import WeightSource, find_weights
-from lambdanets.records import reraise_as_input_error
+from lambdanets.records import read_json
 from lambdanets.registry import predictor_of
 
 
@@ -42,17 +42,16 @@ def load_one_of(
     tensors, card = read_model(source)
     model_type = predictor_of(card.task)
     if not issubclass(model_type, kinds):
-        raise InputError(wrong_task(source.file, [kind.card_type.task for kind in kinds], card.task))
+        expected = " or ".join(kind.card_type.task for kind in kinds)
+        raise InputError(f"{source.file} must be a {expected} model, got a {card.task} model")
     return model_type.from_weights(card, tensors, source.name, resolved)
 
 
 def read_model(source: WeightSource) -> tuple[dict[str, Tensor], ModelCard]:
     """Read the weights of a source and their card. Raises InputError if it has none."""
     tensors, metadata = read_source(source)
-    file = source.file
-    card = read_card(file, metadata)
-    run = file.parent.parent if file.parent.name == "checkpoints" else file.parent
-    if (run / RECIPE).is_file():  # weight files do not name the data of the user
-        with reraise_as_input_error(f"{run / RECIPE} is damaged"):
-            card = card.with_data(json.loads((run / RECIPE).read_bytes()))
+    card, folder = read_card(source.file, metadata), source.file.parent
+    recipe = (folder.parent if folder.name == "checkpoints" else folder) / RECIPE
+    if recipe.is_file():  # weight files do not name the data of the user
+        card = replace(card, recipe=read_json(recipe, dict[str, Any]))
     return tensors, card

@@ -1,9 +1,8 @@
 """What a task defines about its trained models, so that `load`, `evaluate` and the commands work for them."""
 
-import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.device import resolve_device
-from lambdanets.errors import InputError, nearest_hint
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.inference.inputs import ImageInputs, image_batches, readable_batches
+from lambdanets.inference.inputs import ImageInputs, image_batches
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.models.weights import build_with_weights
 
@@ -43,14 +42,14 @@ class Predictor(ABC):
     @classmethod
     def from_weights(cls, card: Any, tensors: Mapping[str, Tensor], source: str, device: torch.device) -> Self:
         """Build a model from its card and weights. Raises InputError, which names source, if they do not match."""
-        model = build_with_weights(lambda: cls.build(card), dict(tensors), source)
+        model = build_with_weights(lambda: cls.build(card, len(card.classes)), dict(tensors), source)
         model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
         return cls(model.to(device).eval(), card)
 
     @staticmethod
     @abstractmethod
-    def build(card: Any) -> nn.Module:
-        """Build the network of a card with random weights."""
+    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+        """Build the network of a card or recipe with random weights. training_options: arguments for training only."""
 
     @staticmethod
     def accepts(name: str) -> bool:
@@ -100,7 +99,6 @@ class Predictor(ABC):
 
         Raises InputError for an invalid argument or an unreadable image.
         """
-        self.check_options(self.infer, options)
         if device is not None:
             self.to(device)
         batch_size = self.default_batch_size if batch_size is None else batch_size
@@ -109,14 +107,6 @@ class Predictor(ABC):
             for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch)
             for prediction in self.infer(batch, batch_size=batch_size, **options)
         ]
-
-    def check_options(self, method: Callable[..., Any], options: Iterable[str]) -> None:
-        """Raise InputError for an option that a method of this predictor does not have."""
-        known = inspect.signature(method).parameters
-        for name in options:
-            if name not in known:
-                kind = type(self).__name__.lower()
-                raise InputError(f"a {kind} has no option {name}{nearest_hint(name, known)}")
 
     def predict_files(
         self,
@@ -133,10 +123,16 @@ class Predictor(ABC):
         channel, stretch: as in `read_image`; stretch is by default that of the model card. options: as in `predict`.
         """
         stretch = self.card.stretch if stretch is None else stretch
-        for batch in readable_batches(paths, unreadable, batch_size, channel=channel, stretch=stretch):
-            predictions = self.infer([image for _, image in batch], batch_size=batch_size, **options)
-            for (path, image), prediction in zip(batch, predictions, strict=True):
-                yield path, image, prediction
+        for start in range(0, len(paths), batch_size):
+            batch: list[tuple[Path, Image]] = []
+            for path in paths[start : start + batch_size]:
+                try:
+                    batch.append((path, read_image(path, channel=channel, stretch=stretch)))
+                except UnreadableImage as error:
+                    unreadable.append(str(error))
+            images = [image for _, image in batch]
+            predictions = self.infer(images, batch_size=batch_size, **options) if images else []
+            yield from ((path, image, each) for (path, image), each in zip(batch, predictions, strict=True))
 
     @abstractmethod
     def infer(self, images: Sequence[Image], /, *args: Any, **options: Any) -> list[Any]:

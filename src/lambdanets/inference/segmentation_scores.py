@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,16 +16,14 @@ SCORES = ("dice", "iou", "boundary_f1")
 
 
 class ImageCounts(NamedTuple):
-    """Pixel counts and boundary F1 of one image, from which the scores of a dataset are computed, one value per class.
+    """What the scores of a dataset are computed from.
 
-    image_index: index in the set. predicted, target, intersection: numbers of pixels. boundary_f1: None for a class
-    without a boundary.
+    image_index: index in the set. confusion: number of pixels per target class (rows) and predicted class (columns).
+    boundary_f1: of each class; None for a class without a boundary.
     """
 
     image_index: int
-    predicted: tuple[int, ...]
-    target: tuple[int, ...]
-    intersection: tuple[int, ...]
+    confusion: np.ndarray
     boundary_f1: tuple[float | None, ...]
 
 
@@ -58,15 +57,14 @@ class SegmentationScores:
 def count_image(image_index: int, predicted: np.ndarray, target: np.ndarray, num_classes: int) -> ImageCounts:
     """Compare a predicted semantic mask with a target, both uint8 (H, W)."""
     predicted = np.where(target == IGNORED, IGNORED, predicted).astype(np.uint8)
-    pairs = np.bincount(target[target != IGNORED].astype(np.int64) * num_classes + predicted[target != IGNORED])
-    confusion = np.pad(pairs, (0, num_classes**2 - len(pairs))).reshape(num_classes, num_classes)  # rows: target
+    known = target != IGNORED
+    pairs = target[known].astype(np.int64) * num_classes + predicted[known]
+    confusion = np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
     boundaries = find_boundaries(predicted), find_boundaries(target)
     return ImageCounts(
         image_index,
-        predicted=tuple(confusion.sum(0).tolist()),
-        target=tuple(confusion.sum(1).tolist()),
-        intersection=tuple(confusion.diagonal().tolist()),
-        boundary_f1=tuple(
+        confusion,
+        tuple(
             boundary_f1(boundaries[0] & (predicted == number), boundaries[1] & (target == number))
             for number in range(num_classes)
         ),
@@ -75,15 +73,13 @@ def count_image(image_index: int, predicted: np.ndarray, target: np.ndarray, num
 
 def summarize(counts: Iterable[ImageCounts], classes: Sequence[str]) -> SegmentationScores:
     """Return the scores of a dataset. They do not depend on the order of the images."""
-    images = sorted(counts)
-    predicted, target, common = (
-        [sum(column) for column in zip(*(getattr(image, name) for image in images), strict=True)]
-        for name in ("predicted", "target", "intersection")
-    )
+    images = sorted(counts, key=itemgetter(0))
+    confusion = np.sum([image.confusion for image in images], axis=0)
+    numbers = np.stack([confusion.sum(0), confusion.sum(1), confusion.diagonal()], axis=1).tolist()
     return SegmentationScores(
         tuple(classes),
-        tuple(2 * c / (p + t) if p + t else None for p, t, c in zip(predicted, target, common, strict=True)),
-        tuple(c / (p + t - c) if p + t else None for p, t, c in zip(predicted, target, common, strict=True)),
+        tuple(2 * i / (p + t) if p + t else None for p, t, i in numbers),
+        tuple(i / (p + t - i) if p + t else None for p, t, i in numbers),
         tuple(_mean(column) for column in zip(*(image.boundary_f1 for image in images), strict=True)),
     )
 

@@ -1,4 +1,4 @@
-"""Trained segmenters and the semantic masks that they predict."""
+"""Trained segmenters, the semantic masks that they predict, and their evaluation on annotated datasets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,22 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.batches import Batches
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
+from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK, load_with_semantic_mask
+from lambdanets.data.order import BatchSlice
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoPredictor
+from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import numbered_name
+from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
 from lambdanets.inference.tiles import blend_tiles, is_tiled
 from lambdanets.models import create_model
 from lambdanets.records import TileSize, check
-from lambdanets.text_tables import csv_table
+from lambdanets.text_tables import csv_table, text_table
 
 BACKGROUND_NAME = "background"
 COLUMNS = ("image", "label", "class", "pixels", "fraction")  # of classes.csv
@@ -49,20 +55,85 @@ class Segmentation:
         return f"Segmentation({', '.join([f'{height} x {width} pixels', *fractions])})"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class SegmentationEvaluation(Evaluation):
+    """Scores of the readable images of an annotated dataset.
+
+    readable: indices of the readable images. unreadable: one message per unreadable image.
+    """
+
+    scores: SegmentationScores
+    readable: list[int]
+    unreadable: list[str]
+
+    def metrics(self) -> dict[str, float | None]:
+        return self.scores.means()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.scores.to_dict(), "images": len(self.readable)}
+
+    def summary(self) -> str:
+        means = self.scores.means()
+        return f"Dice {format_score(means['dice'])}  IoU {format_score(means['iou'])}"
+
+    def lines(self) -> list[str]:
+        scores = self.scores.to_dict()
+        rows = [["class", *SCORES]]
+        for row in (*scores["classes"], scores | {"name": "mean without background"}):
+            rows.append([row["name"], *(format_score(row[score]) for score in SCORES)])
+        return text_table(rows).splitlines()
+
+    def counts(self) -> str:
+        return f"{len(self.readable)} images"
+
+
+class SegmentationEvaluator(Evaluator):
+    """Measures the `ImageCounts` of each image. Only images of equal size share a forward pass."""
+
+    predictor: "Segmenter"
+    images: AnnotatedImages
+
+    def batches(
+        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
+    ) -> Batches[AnnotatedBatch]:
+        load = load_with_semantic_mask
+        return evaluation_batches(self.images, batch_size, workers, batch_slice, load)
+
+    # images differ in size, and --compile would compile the model again for many sizes
+    @torch.compiler.set_stance("force_eager")
+    def measure(self, batch: AnnotatedBatch) -> list[Any]:
+        segmentations, count = self.predictor.segment(batch.images), len(self.predictor.classes)
+        return [
+            count_image(index, found.labels.numpy(), target[SEMANTIC_MASK].cpu().numpy(), count)
+            for index, found, target in zip(batch.indices.tolist(), segmentations, batch.targets, strict=True)
+        ]
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> SegmentationEvaluation:
+        readable = sorted(counts.image_index for counts in measures)
+        scores = summarize(measures, self.predictor.classes)
+        return SegmentationEvaluation(scores, readable, unreadable)
+
+    @torch.compiler.set_stance("force_eager")
+    def draw(self, evaluation: SegmentationEvaluation, folder: Path) -> None:
+        """Draw predictions.png."""
+        from lambdanets.inference.figures import draw_segmentations
+
+        draw_segmentations(self.predictor, self.images, evaluation.readable, folder)
+
+
 class Segmenter(CocoPredictor):
     """A trained segmenter, which `lambdanets.load` returns. Its predictions are `Segmentation`."""
 
     card_type = SegmenterCard
-    evaluator_type = "lambdanets.inference.segmentation_evaluation:SegmentationEvaluator"
+    evaluator_type = SegmentationEvaluator
     output = "segmentations"
 
     card: SegmenterCard
 
     @staticmethod
-    def build(card: SegmenterCard) -> nn.Module:
-        options: dict[str, Any] = dict(card.model_options)
-        model = create_model(card.model, num_classes=1 + len(card.classes), **options)
-        return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
+    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+        options = architecture.checked_options() | training_options
+        return create_model(architecture.model, num_classes=1 + num_classes, **options)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ its class in other tiles cover more than half of it, or if it covers more than h
 size of the overlap are complete in at least one tile.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ from PIL import Image
 
 from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.inference.objects import Objects, crop_objects
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.tiles import tile_batches
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MAX_OVERLAP = 0.5  # fraction of an object's pixels
 
 
-def detect_tiled(detector: "Detector", image: Image.Image, tile_size: int, batch_size: int = 1) -> Objects:
+def detect_tiled(detector: "Detector", image: Image.Image, tile_size: int, batch_size: int = 1) -> Detections:
     """Detect objects with tiled inference. Tiles overlap by a quarter of their side.
 
     tile_size: side of the tiles in pixels. batch_size: tiles per forward pass.
@@ -34,80 +34,58 @@ def detect_tiled(detector: "Detector", image: Image.Image, tile_size: int, batch
     Memory: 4 bytes per pixel of the image, the cropped masks of all objects, and the memory for a batch of tiles.
     """
     size = (image.height, image.width)
-    candidates: list[_TileObject] = []
+    found: list[Detections] = []
+    tiles: list[int] = []
+    is_cut: list[bool] = []
     for batch in tile_batches(size, tile_size, batch_size, "detecting"):
-        tiles = [image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch]
-        detected = detector.detect([image_to_tensor(tile) for tile in tiles])
-        for (rows, columns), detections in zip(batch, detected, strict=True):
-            candidates += _to_image_coordinates(crop_objects(detections), (rows.start, columns.start), size)
-    return _merge(candidates, size)
+        images = [image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch]
+        detected = detector.detect([image_to_tensor(tile) for tile in images])
+        for (rows, columns), objects in zip(batch, detected, strict=True):
+            objects = objects.select([index for index, crop in enumerate(objects.crops) if crop.mask.size])
+            tiles += [len(found)] * len(objects)
+            is_cut += [_is_cut(crop, rows, columns, size) for crop in objects.crops]
+            boxes = objects.boxes + torch.tensor([columns.start, rows.start, columns.start, rows.start])
+            crops = [CroppedMask(top + rows.start, left + columns.start, mask) for top, left, mask in objects.crops]
+            found.append(replace(objects, boxes=boxes, crops=crops))
+    boxes, labels, scores = (
+        torch.cat([getattr(each, name) for each in found]) for name in ("boxes", "labels", "scores")
+    )
+    crops = [crop for each in found for crop in each.crops]
+    return drop_duplicates(Detections(boxes, labels, scores, crops, size, detector.classes), tiles, is_cut)
 
 
-@dataclass(frozen=True, slots=True)
-class _TileObject:
-    """An object of a tile, in coordinates of the image. is_cut: whether a side of the tile within the image cuts it."""
-
-    box: list[float]
-    label: int
-    score: float
-    mask: CroppedMask
-    tile: tuple[int, int]
-    is_cut: bool
-
-
-def _to_image_coordinates(objects: Objects, corner: tuple[int, int], size: tuple[int, int]) -> Iterator[_TileObject]:
-    """Translate the objects of a tile to coordinates of the image. Objects without pixels are dropped."""
-    (top, left), (height, width) = corner, objects.size
-    boxes = objects.boxes + torch.tensor([left, top, left, top])
-    for box, label, score, mask in zip(
-        boxes.tolist(), objects.labels.tolist(), objects.scores.tolist(), objects.masks, strict=True
-    ):
-        if not mask.mask.size:
-            continue
-        bottom, right = mask.top + mask.mask.shape[0], mask.left + mask.mask.shape[1]
-        is_cut = (
-            (mask.top == 0 and top > 0)
-            or (mask.left == 0 and left > 0)
-            or (bottom == height and top + height < size[0])
-            or (right == width and left + width < size[1])
-        )
-        yield _TileObject(box, label, score, CroppedMask(mask.top + top, mask.left + left, mask.mask), corner, is_cut)
-
-
-def _merge(candidates: list[_TileObject], size: tuple[int, int]) -> Objects:
-    """Drop objects that were detected in another tile too. Returns the others in descending order of score."""
-    labels = {candidate.label for candidate in candidates}
-    accepted = [obj for label in labels for obj in _suppress([c for c in candidates if c.label == label], size)]
-    accepted.sort(key=lambda obj: -obj.score)
-    return Objects(
-        torch.tensor([obj.box for obj in accepted]).reshape(-1, 4),
-        torch.tensor([obj.label for obj in accepted], dtype=torch.int64),
-        torch.tensor([obj.score for obj in accepted]),
-        [obj.mask for obj in accepted],
-        size,
+def _is_cut(crop: CroppedMask, rows: slice, columns: slice, size: tuple[int, int]) -> bool:
+    """Whether a side of a tile within the image cuts an object."""
+    axes = zip((crop.top, crop.left), crop.mask.shape, (rows, columns), size, strict=True)
+    return any(
+        (start == 0 and tile.start > 0) or (tile.start + start + length == tile.stop and tile.stop < side)
+        for start, length, tile, side in axes
     )
 
 
-def _suppress(candidates: list[_TileObject], size: tuple[int, int]) -> list[_TileObject]:
-    """Return the objects of one class without those that were detected in another tile too."""
-    owner = np.full(size, -1, np.int32)  # index in `accepted` of the object that has the pixel
-    accepted: list[_TileObject] = []
-    areas: list[int] = []
-    for candidate in sorted(candidates, key=lambda candidate: (candidate.is_cut, -candidate.score)):
-        top, left, mask = candidate.mask
-        window = owner[top : top + mask.shape[0], left : left + mask.shape[1]]
-        area = int(mask.sum())
-        owners, counts = np.unique(window[mask], return_counts=True)
-        overlaps = {
-            index: count
-            for index, count in zip(owners.tolist(), counts.tolist(), strict=True)
-            if index >= 0 and accepted[index].tile != candidate.tile
-        }
-        if sum(overlaps.values()) > _MAX_OVERLAP * area:
-            continue
-        if any(count > _MAX_OVERLAP * areas[index] for index, count in overlaps.items()):
-            continue
-        window[mask & (window < 0)] = len(accepted)
-        accepted.append(candidate)
-        areas.append(area)
-    return accepted
+def drop_duplicates(objects: Detections, tiles: Sequence[int], is_cut: Sequence[bool]) -> Detections:
+    """Drop objects that were detected in another tile too. Returns the others in descending order of score.
+
+    tiles: of each object. is_cut: whether a side of the tile cuts it.
+    """
+    labels, scores = objects.labels.tolist(), objects.scores.tolist()
+    order = sorted(range(len(objects)), key=lambda index: (is_cut[index], -scores[index]))
+    accepted: list[int] = []
+    for label in set(labels):
+        owner = np.full(objects.size, -1, np.int32)  # the accepted object that has the pixel
+        areas: dict[int, int] = {}
+        for index in order:
+            if labels[index] != label:
+                continue
+            top, left, mask = objects.crops[index]
+            window = owner[top : top + mask.shape[0], left : left + mask.shape[1]]
+            area = int(mask.sum())
+            owners, counts = np.unique(window[mask], return_counts=True)
+            pairs = zip(owners.tolist(), counts.tolist(), strict=True)
+            overlaps = {other: count for other, count in pairs if other >= 0 and tiles[other] != tiles[index]}
+            is_covered = sum(overlaps.values()) > _MAX_OVERLAP * area
+            if not is_covered and all(count <= _MAX_OVERLAP * areas[other] for other, count in overlaps.items()):
+                window[mask & (window < 0)] = index
+                areas[index] = area
+        accepted += areas
+    return objects.select(sorted(accepted, key=lambda index: -scores[index]))

@@ -245,5 +245,5 @@ def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_weights(path: Path, model: nn.Module, description: str) -> None:
-    """Write the weights of a model to a .safetensors file, atomically. description: from `ModelCard.to_public_json`."""
+    """Write the weights of a model to a .safetensors file, atomically. description: from `ModelCard.to_json`."""
     atomic_write(path, save(copied(model.state_dict()), metadata={"lambdanets": description}))

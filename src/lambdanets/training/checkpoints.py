@@ -12,7 +12,7 @@ from torch import nn
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
-from lambdanets.inference.model_card import read_description
+from lambdanets.inference.model_card import read_card
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
@@ -82,7 +82,7 @@ def check_resumable(
         if "fit_loop" not in state["loops"]:
             raise KeyError
         saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
-        content, step = read_description(path, state), int(state["global_step"])
+        content, step = read_card(path, state), int(state["global_step"])
         saved = type(recipe).from_fields(content.recipe, str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error

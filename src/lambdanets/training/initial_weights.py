@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lambdanets.files import nfc
 from lambdanets.inference.hub_folder import read_source
-from lambdanets.inference.model_card import read_description
+from lambdanets.inference.model_card import read_card
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import find_weights, load_tensors, match_names
 from lambdanets.ops.tables import resize_table
@@ -46,7 +46,7 @@ def read_initial_weights(path: str, classes: int | Sequence[str]) -> InitialWeig
     tensors, metadata = read_source(source)
     classes_differ = False
     if not isinstance(classes, int) and "lambdanets" in metadata:
-        trained_classes = read_description(source.file, metadata).classes
+        trained_classes = read_card(source.file, metadata).classes
         classes_differ = [*map(nfc, trained_classes)] != [*map(nfc, classes)]
     return InitialWeights(source.name, tensors, classes_differ)
 

@@ -218,7 +218,7 @@ class TrainingModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["lambdanets"] = self.task.card(self.recipe).to_json(self.recipe.fields())
+        checkpoint["lambdanets"] = self.task.card(self.recipe).to_json()
         checkpoint["initial_weights"] = self.task.initial_weights  # the file may be removed
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

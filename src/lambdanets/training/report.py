@@ -51,10 +51,10 @@ def finish(
     evaluator = task.evaluator(recipe, task.validation if task.test is None else task.test)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
     evaluation = evaluator.evaluate(batch_size, recipe.workers)
-    task.draw(evaluator, evaluation, folder)
-    save_weights(folder / WEIGHTS, task.model, task.card(recipe).to_public_json(recipe.fields()))
+    evaluator.draw(evaluation, folder)
+    save_weights(folder / WEIGHTS, task.model, task.card(recipe).without_paths().to_json())
     draw_curves(log.rows, log.metrics, panels(task), folder / "curves.png")
-    fields = task.result(evaluation)
+    fields = evaluation.to_dict()
     if task.test is not None:
         values = log.values("val", task.BEST_METRIC)
         fields[f"held_out_{task.BEST_METRIC}"] = max(values) if task.patience else values[-1]

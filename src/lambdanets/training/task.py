@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
-from lambdanets.inference.evaluator import Evaluation, Evaluator
+from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import ModelCard
 
 
@@ -84,17 +84,9 @@ class Task(ABC):
     def evaluator(self, recipe: Any, images: Any) -> Evaluator:
         """Return the evaluator of the model on `validation` or `test`."""
 
-    def result(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Return the fields of result.json about the trained model's evaluation."""
-        return evaluation.to_dict()
-
     def provenance(self) -> dict[str, Any]:
         """Return the fields of result.json about the data."""
         return {}
-
-    def draw(self, evaluator: Any, evaluation: Any, folder: Path) -> None:
-        """Draw figures of the trained model's evaluation into the run folder."""
-        evaluator.draw(evaluation, folder)
 
 
 def first_readable(batches: Batches[Any], indices: Iterable[int]) -> Any:

@@ -13,8 +13,8 @@ import lambdanets as ln
 from lab.demo.browser import CHROMIUM, open_page
 from lab.demo.uploads import encode, unreadable_files
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
-from lambdanets.tasks.detection.task import make_model_card
 from lambdanets_lab.demo.examples import example_images
 
 pytest.importorskip("playwright", reason="playwright is not installed")
@@ -32,8 +32,10 @@ def digits():
 
 @pytest.fixture(scope="module")
 def tab(digits):
-    card = make_model_card(replace(DIGITS, image_size=64, proposals=20), ("cell",), (1,))
-    detector = Detector(Detector.build(card).eval(), card)  # with random weights
+    card = make_card(
+        DetectorCard, replace(DIGITS, image_size=64, proposals=20), ("cell",), category_ids=(1,), tile_size=None
+    )
+    detector = Detector(Detector.build(card, 1).eval(), card)  # with random weights
     with open_page({"digits": digits, "objects": detector}) as tab:
         yield tab
 

@@ -11,8 +11,9 @@ import torch
 
 import lambdanets as ln
 from lab.export.shallow_resnet import shallow_lambda_resnet
+from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import WEIGHTS, save_weights
-from lambdanets.tasks.classification.task import build_model, make_model_card
+from lambdanets.tasks.classification.task import build_model
 from lambdanets_lab.export.export import Exported
 from noise_images import write_two_classes
 from training.detection.constructed_detector import write_constructed_detector
@@ -59,8 +60,8 @@ def shallow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head.weight.copy_(10 * torch.stack((direction, -direction)))
         head.bias.copy_(-head.weight @ (dark + light) / 2)
     (folder / "run").mkdir()
-    card = make_model_card(recipe, ("dark", "light"))
-    save_weights(folder / "run" / WEIGHTS, model, card.to_json(recipe.fields()))
+    card = make_card(ClassifierCard, recipe, ("dark", "light"))
+    save_weights(folder / "run" / WEIGHTS, model, card.to_json())
     return folder / "run"
 
 

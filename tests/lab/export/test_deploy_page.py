@@ -23,7 +23,7 @@ def test_python_code_of_deploy_page_classifies_as_predict(shallow_run, tmp_path,
     (code,) = (block for block in blocks if "InferenceSession" in block)
     assert "torch" not in code
     ln.export(shallow_run, "model.onnx")
-    data = ln.load(shallow_run).card.source.data
+    data = ln.load(shallow_run).card.recipe["data"]
     Image.open(sorted(Path(data).rglob("*.png"))[0]).resize((37, 52)).save("photo.jpg")
     exec(code, variables := {})
     (prediction,) = ln.load(shallow_run, device="cpu").predict("photo.jpg")

@@ -10,7 +10,7 @@ from torch import nn
 import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
+from lambdanets.inference.detector import DetectionEvaluator
 from lambdanets_lab.export import export as export_module
 from lambdanets_lab.export import quantization
 from lambdanets_lab.export.accuracy import open_validation_data
@@ -27,7 +27,9 @@ def classifier(shallow_run):
 
 
 def test_int8_onnx_classifier_is_as_accurate_and_smaller(classifier, tmp_path):
-    exported = ln.export(classifier, tmp_path / "m.onnx", int8=classifier.card.source.data, dynamic=True, batch_size=32)
+    exported = ln.export(
+        classifier, tmp_path / "m.onnx", int8=classifier.card.recipe["data"], dynamic=True, batch_size=32
+    )
     result = exported.quantization
     assert ln.evaluate(classifier).top1 == 1
     assert result.metric == "top-1 accuracy"
@@ -45,7 +47,7 @@ def test_int8_onnx_classifier_is_as_accurate_and_smaller(classifier, tmp_path):
 
 def test_command_reports_the_accuracy_of_int8_openvino(shallow_run, classifier, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    data = classifier.card.source.data
+    data = classifier.card.recipe["data"]
     assert main(["export", str(shallow_run), "--to", "openvino", "--int8", data, "--seconds", "0"]) == 0
     output = capsys.readouterr().out
     assert "int8: top-1 accuracy" in output
@@ -119,9 +121,9 @@ def signal_is_handled():
 def test_int8_rejects_unsupported_formats_models_and_data(name, options, message, classifier, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
-        ln.export(classifier, name, **{"int8": classifier.card.source.data} | options)
+        ln.export(classifier, name, **{"int8": classifier.card.recipe["data"]} | options)
     with pytest.raises(InputError, match="model must be a classifier or a detector for int8, got Conv2d"):
-        ln.export(nn.Conv2d(3, 3, 1), "m.onnx", int8=classifier.card.source.data, image_size=8)
+        ln.export(nn.Conv2d(3, 3, 1), "m.onnx", int8=classifier.card.recipe["data"], image_size=8)
     assert not list(tmp_path.iterdir())
 
 

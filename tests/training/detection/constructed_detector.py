@@ -18,12 +18,13 @@ from torchvision.ops import box_iou
 
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
-from lambdanets.inference.detection_evaluation import METRICS
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detections import Detections
+from lambdanets.inference.detector import METRICS, Detector
+from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
 from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.detection.recipe import DetectionRecipe
-from lambdanets.tasks.detection.task import build_model, make_model_card
+from lambdanets.tasks.detection.task import build_model
 from training.detection.tiny_detection import (
     NUM_TRAINING_IMAGES,
     NUM_VALIDATION_IMAGES,
@@ -60,7 +61,8 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     images = open_datasets(recipe)[1]
     pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
     names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))
-    detector = Detector(_construct(recipe, pixels), make_model_card(recipe, names, ids))
+    card = make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None)
+    detector = Detector(_construct(recipe, pixels), card)
     annotations = [
         _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)
@@ -69,11 +71,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     edit_annotations(
         digits / "train.json", annotations=[{"id": number, **entry} for number, entry in enumerate(annotations, 1)]
     )
-    save_weights(
-        folder / "initial.safetensors",
-        detector.model,
-        make_model_card(recipe, names, category_ids=ids).to_json(recipe.fields()),
-    )
+    save_weights(folder / "initial.safetensors", detector.model, card.to_json())
     return replace(recipe, weights=str(folder / "initial.safetensors"))
 
 
@@ -107,15 +105,15 @@ def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     return model
 
 
-def _without_overlap(detections: dict[str, Tensor]) -> list[tuple[int, list[float]]]:
+def _without_overlap(detections: Detections) -> list[tuple[int, list[float]]]:
     """Return labels and boxes of detections with little overlap, by decreasing score."""
     kept: list[int] = []
-    boxes = detections["boxes"]
+    boxes = detections.boxes
     for index, box in enumerate(boxes):
         overlap = box_iou(box[None], boxes[kept]).max() if kept else 0.0
         if (box[2:] - box[:2]).min() >= MIN_SIDE and overlap <= 0.2:
             kept.append(index)
-    return [(int(detections["labels"][index]), boxes[index].tolist()) for index in kept]
+    return [(int(detections.labels[index]), boxes[index].tolist()) for index in kept]
 
 
 def _annotation(image_id: int, category_id: int, box: list[float], image_width: int) -> dict[str, Any]:

@@ -2,8 +2,8 @@ import numpy as np
 import torch
 from pycocotools import mask as masks
 
-from lambdanets.inference.coco_results import coco_results
-from lambdanets.inference.objects import crop_objects
+from lambdanets.inference.coco_scores import coco_results
+from lambdanets.inference.detections import Detections
 
 
 def random_detections(count=3, height=7, width=5):
@@ -17,10 +17,14 @@ def random_detections(count=3, height=7, width=5):
     }
 
 
+def to_results(outputs):
+    return coco_results(Detections.from_outputs(outputs, ("a", "b")), 11, [4, 9])
+
+
 def test_masks_are_thresholded_at_one_half():
     detections = random_detections()
     detections["masks"][0, 0, 0] = torch.tensor([0.5, 0.50001, 0.49999, 0, 1])
-    for result, mask in zip(coco_results(crop_objects(detections), 11, [4, 9]), detections["masks"], strict=True):
+    for result, mask in zip(to_results(detections), detections["masks"], strict=True):
         assert result["segmentation"]["size"] == [7, 5]
         assert isinstance(result["segmentation"]["counts"], str)
         assert np.array_equal(masks.decode([result["segmentation"]])[..., 0], (mask[0] > 0.5).numpy())
@@ -34,14 +38,14 @@ def test_encoding_of_cropped_masks_is_that_of_pycocotools():
     for mask, (top, left) in zip(probabilities[2:20], torch.randint(1, 12, (18, 2)).tolist(), strict=True):
         mask[:, :top] = mask[:, -top:] = 0
         mask[:, :, :left] = mask[:, :, -left // 2 :] = 0
-    for result, mask in zip(coco_results(crop_objects(detections), 11, [4, 9]), probabilities, strict=True):
+    for result, mask in zip(to_results(detections), probabilities, strict=True):
         expected = masks.encode(np.asfortranarray((mask[0] > 0.5).numpy().astype(np.uint8)))
         assert result["segmentation"] == {"size": [31, 23], "counts": expected["counts"].decode()}
 
 
 def test_boxes_labels_and_scores_become_coco_results_exactly():
     detections = random_detections()
-    results = coco_results(crop_objects(detections), 11, [4, 9])
+    results = to_results(detections)
     assert [result["category_id"] for result in results] == [9, 4, 9]
     assert {result["image_id"] for result in results} == {11}
     assert torch.equal(torch.tensor([result["score"] for result in results]), detections["scores"])

@@ -11,7 +11,6 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 from data.coco import coco_files
 from lambdanets.data.coco.annotations import parse_annotations
-from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
 from lambdanets.tasks.detection.augmentation import augment
@@ -178,7 +177,7 @@ def test_each_pass_samples_another_subset_of_max_objects():
 def test_unreadable_image_is_skipped_in_its_batch_and_listed(tmp_path):
     recipe = tiny_recipe(tmp_path, batch_size=4)
     (tmp_path / "train/train_00002.png").write_bytes(b"no image")
-    (batch,) = augmented_batches(recipe, open_datasets(recipe)[0], BatchSlice(), augment)
+    (batch,) = augmented_batches(recipe, open_datasets(recipe)[0], augment)
     assert len(batch.images) == len(batch.targets) == len(batch.indices) == 3
     assert 1 not in batch.indices.tolist()
     assert batch.step_images == 4

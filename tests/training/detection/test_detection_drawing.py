@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from lambdanets.data.coco.segmentations import CroppedMask
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.drawing import MIN_SIDE, overlay, overlay_classes
 
 
@@ -14,7 +15,7 @@ def pixels(image):
 
 
 def whole_masks(masks):
-    """Return masks (n, H, W) as `overlay` takes them."""
+    """Return masks (n, H, W) as crops."""
     return [CroppedMask(0, 0, mask.numpy()) for mask in masks]
 
 
@@ -28,8 +29,9 @@ def objects():
         "boxes": torch.tensor([[5.0, 4, 35, 14], [5, 18, 35, 30]]),
         "labels": torch.tensor([1, 2]),
         "scores": torch.tensor([0.9, 0.4]),
-        "masks": whole_masks(masks),
-        "classes": ["cat", "dog"],
+        "crops": whole_masks(masks),
+        "size": (32, 40),
+        "classes": ("cat", "dog"),
     }
 
 
@@ -37,7 +39,7 @@ GRAY = Image.new("L", (40, 32), 150)
 
 
 def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
-    drawing = overlay(GRAY, **objects)
+    drawing = overlay(GRAY, Detections(**objects))
     assert drawing.size == (640, 512)
     values = pixels(drawing)
     object_1, object_2, background = values[9 * 16, 20 * 16], values[24 * 16, 20 * 16], values[16 * 16, 2 * 16]
@@ -49,11 +51,12 @@ def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
 
 def test_cropped_masks_are_drawn_at_their_place(objects):
     patches = [CroppedMask(4, 5, np.ones((10, 30), bool)), CroppedMask(18, 5, np.ones((12, 30), bool))]
-    assert overlay(GRAY, **objects) == overlay(GRAY, **objects | {"masks": patches})
+    assert overlay(GRAY, Detections(**objects)) == overlay(GRAY, Detections(**objects | {"crops": patches}))
 
 
 def test_overlay_draws_names_and_scores(objects):
-    drawings = [overlay(GRAY, **objects | change) for change in ({}, {"scores": None}, {"classes": ["cow", "dog"]})]
+    drawings = [overlay(GRAY, Detections(**objects | change)) for change in ({}, {"classes": ("cow", "dog")})]
+    drawings.append(overlay(GRAY, Detections(**objects), with_scores=False))
     assert len({drawing.tobytes() for drawing in drawings}) == 3
 
 
@@ -61,13 +64,14 @@ def test_overlay_draws_names_and_scores(objects):
 def test_names_of_any_script_are_drawn_without_a_warning(objects, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        overlay(GRAY, **objects | {"classes": [name, name]})
+        overlay(GRAY, Detections(**objects | {"classes": (name, name)}))
 
 
 def test_overlay_accepts_one_pixel_wide_images():
     size = width, height = 300, 1
     boxes, masks = torch.tensor([[0.0, 0, width, height]]), torch.ones(1, height, width, dtype=torch.bool)
-    drawing = overlay(Image.new("L", size), boxes, torch.tensor([1]), None, whole_masks(masks), ["cat", "dog"])
+    objects = Detections(boxes, torch.tensor([1]), torch.ones(1), whole_masks(masks), size[::-1], ("cat", "dog"))
+    drawing = overlay(Image.new("L", size), objects)
     assert max(drawing.size) >= MIN_SIDE
     assert pixels(drawing).max() > 100
 
@@ -76,11 +80,9 @@ def test_objects_of_one_class_are_drawn_as_outlines(objects):
     image = Image.new("L", (700, 500), 150)
     masks = torch.zeros(1, 500, 700, dtype=torch.bool)
     masks[0, 100:200, 300:500] = True
-    drawing = np.asarray(
-        overlay(
-            image, torch.tensor([[300.0, 100, 500, 200]]), torch.tensor([1]), torch.ones(1), whole_masks(masks), ["cat"]
-        )
-    )
+    boxes = torch.tensor([[300.0, 100, 500, 200]])
+    objects = Detections(boxes, torch.tensor([1]), torch.ones(1), whole_masks(masks), (500, 700), ("cat",))
+    drawing = np.asarray(overlay(image, objects))
     changed = (drawing != 150).any(2)
     assert changed[100, 300:500].all()
     assert changed[100:200, 300].all()
@@ -94,7 +96,7 @@ def test_dim_image_is_bright_in_figures_and_others_are_unchanged():
     for pixels in (dim, bright):
         image = Image.fromarray(pixels)
         for figure in (
-            overlay(image, torch.zeros(0, 4), torch.zeros(0), None, [], []),
+            overlay(image, Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), [], (700, 700), ())),
             overlay_classes(image, 0 * pixels),
         ):
             darkest, brightest = np.unique(np.asarray(figure))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import DetectionEvaluator, Detector
+from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.detection.task import DetectionTask, make_model_card
+from lambdanets.tasks.detection.task import DetectionTask
 from lambdanets.training.module import TrainingModule
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
@@ -22,7 +22,9 @@ def recipe_and_images(tmp_path_factory):
 def evaluate_oracle(recipe, images, **options):
     categories = images.annotations.categories
     names, ids = tuple(category.name for category in categories), tuple(category.id for category in categories)
-    detector = Detector(Oracle(images, **options), make_model_card(recipe, names, ids))
+    detector = Detector(
+        Oracle(images, **options), make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None)
+    )
     return DetectionEvaluator(detector, images).evaluate()
 
 

@@ -9,12 +9,13 @@ from safetensors.torch import load_file, save_file
 from lambdanets.errors import InputError
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load, load_one_of
+from lambdanets.inference.model_card import ClassifierCard, DetectorCard, make_card
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.classification import task as classification
-from lambdanets.tasks.detection.task import build_model, make_model_card
+from lambdanets.tasks.detection.task import build_model
 from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES
 from training.runs import load_weights
@@ -39,7 +40,7 @@ def write_classifier(path, **fields):
     recipe = replace(CLASSIFIER, **{"channels": 3, "model": "lambda_resnet20_small"} | fields)
     torch.manual_seed(5)
     model = classification.build_model(recipe, 6)
-    save_weights(path, model, classification.make_model_card(recipe, tuple("abcdef")).to_json(recipe.fields()))
+    save_weights(path, model, make_card(ClassifierCard, recipe, "abcdef").to_json())
     return model
 
 
@@ -112,7 +113,9 @@ def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_p
     recipe = read_recipe(trained_detector / "run/recipe.json")
     category_ids = {} if ids is None else {"category_ids": ids}
     path = tmp_path / "weights.safetensors"
-    content = json.loads(make_model_card(recipe, ("others", "with a loop"), (1, 2)).to_json(recipe.fields()))
+    content = json.loads(
+        make_card(DetectorCard, recipe, ("others", "with a loop"), category_ids=(1, 2), tile_size=None).to_json()
+    )
     del content["category_ids"]
     description = json.dumps(content | category_ids)
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluator
+from lambdanets.inference.detector import METRICS, DetectionEvaluator
 from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.tasks.detection.task import DetectionTask, build_model

@@ -17,12 +17,11 @@ from torch import nn
 from data.coco import coco_files
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.figures import draw_detections
+from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.detection.augmentation import augment
-from lambdanets.tasks.detection.task import make_model_card
 
 HEIGHT, WIDTH, NUM_OBJECTS = 350, 1000, 8_000
 MAX_BYTES = 2**30  # all masks together have 2.8 GB
@@ -69,9 +68,10 @@ class DetectsTwo(nn.Module):
         return [{"boxes": boxes, "labels": torch.ones(2, dtype=torch.int64), "scores": torch.ones(2), "masks": masks}]
 
 
+@pytest.mark.figures
 def test_memory_of_an_evaluation_of_8000_objects_is_bounded(many_objects, tmp_path):
     peak_before = peak_memory()
-    detector = Detector(DetectsTwo(), make_model_card(DIGITS, ("square",), (7,)))
+    detector = Detector(DetectsTwo(), make_card(DetectorCard, DIGITS, ("square",), category_ids=(7,), tile_size=None))
     evaluation = DetectionEvaluator(detector, many_objects).evaluate()
     draw_detections(detector, many_objects, evaluation, tmp_path)
     assert evaluation.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)

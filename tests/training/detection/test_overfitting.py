@@ -7,12 +7,11 @@ from PIL import Image
 from torch import nn
 
 from data.coco.coco_files import image, write
-from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detection_evaluation import DetectionEvaluator
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import DetectionEvaluator, Detector
+from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
 from lambdanets.tasks.detection.augmentation import augment
-from lambdanets.tasks.detection.task import build_model, make_model_card
+from lambdanets.tasks.detection.task import build_model
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 
@@ -51,9 +50,9 @@ def test_overfits_one_image(tmp_path):
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 0.3
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
-    detector = Detector(model, make_model_card(recipe, names, ids))
+    detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    (batch,) = augmented_batches(recipe, training, BatchSlice(), augment)
+    (batch,) = augmented_batches(recipe, training, augment)
     ap50_history = []
     for step in range(1, STEPS + 1):
         model.train()

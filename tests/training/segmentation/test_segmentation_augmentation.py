@@ -11,7 +11,6 @@ from PIL import Image
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
 from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.data.coco.semantic_masks import IGNORED
-from lambdanets.data.order import BatchSlice
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
 from lambdanets.tasks.segmentation.augmentation import augment
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
@@ -71,7 +70,7 @@ def test_training_crops_depend_only_on_seed_and_epoch(workers, tmp_path):
     images = open_datasets(recipe)[0]
 
     def crops(recipe):
-        with augmented_batches(recipe, images, BatchSlice(), augment) as batches:
+        with augmented_batches(recipe, images, augment) as batches:
             return [torch.stack(batch.images) for _ in range(2) for batch in batches]
 
     expected, actual = crops(recipe), crops(replace(recipe, workers=workers))

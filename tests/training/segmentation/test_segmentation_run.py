@@ -13,10 +13,10 @@ from convergence import train_until
 from lambdanets.data.coco.loader import evaluation_batches
 from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
-from lambdanets.inference.segmenter import Segmenter
+from lambdanets.inference.model_card import SegmenterCard, make_card
+from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
 from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.segmentation.task import SegmentationTask, build_model, make_model_card
+from lambdanets.tasks.segmentation.task import SegmentationTask, build_model
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
@@ -131,7 +131,7 @@ def test_crowds_are_not_scored(tmp_path):
     edit_annotations(Path(recipe.validation_data), annotations=hide_all_but_first)
     images = open_datasets(recipe)[1]
     assert any(instance.crowd for image in images.annotations.images for instance in image.objects)
-    segmenter = Segmenter(Oracle(images), make_model_card(recipe, CLASSES[1:], (4, 7)))
+    segmenter = Segmenter(Oracle(images), make_card(SegmenterCard, recipe, CLASSES[1:], category_ids=(4, 7)))
     scores = SegmentationEvaluator(segmenter, images).evaluate().scores
     assert [dice for dice in scores.dice if dice is not None] == [1, 1]
 

@@ -1,5 +1,6 @@
-"""Opens the annotated sets of a recipe or model card: COCO files, or the synthetic scattered digits."""
+"""Opens the annotated sets of a recipe: COCO files, or the synthetic scattered digits."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,19 @@ from lambdanets.files import nfc
 NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 300, 60  # of the scattered digits
 
 
-def open_validation(source: Any, categories: tuple[Category, ...]) -> AnnotatedImages:
-    """Open the validation set of a recipe or model card, with the fields of `AnnotatedData`.
+def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...]) -> AnnotatedImages:
+    """Open the validation set of the fields of a `CocoRecipe`.
 
-    Raises InputError if its categories differ from `categories`.
+    Raises InputError if its categories differ from `categories`, or if the recipe does not name it.
     """
-    if source.data == "digits":
+    if recipe.get("data") == "digits":
         validation = open_digits()[1]
-        check_categories(validation, categories, source.data)
+        check_categories(validation, categories, "digits")
         return validation
-    return open_with_categories(source.validation_data, source.validation_images or source.images, categories)
+    data, images = recipe.get("validation_data"), recipe.get("validation_images") or recipe.get("images")
+    if data is None or images is None:
+        raise InputError("data and images must be given for a model that names no data, such as a file, got none")
+    return open_with_categories(data, images, categories)
 
 
 def open_with_categories(data: str, images: str, categories: tuple[Category, ...]) -> AnnotatedImages:

@@ -1,12 +1,11 @@
 """The classification recipe: images of one class each, from a dataset, an image folder or shards."""
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 
 from lambdanets.data.transforms import Preprocessing
-from lambdanets.errors import InputError
-from lambdanets.records import Fraction, Pair, ValidationShare, record, shared_fields
+from lambdanets.records import Fraction, Range, ValidationShare, record, shared_fields
 from lambdanets.training.recipe import TrainingRecipe
 
 
@@ -31,9 +30,9 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     """Stop after this many epochs without better top-1 and use the best epoch's weights. If none, train all epochs."""
     training_images: PositiveInt | None = None
     """Number of training images to use, chosen at random, stratified by class. If none, all are used."""
-    scale: Pair = (0.08, 1.0)
+    scale: Range = (0.08, 1.0)
     """RandomResizedCrop in training: range of the crop's area, as a fraction of the image's area."""
-    ratio: Pair = (0.75, 1.333)
+    ratio: Range = (0.75, 1.333)
     """RandomResizedCrop in training: range of the crop's aspect ratio, width divided by height."""
     crop_padding: Annotated[int, Field(ge=0, le=1000)] = 0
     """If positive, crop at full size from the image padded by this many pixels, instead of RandomResizedCrop."""
@@ -48,21 +47,7 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     label_smoothing: Fraction = 0.1
     """Label smoothing, in [0, 1]."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise InputError(f"scale must be two numbers in (0, 1], the smaller first, got {self.scale}")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise InputError(f"ratio must be two positive numbers, the smaller first, got {self.ratio}")
-
     @property
     def preprocessing(self) -> Preprocessing:
         """Return the preprocessing for evaluation."""
         return Preprocessing(**shared_fields(self, Preprocessing))
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
-        if cls is ClassificationRecipe and fields.get("pseudo_labels") is None:
-            # recipes of earlier versions have fields of students, without values
-            fields = {name: value for name, value in fields.items() if not name.startswith("pseudo_")}
-        return super().from_fields(fields, source)

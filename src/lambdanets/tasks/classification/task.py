@@ -14,19 +14,15 @@ from torch import Tensor, nn
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
 from lambdanets.data.batches import NamedImages
-from lambdanets.data.datasets import Splits, hold_out, open_splits, subset
+from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.loader import Batch, ImageBatches
-from lambdanets.data.order import BatchSlice, Order
+from lambdanets.data.order import BatchSlice
 from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
-from lambdanets.inference.classification_evaluation import ClassificationEvaluation, ClassificationEvaluator
-from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.figures import draw_predictions
+from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
 from lambdanets.inference.loading import read_model
-from lambdanets.inference.model_card import ClassifierCard, DataSource, make_card
-from lambdanets.models import create_model
-from lambdanets.models.weights import WEIGHTS, find_weights, save_weights
-from lambdanets.records import shared_fields
+from lambdanets.inference.model_card import ClassifierCard, make_card
+from lambdanets.models.weights import find_weights
 from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.task import Task
@@ -43,10 +39,13 @@ class ClassificationTask(Task):
 
     def __init__(self, recipe: ClassificationRecipe) -> None:
         super().__init__(recipe)
-        self.splits = splits = open_for_training(recipe)
+        splits = open_splits(
+            recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed
+        )
+        splits = subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
         self.training, self.validation, self.test = splits.train, splits.validation, splits.test
         self.classes, self.source, self.left_out = splits.classes, splits.source, splits.left_out
-        self.fingerprint, self.patience = splits.fingerprint, recipe.patience
+        self.fingerprint, self.held_out, self.patience = splits.fingerprint, splits.held_out, recipe.patience
         self.preprocessing = recipe.preprocessing
 
     @classmethod
@@ -55,21 +54,18 @@ class ClassificationTask(Task):
 
     @classmethod
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
-        """Return the recipe with few small digits, random initial weights, and the smallest model of its family."""
-        changes: dict[str, Any] = {
-            "data": "digits",
-            "data_root": None,
-            "training_images": QUICKTEST_IMAGES,
-            "validation_share": 0.02,
-            "hold_out": min(recipe.hold_out, 0.02),
-            "model": re.sub(r"^lambda_resnet\d+$", "lambda_resnet50", recipe.model),
-            "image_size": min(recipe.image_size, 32),
-        }
-        recipe = replace(recipe, **changes)
-        if recipe.weights is not None:
-            weights = write_random_weights(recipe, tuple("0123456789"), folder / "weights")
-            recipe = replace(recipe, weights=str(weights))
-        return recipe
+        """Return the recipe with few small digits, no initial weights, and the smallest model of its family."""
+        return replace(
+            recipe,
+            data="digits",
+            data_root=None,
+            weights=None,
+            training_images=QUICKTEST_IMAGES,
+            validation_share=0.02,
+            hold_out=min(recipe.hold_out, 0.02),
+            model=re.sub(r"^lambda_resnet\d+$", "lambda_resnet50", recipe.model) or "lambda_resnet20_small",
+            image_size=min(recipe.image_size, 32),
+        )
 
     def build(self, recipe: ClassificationRecipe) -> nn.Module:
         return build_model(recipe, self.classes)
@@ -89,37 +85,14 @@ class ClassificationTask(Task):
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
 
     def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
-        card = make_model_card(recipe, self.classes)
-        return replace(card, source=replace(card.source, held_out=self.splits.held_out))
+        return make_card(ClassifierCard, recipe, self.classes, held_out=self.held_out)
 
     def evaluator(self, recipe: ClassificationRecipe, images: Any) -> ClassificationEvaluator:
         return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), images)
 
-    def result(self, evaluation: Any) -> dict[str, Any]:
-        return {"top1": round(evaluation.top1, 6), "validation_images": len(evaluation.labels)}
 
-    def draw(self, evaluator: ClassificationEvaluator, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        draw_predictions(evaluation, evaluator.images, folder / "predictions.png")
-
-
-def open_for_training(recipe: ClassificationRecipe) -> Splits:
-    """Return the recipe's data splits, with its hold-out and its subset of training images."""
-    splits = open_splits(recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed)
-    return subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
-
-
-def make_batches(
-    recipe: ClassificationRecipe,
-    images: NamedImages,
-    *,
-    batch_slice: BatchSlice | None = None,
-    order: Order | None = None,
-) -> ImageBatches:
-    """Return the recipe's training batches, shuffled and augmented.
-
-    batch_slice: the images of each global batch that this rank loads, and its accumulation steps.
-    order: the images of each training step; by default `Order`.
-    """
+def make_batches(recipe: ClassificationRecipe, images: NamedImages, **options: Any) -> ImageBatches:
+    """Return the recipe's training batches, shuffled and augmented. options: batch_slice and order of `Batches`."""
     return ImageBatches(
         images,
         make_transform(recipe),
@@ -128,8 +101,7 @@ def make_batches(
         seed=recipe.seed,
         training=True,
         workers=recipe.workers,
-        batch_slice=batch_slice,
-        order=order,
+        **options,
     )
 
 
@@ -163,40 +135,15 @@ def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
     return transform
 
 
-def write_random_weights(recipe: ClassificationRecipe, classes: tuple[str, ...], folder: Path) -> Path:
-    """Write random weights of the recipe's model, or of a small model if the recipe names none; return the folder.
-
-    The weights depend only on the seed. Thus an interrupted quicktest can keep what it has written.
-    """
-    recipe = replace(recipe, weights=None, model=recipe.model or "lambda_resnet20_small")
-    folder.mkdir(exist_ok=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(recipe.seed)  # torch.manual_seed would seed the GPUs as well
-        model = build_model(recipe, len(classes))
-    save_weights(folder / WEIGHTS, model, make_model_card(recipe, classes).to_public_json(recipe.fields()))
-    return folder
-
-
-def make_model_card(recipe: ClassificationRecipe, classes: Sequence[str]) -> ClassifierCard:
-    """Return the model card of the recipe's classifier."""
-    source = DataSource(**shared_fields(recipe, DataSource))
-    return make_card(ClassifierCard, recipe, classes=tuple(classes), stretch=False, source=source)
-
-
 def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> nn.Module:
     """Build the recipe's model for a number of classes or for class names, and load its initial weights, if any.
 
     The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
     interpolated.
     """
-    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
-    card = make_model_card(recipe, class_names)
-    options: dict[str, Any] = dict(card.model_options)
-    if recipe.drop_path:
-        options["drop_path_rate"] = recipe.drop_path
-    if recipe.dropout:
-        options["drop_rate"] = recipe.dropout
-    model: Any = create_model(recipe.model, num_classes=len(class_names), in_chans=recipe.channels, **options)
+    rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.dropout}
+    num_classes = classes if isinstance(classes, int) else len(classes)
+    model = Classifier.build(recipe, num_classes, **{name: rate for name, rate in rates.items() if rate})
     if recipe.weights is not None:
         load_initial_weights(model, recipe.weights, classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU

@@ -19,6 +19,8 @@ from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.coco.sets import open_digits, open_validation
 from lambdanets.data.order import BatchSlice, permutation
 from lambdanets.errors import InputError
+from lambdanets.inference.coco_predictor import CocoPredictor
+from lambdanets.inference.evaluator import Evaluator
 from lambdanets.tasks.coco.recipe import CocoRecipe
 from lambdanets.training.task import Task
 
@@ -30,6 +32,7 @@ Augment = Callable[[Image, AnnotatedImage, Any], tuple[Tensor, Target]]
 class CocoTask(Task):
     """Opens and identifies the data."""
 
+    predictor: ClassVar[type[CocoPredictor]]
     EVALUATION_BATCH_SIZE: ClassVar[int | None] = 1  # so that rounding does not depend on the world size
 
     training: AnnotatedImages
@@ -70,7 +73,10 @@ class CocoTask(Task):
         """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
-        return augmented_batches(recipe, self.training, batch_slice, self.augment)
+        return augmented_batches(recipe, self.training, self.augment, batch_slice)
+
+    def evaluator(self, recipe: Any, images: Any) -> Evaluator:
+        return self.predictor.evaluator_type(self.predictor(self.model, self.card(recipe)), images)
 
     def provenance(self) -> dict[str, Any]:
         recipe, training, validation = self.recipe, self.training, self.validation
@@ -85,12 +91,9 @@ class CocoTask(Task):
 
 
 def augmented_batches(
-    recipe: Any, images: AnnotatedImages, batch_slice: BatchSlice, augment: Augment
+    recipe: Any, images: AnnotatedImages, augment: Augment, batch_slice: BatchSlice | None = None
 ) -> Batches[AnnotatedBatch]:
-    """Return the recipe's training batches, shuffled and augmented.
-
-    augment: maps an image, its annotations and the recipe to a tensor and its target.
-    """
+    """Return the recipe's training batches, shuffled and augmented by `CocoTask.augment` of a task."""
     return Batches(
         images,
         partial(_load, augment=augment, recipe=recipe),
@@ -119,7 +122,7 @@ def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages,
     else:
         assert recipe.images is not None
         training = open_annotated(Path(recipe.data), Path(recipe.images))
-        validation = open_validation(recipe, training.annotations.categories)
+        validation = open_validation(recipe.fields(), training.annotations.categories)
         source = f"{recipe.data} and {recipe.validation_data}"
     if recipe.training_images is not None:
         if recipe.training_images > len(training):

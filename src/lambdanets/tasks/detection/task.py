@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import AnnotatedBatch, Target
-from lambdanets.inference.detection_evaluation import METRICS, DetectionEvaluator
-from lambdanets.inference.detector import Detector
+from lambdanets.inference.detector import METRICS, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
@@ -39,6 +38,7 @@ class DetectionTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
     BEST_METRIC: ClassVar[str] = "segm_AP"
+    predictor = Detector
     augment = staticmethod(augment)
 
     recipe: DetectionRecipe
@@ -96,20 +96,11 @@ class DetectionTask(CocoTask):
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
 
     def card(self, recipe: DetectionRecipe) -> DetectorCard:
-        return make_model_card(recipe, self.classes, self.category_ids)
-
-    def evaluator(self, recipe: DetectionRecipe, images: Any) -> DetectionEvaluator:
-        return DetectionEvaluator(Detector(self.model, self.card(recipe)), images)
+        return make_card(DetectorCard, recipe, self.classes, category_ids=self.category_ids, tile_size=None)
 
 
 # Prefixes of the tensors of the last layers.
 _HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
-
-
-def make_model_card(recipe: DetectionRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> DetectorCard:
-    """Return the model card of the recipe's detector."""
-    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
-    return make_card(DetectorCard, recipe, **categories, stretch=False, tile_size=None)
 
 
 def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
@@ -118,10 +109,9 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
     The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
     detector has other categories, its last layers are re-initialized.
     """
-    class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
-    card = make_model_card(recipe, class_names, range(len(class_names)))
     model = Detector.build(
-        card,
+        recipe,
+        classes if isinstance(classes, int) else len(classes),
         drop_path=recipe.drop_path,
         rpn_pre_nms_top_n_train=2 * recipe.proposals,
         rpn_post_nms_top_n_train=recipe.proposals,

@@ -1,7 +1,7 @@
 """The segmentation task: data, model and loss."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,6 @@ from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import SegmenterCard, make_card
-from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import CocoTask
@@ -28,6 +27,7 @@ class SegmentationTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = SCORES
     BEST_METRIC: ClassVar[str] = "dice"
+    predictor = Segmenter
     augment = staticmethod(augment)
 
     recipe: SegmentationRecipe
@@ -49,24 +49,15 @@ class SegmentationTask(CocoTask):
         return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
 
     def card(self, recipe: SegmentationRecipe) -> SegmenterCard:
-        return make_model_card(recipe, self.classes, self.category_ids)
-
-    def evaluator(self, recipe: SegmentationRecipe, images: Any) -> SegmentationEvaluator:
-        return SegmentationEvaluator(Segmenter(self.model, self.card(recipe)), images)
-
-
-def make_model_card(recipe: SegmentationRecipe, classes: Sequence[str], category_ids: Sequence[int]) -> SegmenterCard:
-    """Return the model card of the recipe's segmenter. classes: names of the categories, without the background."""
-    categories = {"classes": tuple(classes), "category_ids": tuple(category_ids)}
-    return make_card(SegmenterCard, recipe, **categories, stretch=False)
+        return make_card(SegmenterCard, recipe, self.classes, category_ids=self.category_ids)
 
 
 def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
     """Build the recipe's model for the names of the categories, and load its initial weights, if any."""
-    model = Segmenter.build(make_model_card(recipe, classes, range(len(classes))))
+    model = Segmenter.build(recipe, len(classes))
     if recipe.weights is not None:
         load_initial_weights(model, recipe.weights, classes)
-    return model
+    return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
 
 
 def cross_entropy_and_dice(logits: Tensor, semantic_masks: Tensor) -> tuple[Tensor, Tensor]:
