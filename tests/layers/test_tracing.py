@@ -1,12 +1,12 @@
 """Layers under torch.fx, torch.jit.trace and torch.jit.script."""
 
-import itertools
 import warnings
 
 import pytest
 import torch
 from torch import fx, nn
 
+from all_pairs import in_turn
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets_lab.mixers import LocalAttention
@@ -50,7 +50,7 @@ def output_and_gradients(function, x, parameters):
 
 
 # in evaluation, layers fold their batch norms
-@pytest.mark.parametrize(("name", "training"), [*zip(LAYERS, itertools.cycle((True, False)))])
+@pytest.mark.parametrize(("name", "training"), in_turn(LAYERS, (True, False)))
 def test_trace_has_the_outputs_and_gradients_of_the_layer(name, training):
     layer, x = make_layer(*LAYERS[name])
     layer.train(training)

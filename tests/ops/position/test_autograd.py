@@ -1,4 +1,3 @@
-import itertools
 import math
 import threading
 
@@ -17,6 +16,7 @@ from interactions import (
 )
 from torch import nn
 
+from all_pairs import in_turn
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import autograd
 from lambdanets.ops.position.autograd import prepared_tables
@@ -72,9 +72,7 @@ CHANGES = [optimizer_step, load_state_dict, in_place_multiply, in_place_add_to_d
            numpy_write_without_version_counter, convert_to_bfloat16_and_back]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "algorithm"), [*zip(CHANGES, itertools.cycle(ALGORITHMS))], ids=lambda x: getattr(x, "__name__", x)
-)
+@pytest.mark.parametrize(("change", "algorithm"), in_turn(CHANGES, ALGORITHMS), ids=lambda x: getattr(x, "__name__", x))
 def test_prepared_table_is_not_used_after_the_table_changes(change, algorithm):
     queries, _, values = make_inputs(GRID, SIDES)
     layer = PositionLayer(algorithm)

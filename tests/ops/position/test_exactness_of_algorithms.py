@@ -38,7 +38,8 @@ def make_case(case, dtype):
     grid, sides, causal, sizes = CASES[case]
     factors = make_factors(grid, sides, **sizes, dtype=dtype)
     exact_results, references = (
-        with_gradients(lambda *x: multiply_lambdas(*x, grid, causal), x) for x in ([x.double() for x in factors], factors)
+        with_gradients(lambda *x: multiply_lambdas(*x, grid, causal), x)
+        for x in ([x.double() for x in factors], factors)
     )
     return factors, exact_results, references
 
