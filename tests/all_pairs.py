@@ -1,7 +1,7 @@
-"""Combinations of options that have all pairs of values, in place of the full product."""
+"""Combinations of options in place of the full product."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -21,3 +21,9 @@ def all_pairs(*options: Sequence[Any], valid: Callable[..., bool] = lambda *_: T
         rows.append(max(candidates, key=lambda row: len(candidates[row] & missing)))
         missing -= candidates[rows[-1]]
     return [tuple(values[i] for values, i in zip(options, row, strict=True)) for row in rows]
+
+
+def in_turn(cases: Iterable[Any], *options: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Each case once, with the combinations of the options in turn."""
+    combinations = itertools.cycle(itertools.product(*options))
+    return [(case, *row) for case, row in zip(cases, combinations, strict=False)]

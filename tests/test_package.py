@@ -40,9 +40,7 @@ print(*sys.modules)
 IMPORT_ORDERS = (
     "import lambdanets, timm",
     "import timm, lambdanets",
-    "from lambdanets import create_model; import timm",
     "import importlib.util, lambdanets; importlib.util.find_spec('timm'); import timm",
-    "import lambdanets_lab.models, timm",
 )
 REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
 MODULES = ("data.shards", "inference.evaluator", "inference.figures", "inference.label_images")

@@ -8,7 +8,7 @@ from timm.layers.lambda_layer import LambdaLayer as TimmLayer
 from torch import nn
 
 from adoption.foreign_layers import DLi14, Holocron, Leaderj1001, Lucidrains, TemporalLambdaUNet
-from all_pairs import all_pairs
+from all_pairs import in_turn
 from lambdanets import adopt, foreign_state_dict
 from lambdanets.adoption.trial import randomize
 from lambdanets.layers.lambda_layer import GridLambdaLayer
@@ -81,7 +81,7 @@ def relative_error(actual, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "training", "dtype"), all_pairs([*LAYERS], (False, True), (torch.float64, torch.float32)), ids=str
+    ("name", "training", "dtype"), in_turn(LAYERS, (False, True), (torch.float64, torch.float32)), ids=str
 )
 def test_adopted_layer_equals_the_original(name, training, dtype):
     theirs, ours, x = make_pair(name, dtype)

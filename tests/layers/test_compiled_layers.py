@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from compilation import CompileCounter
-from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding, create_model
+from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding
 
 # layer class, options, input sizes
@@ -86,37 +86,28 @@ def test_compiles_with_a_padding_mask_in_eval_mode():
 
 def test_compiles_under_autocast_and_channels_last():
     torch.compiler.reset()
-    layer = make_layer(LambdaLayer2d, {}).eval()
-    x = random_input(LambdaLayer2d, 2, (6, 7)).contiguous(memory_format=torch.channels_last)
+    layer = make_layer(LambdaLayer2d, {})
+    x = random_input(LambdaLayer2d, 2, (6, 7)).contiguous(memory_format=torch.channels_last).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+        outputs = torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x)
+    torch.testing.assert_close(*outputs)
+    gradients = [torch.autograd.grad(output.float().square().sum(), x)[0] for output in outputs]
+    assert (gradients[0] - gradients[1]).norm() <= 0.02 * gradients[1].norm()
 
 
 @pytest.mark.parametrize(
-    ("options", "dynamic_sides"),
+    "options",
     [
-        ({"stride": 2}, False),
-        ({"causal": True}, False),
-        ({"embedding": [RelativeEmbedding((1, 5), 4), RelativeEmbedding((5, 1), 4)]}, True),
-        ({"causal": True}, True),
-        ({"position_bias": True, "stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True)}, True),
+        {"embedding": [RelativeEmbedding((1, 5), 4), RelativeEmbedding((5, 1), 4)]},
+        {"causal": True},
+        {"position_bias": True, "stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True)},
     ],
-    ids=lambda options: ", ".join(options) if isinstance(options, dict) else str(options),
+    ids=", ".join,
 )
-def test_exported_layer_accepts_other_batch_and_image_sizes(options, dynamic_sides):
+def test_exported_layer_accepts_other_batch_and_image_sizes(options):
     layer = make_layer(LambdaLayer2d, options).eval()
-    dimensions = {0: torch.export.Dim.AUTO}
-    if dynamic_sides:
-        dimensions |= {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
     x = random_input(LambdaLayer2d, 17, (9, 12))
-    exported = torch.export.export(layer, (x,), dynamic_shapes=({**dimensions},)).module()
-    for batch, size in ((17, (9, 12)), (33, (16, 14) if dynamic_sides else (9, 12))):
+    exported = torch.export.export(layer, (x,), dynamic_shapes=(dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO),))
+    for batch, size in ((17, (9, 12)), (33, (16, 14))):
         x = random_input(LambdaLayer2d, batch, size)
-        torch.testing.assert_close(exported(x), layer(x), rtol=1e-4, atol=1e-4)
-
-
-def test_model_exports_with_a_dynamic_batch():
-    model = create_model("lambda_resnet20_small", num_classes=3).eval()
-    x = torch.randn(17, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
-    torch.testing.assert_close(exported(x[:2]), model(x[:2]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(exported.module()(x), layer(x), rtol=1e-4, atol=1e-4)

@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.autograd import gradcheck
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
+from all_pairs import all_pairs
 from lambdanets import LambdaLayer, LambdaLayer2d, RelativeEmbedding, position_interaction
 from lambdanets.layers.projection import project
 
@@ -50,9 +50,7 @@ def collect_parameters(pairs):
     return [p for pair in pairs for module in pair if module is not None for p in module.parameters()]
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("batch", [1, 2, 40])
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize(("dimensions", "batch", "training"), all_pairs([1, 2, 3], [1, 2, 40], [False, True]))
 def test_rows_and_gradients_equal_projection_and_norm(dimensions, batch, training):
     pairs = make_pairs(dimensions, training=training)
     reference_pairs = copy.deepcopy(pairs)
@@ -176,27 +174,16 @@ OTHER_NORMS = {
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("make", OTHER_NORMS.values(), ids=OTHER_NORMS.keys())
-def test_other_norms_are_called_with_maps(make, training):
+@pytest.mark.parametrize("name", OTHER_NORMS)
+def test_other_norms_are_called_with_maps(name, training):
     pairs, x = make_pairs(training=training), random_tensor(2, 6, 3, 4).requires_grad_()
-    pairs[1] = (pairs[1][0], make().train(training))
+    pairs[1] = (pairs[1][0], OTHER_NORMS[name]().train(training))
     reference_pairs = copy.deepcopy(pairs)
     outputs, expected = project(x, pairs, is_tokens=False), separate_calls(x, reference_pairs)
     assert_all_close(outputs, expected)
     weights = [random_tensor(*y.shape) for y in expected]
     assert_all_close(torch.autograd.grad(outputs, x, weights), torch.autograd.grad(expected, x, weights))
     assert getattr(pairs[1][1], "calls", 1) == 1
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_gradcheck(batch, training, memory_format):
-    pairs = make_pairs(dim=3, training=training)
-    x = random_tensor(batch, 3, 2, 3).contiguous(memory_format=memory_format).requires_grad_()
-    assert gradcheck(
-        lambda x, *_: tuple(project(x, pairs, is_tokens=False)), (x, *collect_parameters(pairs)), fast_mode=True
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

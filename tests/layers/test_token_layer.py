@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from all_pairs import all_pairs
+from all_pairs import all_pairs, in_turn
 from lambdanets import LambdaLayer, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition
@@ -114,7 +114,7 @@ def test_equals_the_definition(case):
     torch.testing.assert_close(layer(x, context, mask=mask), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("case", "batch", "training"), all_pairs([*CASES], (1, 2), (False, True)))
+@pytest.mark.parametrize(("case", "batch", "training"), in_turn(CASES, (1, 2), (False, True)))
 def test_first_and_second_derivatives(case, batch, training):
     layer, x, context, mask, _ = make_case(case)
     layer.train(training)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lambdanets import LambdaLayer2d, create_model
-from lambdanets.models.lambda_resnet import LAMBDA_RESNET_BLOCKS
 
 
 def count_parameters(name, **overrides):
@@ -12,38 +11,29 @@ def count_parameters(name, **overrides):
         return sum(parameter.numel() for parameter in create_model(name, **overrides).parameters())
 
 
-# Parameters in millions from Tables 8, 12, 13 and 15 of the paper, except rows that are not reproducible.
-TABLE_8 = {  # by (query_depth, heads, intra_depth)
-    (4, 4, 1): 14.7, (8, 4, 1): 14.8, (16, 4, 1): 15.0, (32, 4, 1): 15.4, (8, 8, 1): 14.7, (16, 8, 1): 15.1,
-    (8, 8, 4): 15.3, (8, 8, 8): 16.0, (16, 4, 4): 16.0,
-}  # fmt: skip
-TABLE_12 = {"CCCC": 25.6, "LCCC": 25.5, "LLCC": 25.0, "LLLC": 21.7, "LLLL": 15.0, "CLLL": 15.1, "CCCL": 18.8}
+# Parameters in millions from Tables 8, 12 and 13 of the paper; `make tables` compares all rows.
 MILLIONS = [
-    *(("resnet50_lambda", {"query_depth": k, "heads": h, "intra_depth": u}, n) for (k, h, u), n in TABLE_8.items()),
-    *(("resnet50_lambda", {"pattern": pattern}, millions) for pattern, millions in TABLE_12.items()),
+    ("resnet50_lambda", {}, 15.0),
+    ("resnet50_lambda", {"query_depth": 8, "heads": 8, "intra_depth": 4}, 15.3),
+    ("resnet50_lambda", {"pattern": "CLLL"}, 15.1),
     ("lambda_resnet101", {}, 36.9),
-    ("lambda_resnet101_c4", {}, 26.0),
-    ("lambda_resnet152", {}, 51.4),
-    ("lambda_resnet152_c4", {}, 35.1),
 ]
 
 
 @pytest.mark.parametrize(("name", "options", "millions"), MILLIONS, ids=str)
-def test_parameter_counts_match_tables_8_12_13_and_15(name, options, millions):
+def test_parameter_counts_match_tables_8_12_and_13(name, options, millions):
     assert round(count_parameters(name, **options) / 1e6, 1) == millions
 
 
-@pytest.mark.parametrize("depth", LAMBDA_RESNET_BLOCKS)
-def test_blocks_with_lambda_layers_and_se_match_table_19(depth):
-    layers, c4_blocks = LAMBDA_RESNET_BLOCKS[depth]
+def test_blocks_with_lambda_layers_and_se_match_table_19():
     with torch.device("meta"):
-        model = create_model(f"lambda_resnet{depth}")
+        model = create_model("lambda_resnet101")
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
-    assert tuple(len(stage) for stage in stages) == layers
+    assert [len(stage) for stage in stages] == [3, 4, 23, 3]
     lambda_blocks = [
         [i for i, block in enumerate(stage, 1) if isinstance(block.conv2, LambdaLayer2d)] for stage in stages
     ]
-    assert lambda_blocks == [[], [], list(c4_blocks), list(range(1, layers[3] + 1))]
+    assert lambda_blocks == [[], [], [6, 12, 18], [1, 2, 3]]
     assert all(block.se is not None for stage in stages[:2] for block in stage)
     assert all(block.se is None for stage in stages[2:] for block in stage)
 
@@ -91,9 +81,8 @@ def test_drop_path_drops_blocks_only_in_training():
     assert not (block(x) == block.downsample(x).relu()).flatten(1).all(dim=1).any()
 
 
-@pytest.mark.parametrize("name", ["lambda_resnet20_small", "lambda_resnet50", "resnet50_lambda"])
-def test_last_norm_of_every_block_is_zero_initialized(name):
-    model = create_model(name)
+def test_last_norm_of_every_block_is_zero_initialized():
+    model = create_model("lambda_resnet20_small")
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     assert all(not block.bn3.weight.any() for stage in stages for block in stage)
 
@@ -133,7 +122,6 @@ def test_shared_embeddings_survive_saving_and_loading(tmp_path):
     ("options", "attribute"),
     [
         ({"normalize_keys": "l2"}, ("normalize_keys", "l2")),
-        ({"normalize_keys": None}, ("normalize_keys", None)),
         ({"normalize_keys": "none"}, ("normalize_keys", None)),
         ({"normalize_queries": "softmax"}, ("normalize_queries", "softmax")),
         ({"multi_head": True}, ("multi_head", True)),

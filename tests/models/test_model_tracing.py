@@ -8,6 +8,7 @@ from timm.models import get_notrace_modules
 from torch import fx
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
+from all_pairs import in_turn
 from lambdanets import LambdaLayer2d, replace_convolutions
 from lambdanets.layers.module import Layer
 
@@ -19,13 +20,14 @@ MODELS = {
     "resnet20_mixer_small": {"mixer": "local_attention", "scope": 3},
     "mobilenetv2_lambda": {},
 }
-parametrize_models = pytest.mark.parametrize(("name", "options"), MODELS.items(), ids=MODELS)
+parametrize_models = pytest.mark.parametrize("name", MODELS)
+parametrize_models_in_turn = pytest.mark.parametrize(("name", "training"), in_turn(MODELS, (True, False)))
 
 
-def create_model_and_images(name, options):
+def create_model_and_images(name, **options):
     torch.manual_seed(0)
     # float64, because batch norm over only two values amplifies rounding errors
-    model = timm.create_model(name, num_classes=5, **options).double()
+    model = timm.create_model(name, num_classes=5, **MODELS[name], **options).double()
     return model, torch.randn(2, 3, 32, 32, dtype=torch.float64)
 
 
@@ -44,16 +46,15 @@ def assert_same(model, traced, x):
         torch.testing.assert_close(actual, reference, rtol=1e-6, atol=1e-6 + 1e-16 * largest)
 
 
-@parametrize_models
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-def test_torch_fx_traces_a_model_with_the_same_outputs_and_gradients(name, options, training):
-    model, x = create_model_and_images(name, options)
+@parametrize_models_in_turn
+def test_torch_fx_traces_a_model_with_the_same_outputs_and_gradients(name, training):
+    model, x = create_model_and_images(name)
     assert_same(model.train(training), fx.symbolic_trace(model), x)
 
 
 @parametrize_models
-def test_torchvision_extracts_the_output_of_each_layer(name, options):
-    model, x = create_model_and_images(name, options)
+def test_torchvision_extracts_the_output_of_each_layer(name):
+    model, x = create_model_and_images(name)
     model.eval()
     layers = [key for key, module in model.named_modules() if isinstance(module, Layer) and "embedding" not in key]
     _, nodes = get_graph_node_names(model)
@@ -79,16 +80,15 @@ def test_feature_extraction_works_after_surgery(library):
 
 def test_timm_extracts_features_by_fx_with_layers_as_leaves():
     assert Layer in get_notrace_modules()
-    model, x = create_model_and_images("lambda_resnet20_small", {"features_only": True, "feature_cls": "fx"})
+    model, x = create_model_and_images("lambda_resnet20_small", features_only=True, feature_cls="fx")
     torch.manual_seed(0)
     reference = timm.create_model("lambda_resnet20_small", num_classes=5, features_only=True).double()
     for actual, expected in zip(model.eval()(x), reference.eval()(x), strict=True):
         assert torch.equal(actual, expected)
 
 
-@parametrize_models
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-def test_traced_model_has_the_same_outputs_and_gradients(name, options, training):
-    model, x = create_model_and_images(name, options)
+@parametrize_models_in_turn
+def test_traced_model_has_the_same_outputs_and_gradients(name, training):
+    model, x = create_model_and_images(name)
     traced = torch.jit.trace(model.train(training), x, check_trace=False)
     assert_same(model, traced, x)

@@ -17,11 +17,16 @@ SHALLOW = {"layers": (1, 1, 2, 1)}
 NETWORKS = {
     "resnetrs50": SHALLOW,
     "lambda_resnet50": SHALLOW | {"lambda_blocks": ((), (), (1, 2), (1,)), "scope": 5},
-    "resnet50_lambda": {"pattern": "CLLL", "scope": 5, "intra_depth": 2},
+    "resnet50_lambda": {
+        "layers": (1, 2, 1, 1),
+        "lambda_blocks": ((), (1, 2), (1,), (1,)),
+        "scope": 5,
+        "intra_depth": 2,
+    },
     "mobilenetv2_lambda": {"scope": 5},
     "mobilenetv3_small_050": {},
 }
-SIZES = [(37, 70), (64, 33), (50, 5)]
+SIZES = [(37, 60), (64, 33), (50, 5)]
 
 
 def random_network(name):
@@ -66,15 +71,15 @@ def assert_same(actual, expected):
 
 
 def test_maps_of_a_padded_batch_equal_maps_of_single_images(network):
-    batched = run_padded(network, (96, 96))
+    batched = run_padded(network, (64, 64))
     for i, image in enumerate(random_images()):
         for single, maps in zip(network(image[None]), batched, strict=True):
-            assert_same(valid_part(maps, (96, 96), SIZES[i])[i], single[0])
+            assert_same(valid_part(maps, (64, 64), SIZES[i])[i], single[0])
 
 
 def test_gradients_are_independent_of_padding(network):
     gradients = []
-    for side, value in ((96, 7.0), (128, -3.0)):
+    for side, value in ((64, 7.0), (96, -3.0)):
         inputs = pad_images(random_images(), (side, side), value).requires_grad_()
         with padded_batch(SIZES, (side, side)):
             maps = network(inputs)[-1]
@@ -82,18 +87,17 @@ def test_gradients_are_independent_of_padding(network):
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         actual = torch.autograd.grad(loss, [inputs, *parameters], allow_unused=True)
         assert not actual[0][0, :, SIZES[0][0] :].any()
-        gradients.append([actual[0][..., :64, :70], *actual[1:]])
+        gradients.append([actual[0][..., :64, :60], *actual[1:]])
     for gradient, reference in zip(*gradients, strict=True):
         assert (gradient is None) == (reference is None)
         if gradient is not None:
             assert (gradient - reference).abs().max() <= 1e-9 * reference.abs().max()
 
 
-@pytest.mark.parametrize("name", ["lambda_resnet20_small", "resnetrs50"])
-def test_training_step_is_independent_of_the_amount_of_padding(name):
+def test_training_step_is_independent_of_the_amount_of_padding():
     states = []
-    for side in (96, 128):
-        network = random_network(name).train()
+    for side in (64, 96):
+        network = random_network("lambda_resnet50").train()
         add_padding_hooks(network)
         maps = run_padded(network, (side, side))[-1]
         sum(valid_part(x, (side, side), size).square().sum() for x, size in zip(maps, SIZES, strict=True)).backward()
@@ -106,15 +110,15 @@ def test_training_step_is_independent_of_the_amount_of_padding(name):
 def test_average_pool_with_count_include_pad_is_preserved():
     pool = nn.AvgPool2d(3, 2, 1)
     add_padding_hooks(pool)
-    batched = run_padded(pool, (96, 96))
+    batched = run_padded(pool, (64, 64))
     for i, image in enumerate(random_images()):
-        assert_same(valid_part(batched, (96, 96), SIZES[i])[i], nn.functional.avg_pool2d(image, 3, 2, 1))
+        assert_same(valid_part(batched, (64, 64), SIZES[i])[i], nn.functional.avg_pool2d(image, 3, 2, 1))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_recomputes_with_the_sizes_of_its_batch(use_reentrant, monkeypatch):
     monkeypatch.setattr(timm.layers.config, "_USE_REENTRANT_CKPT", use_reentrant)
-    batches = [(SIZES, (96, 96)), ([(20, 96), (64, 64)], (64, 96)), ([(33, 40)], (33, 40))]
+    batches = [([(18, 30), (32, 17)], (32, 32)), ([(20, 64), (32, 64)], (32, 64)), ([(33, 40)], (33, 40))]
     gradients = []
     for checkpointing in (False, True, True):
         network = random_network("lambda_resnet50")
@@ -132,12 +136,14 @@ def test_gradient_checkpointing_recomputes_with_the_sizes_of_its_batch(use_reent
             assert_same(gradient, expected)
 
 
-def test_no_sizes_are_left_after_a_forward_pass(network):
-    images = pad_images(random_images(), (96, 96), 0)
+def test_no_sizes_are_left_after_a_forward_pass():
+    network = random_network("mobilenetv3_small_050")
+    add_padding_hooks(network)
+    images = pad_images(random_images(), (64, 64), 0)
     expected = network(images)[:3]  # the others may be very large
-    with pytest.raises(RuntimeError, match="size of tensor"), padded_batch(SIZES[:2], (96, 96)):
+    with pytest.raises(RuntimeError, match="size of tensor"), padded_batch(SIZES[:2], (64, 64)):
         network(images)
-    run_padded(network, (96, 96))
+    run_padded(network, (64, 64))
     assert all(map(torch.equal, network(images)[:3], expected))
 
 

@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import nn
 
+from all_pairs import in_turn
 from lambdanets import LambdaLayer, LambdaLayer2d, create_model, replace_convolutions
 from lambdanets.errors import InputError
 
@@ -195,15 +196,13 @@ INITIALIZATIONS = {
 }
 
 
-@pytest.mark.parametrize("initialize", INITIALIZATIONS.values(), ids=INITIALIZATIONS.keys())
-@pytest.mark.parametrize(
-    "make",
-    [lambda: create_model("lambda_resnet20_small"), lambda: replaced("resnet10t", "layer4.*.conv2")],
-    ids=["lambda_resnet20_small", "replaced"],
-)
-def test_initialization_by_other_code_keeps_that_of_lambda_layers(make, initialize):
+MODELS = (lambda: create_model("lambda_resnet20_small"), lambda: replaced("resnet10t", "layer4.*.conv2"))
+
+
+@pytest.mark.parametrize(("initialization", "make"), in_turn(INITIALIZATIONS, MODELS))
+def test_initialization_by_other_code_keeps_that_of_lambda_layers(initialization, make):
     model = pickle.loads(pickle.dumps(copy.deepcopy(make())))
-    initialize(model)
+    INITIALIZATIONS[initialization](model)
     layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
     assert layers
     for layer in layers:

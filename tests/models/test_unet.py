@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from all_pairs import in_turn
 from lambdanets import LambdaLayer2d, create_model
 
 NAMES = ("lambda_unet_small", "unet_small")
@@ -16,8 +17,7 @@ def create_narrow(name, **options):
     return create_model(name, **{"num_classes": 3} | NARROW_OPTIONS | options)
 
 
-@parametrize_names
-@pytest.mark.parametrize("size", [(1, 1), (3, 50), (16, 16), (17, 33), (31, 9)])
+@pytest.mark.parametrize(("size", "name"), in_turn([(1, 1), (3, 50), (16, 16), (17, 33), (31, 9)], NAMES))
 def test_logits_have_the_height_and_width_of_the_input(name, size):
     model = create_model(name, num_classes=3, in_chans=1).eval()
     with torch.no_grad():
@@ -82,14 +82,6 @@ def test_rejects_invalid_arguments_of_a_unet(options, message):
         create_model("lambda_unet_small", **options)
 
 
-@parametrize_names
-def test_exported_unet_has_the_same_logits(name):
-    model, x = create_narrow(name).double().eval(), torch.randn(1, 3, 21, 34, dtype=torch.float64)
-    exported = torch.export.export(model, (x,)).module()
-    with torch.no_grad():
-        torch.testing.assert_close(exported(x), model(x))
-
-
 def test_unet_can_be_exported_for_all_multiples_of_its_stride():
     model, x = create_narrow("unet_small").double().eval(), torch.randn(1, 3, 24, 32, dtype=torch.float64)
     height, width = (4 * torch.export.Dim(side, min=2, max=16) for side in ("height", "width"))
@@ -99,8 +91,9 @@ def test_unet_can_be_exported_for_all_multiples_of_its_stride():
             torch.testing.assert_close(exported(images), model(images))
 
 
-@parametrize_names
-def test_compiled_unet_has_the_same_logits(name):
-    model, x = create_narrow(name).double().eval(), torch.randn(1, 3, 21, 34, dtype=torch.float64)
+def test_compiled_and_exported_unets_have_the_same_logits_at_odd_sizes():
+    model, x = create_narrow("lambda_unet_small").double().eval(), torch.randn(1, 3, 21, 34, dtype=torch.float64)
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x))
+        expected = model(x)
+        for graph in (torch.compile(model, backend="eager", fullgraph=True), torch.export.export(model, (x,)).module()):
+            torch.testing.assert_close(graph(x), expected)

@@ -8,9 +8,11 @@ import pytest
 import timm
 import torch
 
+from all_pairs import in_turn
 from lambdanets import create_model, foreign_state_dict
 from lambdanets.errors import InputError
 from lambdanets.models.weights import load_tensors, read_weights
+from small_timm import small_lambda_resnet26t  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +64,7 @@ def test_loads_checkpoints_of_other_training_code(prefix, wrapper, model, tmp_pa
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
 
 
-@pytest.mark.parametrize("average", ["ema", "teacher", "model_ema", ""])
-@pytest.mark.parametrize("wrapper", ["entries", "prefixes"])
+@pytest.mark.parametrize(("average", "wrapper"), in_turn(["ema", "teacher", "model_ema", ""], ["entries", "prefixes"]))
 def test_of_two_networks_the_average_is_loaded_and_named(wrapper, average, model, tmp_path, capsys):
     expected = model.state_dict()
     networks = {"student": {name: torch.zeros_like(tensor) for name, tensor in expected.items()}}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.backends.debugging import aot_eager
 
 from all_pairs import all_pairs
 from compilation import CompileCounter
@@ -45,23 +46,26 @@ GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
 
 
 @pytest.mark.parametrize(
-    ("causal", "algorithm", "dimensions"), all_pairs([False, True], ["native", "row_transform"], [*GRIDS])
+    ("causal", "algorithm", "dimensions", "dilation"),
+    all_pairs([False, True], ["native", "row_transform"], [*GRIDS], [1, 2]),
 )
-def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm, causal):
+def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm, causal, dilation):
     torch.compiler.reset()
-    counter = CompileCounter()
+    counter = CompileCounter(aot_eager)
     table = torch.randn(*(5, 3, 5)[:dimensions], 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
-    def function(queries, values, *sides):
-        return position_interaction(queries, table, values, sides, algorithm=algorithm, causal=causal)
+    def function(queries, values, content, *sides):
+        options = {"algorithm": algorithm, "causal": causal, "dilation": dilation}
+        return position_interaction(queries, table, values, sides, content=content, **options)
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, grid in enumerate(GRIDS[dimensions], 16):
         queries, _, values = make_inputs(batch, *grid)
+        inputs = [x.requires_grad_() for x in (queries, values, torch.randn(batch, 4, 3))]
         results = []
         for run in (compiled, function):
-            output = run(queries.requires_grad_(), values.requires_grad_(), *grid)
-            results.append((output, *torch.autograd.grad(output.square().mean(), (queries, values, table))))
+            output = run(*inputs, *grid)
+            results.append((output, *torch.autograd.grad(output.square().mean(), (*inputs, table))))
         for actual, expected in zip(*results, strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert counter.num_compilations <= 2

@@ -30,8 +30,6 @@ def reference_embeddings(table, grid, dilation, context_grid):
 # query grid, context grid, sides of the table
 PAIRS = {
     "1d, larger context": ((4,), (7,), (5,)),
-    "1d, smaller context": ((6,), (2,), (7,)),
-    "1d, table larger than both": ((3,), (2,), (15,)),
     "1d, one query": ((1,), (6,), (5,)),
     "1d, one context position": ((5,), (1,), (3,)),
     "2d, larger and smaller": ((3, 5), (6, 2), (5, 3)),
@@ -39,23 +37,18 @@ PAIRS = {
     "2d, same grid": ((3, 4), (3, 4), (3, 5)),
     "3d, larger and smaller": ((2, 3, 2), (3, 1, 4), (3, 5, 3)),
 }
-pairs = pytest.mark.parametrize(("grid", "context_grid", "sides"), PAIRS.values(), ids=PAIRS.keys())
 
 
 @pytest.mark.parametrize("dilation", [1, 2])
-@pairs
-def test_pairwise_embeddings_equal_a_loop_over_pairs(grid, context_grid, sides, dilation):
-    table = random(*sides, 2, 3)
-    result = pairwise_embeddings(table, grid, dilation, context_grid)
-    assert result.shape == (*grid, 2, 3, *context_grid)
-    assert torch.equal(result, reference_embeddings(table, grid, dilation, context_grid))
-
-
-@pytest.mark.parametrize("dilation", [1, 2])
-@pairs
-def test_gradcheck_of_pairwise_embeddings(grid, context_grid, sides, dilation):
-    table = random(*sides, 1, 2).requires_grad_()
-    assert gradcheck(lambda t: pairwise_embeddings(t, grid, dilation, context_grid), table, fast_mode=True)
+@pytest.mark.parametrize(("grid", "context_grid", "sides"), PAIRS.values(), ids=PAIRS.keys())
+def test_pairwise_embeddings_and_gradients_equal_a_loop_over_pairs(grid, context_grid, sides, dilation):
+    table = random(*sides, 2, 3).requires_grad_()
+    results = [
+        function(table, grid, dilation, context_grid) for function in (pairwise_embeddings, reference_embeddings)
+    ]
+    assert torch.equal(*results)
+    weights = random(*results[0].shape)
+    torch.testing.assert_close(*(torch.autograd.grad(result, table, weights)[0] for result in results))
 
 
 # old sides, new sides
@@ -70,12 +63,11 @@ RESIZES = {
 resizes = pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.keys())
 
 
-@pytest.mark.parametrize("channels", [(3,), (2, 3)], ids=["k", "k u"])
 @resizes
-def test_resizing_keeps_center_and_corners(old, new, channels):
-    table = random(*old, *channels)
+def test_resizing_keeps_center_and_corners(old, new):
+    table = random(*old, 2, 3)
     resized = resize_table(table, new, keep_sum=False)
-    assert resized.shape == (*new, *channels)
+    assert resized.shape == (*new, 2, 3)
     torch.testing.assert_close(resized[tuple(s // 2 for s in new)], table[tuple(s // 2 for s in old)])
     for corner in itertools.product((0, -1), repeat=len(old)):
         torch.testing.assert_close(resized[corner], table[corner])
@@ -109,9 +101,8 @@ def test_resizing_from_or_to_one_entry_keeps_the_center(keep_sum):
     assert not both[:, [0, 2]].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_resizing_to_the_same_sides_returns_a_copy(dtype):
-    table = random(5, 7, 3).to(dtype)
+def test_resizing_to_the_same_sides_returns_a_copy():
+    table = random(5, 7, 3).half()
     resized = resize_table(table, [5, 7])
     assert torch.equal(resized, table)
     assert resized.data_ptr() != table.data_ptr()

@@ -1,19 +1,25 @@
-import functools
-
 import hypothesis.strategies as st
 import pytest
 import torch
-from exactness import assert_error_within_budget
 from hypothesis import given, settings
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import lambdanets as ln
 from all_pairs import all_pairs
-from lambdanets.ops import definition, position_interaction
-from ops.position.interactions import make_inputs, supported_algorithms
+from lambdanets.ops import position_interaction
+from ops.position.interactions import (
+    assert_all_close,
+    define,
+    make_factors,
+    make_inputs,
+    run_with_content,
+    supported_algorithms,
+    with_gradients,
+)
 
 ALGORITHMS = supported_algorithms(4, 4)
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
+GRID, SIDES = (3, 4), (3, 5)
 
 # grid, sides of the table, u, dilation, causal
 CASES = {
@@ -38,91 +44,91 @@ algorithms_and_cases = pytest.mark.parametrize(
 )
 
 
+def make_function(grid, **options):
+    return lambda q, r, v, c: position_interaction(q, r, v, grid, content=c, **options)
+
+
 @algorithms_and_cases
-def test_every_algorithm_equals_the_definition_in_float64(id, algorithm, batch):
+def test_outputs_and_gradients_equal_the_definition_in_float64(id, algorithm, batch):
     grid, sides, u, dilation, causal = CASES[id]
-    queries, table, values = make_inputs(grid, sides, u, batch)
-    expected = definition.position_interaction(queries, table, values, grid, dilation=dilation, causal=causal)
-    result = position_interaction(queries, table, values, grid, dilation=dilation, causal=causal, algorithm=algorithm)
-    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12 * expected.abs().max().item())
-
-
-@algorithms
-def test_negated_views_of_complex_tensors_keep_their_sign(algorithm):
-    views = [torch.complex(x, x).conj().imag for x in make_inputs((14, 9), (5, 7), 0)]
-    content = torch.complex(x := torch.randn(2, 4, 5, dtype=torch.float64), x).conj().imag
-    copies = [x.resolve_neg().requires_grad_() for x in (*views, content)]
-    assert all(x.is_neg() for x in views)
-    outputs, gradients = [], []
-    for *factors, added in ([x.requires_grad_() for x in (*views, content)], copies):
-        output = position_interaction(*factors, (14, 9), content=added, algorithm=algorithm)
-        grad_output = torch.complex(output.detach(), output.detach()).conj().imag
-        outputs.append(output)
-        grad_output = grad_output if factors[0].is_neg() else grad_output.resolve_neg()
-        gradients.append(torch.autograd.grad(output, (*factors, added), grad_output))
-    torch.testing.assert_close(*outputs)
-    torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize(
-    ("case", "dtype", "algorithm"),
-    all_pairs(
-        [((6, 9), (5, 7), 0), ((5, 5), (23, 23), 0), ((6, 5), (3, 5), 2)],
-        [torch.float32, torch.bfloat16, torch.float16],
-        ALGORITHMS,
-    ),
-)
-def test_error_is_at_most_twice_the_reference_error(case, dtype, algorithm):
-    grid, sides, u = case
-    inputs = make_inputs(grid, sides, u, k=16, v=8, dtype=dtype)
-    content = torch.randn(2, 16, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
-    exact, reference = (
-        definition.position_interaction(*x, grid) + x[0] @ c.unsqueeze(1)
-        for x, c in (([x.double() for x in inputs], content.double()), (inputs, content))
-    )
-    result = position_interaction(*inputs, grid, content=content, algorithm=algorithm)
-    assert result.dtype == dtype
-    assert_error_within_budget(result, reference, exact)
-
-
-@pytest.mark.parametrize(
-    ("case", "dtype", "algorithm"),
-    all_pairs([((5, 6), (5, 7)), ((14, 13), (7, 7)), ((9, 10), (23, 23))], [torch.float32, torch.bfloat16], ALGORITHMS),
-)
-def test_gradient_error_is_at_most_twice_the_reference_error(case, dtype, algorithm):
-    grid, sides = case
-    inputs, references, exact_results = reference_and_exact_gradients(grid, sides, dtype)
-    results = gradients(lambda *x: position_interaction(*x, algorithm=algorithm), inputs, grid)
-    for result, reference, exact in zip(results, references, exact_results, strict=True):
-        assert_error_within_budget(result, reference, exact)
-
-
-def gradients(function, inputs, grid):
-    inputs = [x.detach().clone().requires_grad_() for x in inputs]
-    output = function(*inputs, grid)
-    grad_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
-    return torch.autograd.grad(output, inputs, grad_output.to(output.dtype))
-
-
-@functools.cache  # slow, and the same for all algorithms
-def reference_and_exact_gradients(grid, sides, dtype):
-    inputs = make_inputs(grid, sides, 0, k=8, v=8, dtype=dtype)
-    exact = gradients(definition.position_interaction, [x.double() for x in inputs], grid)
-    return inputs, gradients(definition.position_interaction, inputs, grid), exact
+    factors, options = make_factors(grid, sides, u, batch=batch), {"dilation": dilation, "causal": causal}
+    expected = with_gradients(lambda *x: define(*x, grid, **options), factors)
+    assert_all_close(run_with_content(factors, grid, **options, algorithm=algorithm), expected, 1e-12)
 
 
 @algorithms_and_cases
 def test_first_and_second_derivatives(id, algorithm, batch):
     grid, sides, u, dilation, causal = CASES[id]
-    inputs = make_inputs(grid, sides, u, batch=batch, heads=2, k=2, v=2)
-    for tensor in inputs:
-        tensor.requires_grad_()
+    factors = [x.requires_grad_() for x in make_factors(grid, sides, u, batch=batch, heads=2, k=2, v=2)]
+    function = make_function(grid, dilation=dilation, causal=causal, algorithm=algorithm)
+    assert gradcheck(function, factors, fast_mode=True)
+    assert gradgradcheck(function, factors, fast_mode=True)
 
-    def function(*x):
-        return position_interaction(*x, grid, dilation=dilation, causal=causal, algorithm=algorithm)
 
-    assert gradcheck(function, inputs, fast_mode=True)
-    assert gradgradcheck(function, inputs, fast_mode=True)
+@pytest.mark.parametrize("frozen", range(4), ids=["queries", "table", "values", "content"])
+def test_gradients_with_one_frozen_factor_equal_the_definition(frozen):
+    factors = make_factors(GRID, SIDES)
+    for i, tensor in enumerate(factors):
+        tensor.requires_grad_(i != frozen)
+    trainable = [x for x in factors if x.requires_grad]
+    loss, expected = make_function(GRID)(*factors).pow(3).sum(), define(*factors, GRID).pow(3).sum()
+    assert_all_close(torch.autograd.grad(loss, trainable), torch.autograd.grad(expected, trainable))
+    assert gradgradcheck(make_function(GRID), factors, fast_mode=True)
+
+
+@algorithms
+def test_hessian_by_forward_over_reverse_equals_reverse_over_reverse(algorithm):
+    factors = make_factors(GRID, SIDES, batch=1, heads=2, k=2, v=2)
+
+    def loss(*x):
+        return make_function(GRID, algorithm=algorithm)(*x).pow(3).sum()
+
+    argnums = (0, 1, 2, 3)
+    forward = torch.func.hessian(loss, argnums=argnums)(*factors)
+    backward = torch.func.jacrev(torch.func.jacrev(loss, argnums=argnums), argnums=argnums)(*factors)
+    torch.testing.assert_close(forward, backward, rtol=1e-10, atol=1e-10)
+
+
+@algorithms
+def test_forward_mode_agrees_with_reverse_mode(algorithm):
+    factors, function = make_factors(GRID, SIDES), make_function(GRID, algorithm=algorithm)
+    tangents = [torch.randn_like(x) for x in factors]
+    _, forward = torch.func.jvp(function, tuple(factors), tuple(tangents))
+    _, vjp = torch.func.vjp(function, *factors)
+    backward = sum((g * t).sum() for g, t in zip(vjp(forward), tangents, strict=True))
+    torch.testing.assert_close(forward.square().sum(), backward)
+    with torch.no_grad(), forward_ad.dual_level():
+        output = function(*map(forward_ad.make_dual, factors, tangents))
+        torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, forward)
+
+
+@algorithms
+def test_vmap_gives_per_sample_gradients(algorithm):
+    queries, table, values, content = make_factors(GRID, SIDES)
+
+    def loss(table, q, v, c):
+        return make_function(GRID, algorithm=algorithm)(q[None], table, v[None], c[None]).square().sum()
+
+    grad = torch.func.grad(loss, argnums=(0, 3))
+    batched = torch.func.vmap(grad, (None, 0, 0, 0))(table, queries, values, content)
+    separate = [grad(table, *example) for example in zip(queries, values, content, strict=True)]
+    for gradient, per_example in zip(batched, zip(*separate, strict=True), strict=True):
+        torch.testing.assert_close(gradient, torch.stack(per_example), rtol=1e-12, atol=1e-12)
+
+
+@algorithms
+def test_negated_views_of_complex_tensors_keep_their_sign(algorithm):
+    def negated(x):
+        return torch.complex(x, x).conj().imag
+
+    results = []
+    for convert in (lambda x: x, torch.Tensor.resolve_neg):
+        factors = [convert(negated(x)).requires_grad_() for x in make_factors((14, 9), (5, 7))]
+        output = make_function((14, 9), algorithm=algorithm)(*factors)
+        grad_output = convert(negated(output.detach()))
+        results.append([output, *torch.autograd.grad(output, factors, grad_output)])
+        assert factors[0].is_neg() == grad_output.is_neg() == (len(results) == 1)
+    torch.testing.assert_close(*results)
 
 
 @algorithms
@@ -210,23 +216,6 @@ def test_autocast_to_float16_returns_float32_as_its_sums(dtype, result):
     inputs = make_inputs((4, 4), (3, 3), 0, dtype=torch.float32)
     with torch.autocast("cpu", dtype):
         assert position_interaction(*inputs, (4, 4)).dtype == result
-
-
-@algorithms
-def test_forward_mode_agrees_with_reverse_mode(algorithm):
-    inputs = make_inputs((3, 4), (3, 5), 0)
-    tangents = [torch.randn_like(x) for x in inputs]
-
-    def function(*x):
-        return position_interaction(*x, (3, 4), algorithm=algorithm)
-
-    _, forward = torch.func.jvp(function, tuple(inputs), tuple(tangents))
-    _, vjp = torch.func.vjp(function, *inputs)
-    backward = sum((g * t).sum() for g, t in zip(vjp(forward), tangents, strict=True))
-    torch.testing.assert_close(forward.square().sum(), backward)
-    with torch.no_grad(), forward_ad.dual_level():
-        output = function(*map(forward_ad.make_dual, inputs, tangents))
-        torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, forward)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

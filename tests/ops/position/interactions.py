@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lambdanets.ops import position_interaction
+from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position.algorithm import Algorithm, Problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets.ops.position.native import load_library
@@ -72,6 +72,14 @@ def make_inputs(
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
+def make_factors(grid: Sequence[int], sides: Sequence[int], u: int = 0, **options: Any) -> list[Tensor]:
+    """Make queries, table, values and content lambda (b, k, v); the options are those of `make_inputs`."""
+    queries, table, values = make_inputs(grid, sides, u, **options)
+    shape = len(queries), queries.shape[3], values.shape[2]
+    content = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return [queries, table, values, content.to(queries.dtype)]
+
+
 def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return function(*inputs) and its gradients for a fixed random grad_output."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
@@ -83,6 +91,16 @@ def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) ->
 def run(inputs: Sequence[Tensor], grid: Sequence[int], **options: Any) -> list[Tensor]:
     """Return the output of the position interaction and the gradients of queries, table and values."""
     return with_gradients(lambda *x: position_interaction(*x, grid, **options), inputs)
+
+
+def run_with_content(factors: Sequence[Tensor], grid: Sequence[int], **options: Any) -> list[Tensor]:
+    """Return the output with the content term, and the gradients of all four factors."""
+    return with_gradients(lambda *x: position_interaction(*x[:3], grid, content=x[3], **options), factors)
+
+
+def define(queries: Tensor, table: Tensor, values: Tensor, content: Tensor, *options: Any, **names: Any) -> Tensor:
+    """The definition of the position interaction with a content lambda."""
+    return definition.position_interaction(queries, table, values, *options, **names) + queries @ content.unsqueeze(1)
 
 
 def assert_all_close(results: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 1e-11) -> None:

@@ -3,17 +3,29 @@ import threading
 
 import pytest
 import torch
-from interactions import Spy, assert_all_close, make_inputs, run, supported_algorithms, with_gradients
+from interactions import (
+    Spy,
+    assert_all_close,
+    define,
+    make_factors,
+    make_inputs,
+    run,
+    run_with_content,
+    supported_algorithms,
+    with_gradients,
+)
 from torch import nn
 
+from all_pairs import in_turn
 from lambdanets.ops import definition, position_interaction
 from lambdanets.ops.position import autograd
 from lambdanets.ops.position.autograd import prepared_tables
-from lambdanets.ops.position.choose import ALGORITHMS
+from lambdanets.ops.position.choose import ALGORITHMS as ALGORITHM_CLASSES
 from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (6, 7), (5, 5)
-algorithms = pytest.mark.parametrize("algorithm", supported_algorithms(*GRID))
+ALGORITHMS = supported_algorithms(*GRID)
+algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 class PositionLayer(nn.Module):
@@ -60,8 +72,7 @@ CHANGES = [optimizer_step, load_state_dict, in_place_multiply, in_place_add_to_d
            numpy_write_without_version_counter, convert_to_bfloat16_and_back]  # fmt: skip
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@algorithms
+@pytest.mark.parametrize(("change", "algorithm"), in_turn(CHANGES, ALGORITHMS), ids=lambda x: getattr(x, "__name__", x))
 def test_prepared_table_is_not_used_after_the_table_changes(change, algorithm):
     queries, _, values = make_inputs(GRID, SIDES)
     layer = PositionLayer(algorithm)
@@ -91,7 +102,7 @@ def test_prepared_table_shares_no_memory_with_the_table(algorithm):
 def test_prepared_tables_are_evicted_in_lru_order_at_the_limit(monkeypatch):
     queries, table, values = make_inputs(GRID, SIDES)
     spy = Spy("query_order")
-    monkeypatch.setitem(ALGORITHMS, "query_order", spy)
+    monkeypatch.setitem(ALGORITHM_CLASSES, "query_order", spy)
 
     def is_prepared_again(table):
         before = spy.num_prepared
@@ -140,10 +151,17 @@ def test_results_are_thread_safe(algorithm):
 
 
 @algorithms
-def test_results_share_no_memory_with_the_inputs(algorithm):
-    inputs = make_inputs((1, 1), (1, 1), batch=1, heads=1, k=1, v=1)
-    memory = {x.untyped_storage().data_ptr() for x in inputs}
-    assert not memory & {x.untyped_storage().data_ptr() for x in run(inputs, (1, 1), algorithm=algorithm)}
+def test_inputs_stay_unchanged_and_share_no_memory_with_results(algorithm):
+    factors = [x.requires_grad_() for x in make_factors((1, 1), (1, 1), batch=1, heads=1, k=1, v=1)]
+    before = [x.detach().clone() for x in factors]
+    output = position_interaction(*factors[:3], (1, 1), content=factors[3], algorithm=algorithm)
+    results = [output, *torch.autograd.grad(output, factors, torch.ones_like(output))]
+    assert all(torch.equal(*pair) for pair in zip(factors, before, strict=True))
+    assert not addresses(factors) & addresses(results)
+
+
+def addresses(tensors):
+    return {x.untyped_storage().data_ptr() for x in tensors}
 
 
 @algorithms
@@ -160,40 +178,35 @@ def test_tables_prepared_in_inference_mode_work_in_training(algorithm):
     assert all(x.isfinite().all() for x in torch.autograd.grad(sum(g.square().sum() for g in gradients), inputs))
 
 
-@pytest.mark.parametrize("max_batch", [1, 100], ids=["single examples", "batched"])
 @pytest.mark.parametrize(
-    ("algorithm", "dtype"),
-    [(name, None) for name in supported_algorithms(*GRID)] + [("query_order", torch.bfloat16)],
+    ("algorithm", "dtype"), [*((name, None) for name in ALGORITHMS), ("query_order", torch.bfloat16)]
 )
-def test_bfloat16_stays_within_the_error_budget(monkeypatch, algorithm, dtype, max_batch):
-    spy = Spy(algorithm, max_batch=max_batch, dtype=dtype)  # products in bfloat16 as on a GPU
-    monkeypatch.setitem(ALGORITHMS, algorithm, spy)
+def test_bfloat16_gradients_of_single_examples_stay_within_the_budget(monkeypatch, algorithm, dtype):
+    spy = Spy(algorithm, max_batch=1, dtype=dtype)  # products in bfloat16 as on a GPU
+    monkeypatch.setitem(ALGORITHM_CLASSES, algorithm, spy)
     # many examples but few pairs per offset, to test the sum over examples
-    grid, sides, batch = (3, 4), (5, 7), 128
-    inputs = make_inputs(grid, sides, batch=batch, k=4, v=8, dtype=torch.bfloat16)
-    results = run(inputs, grid, algorithm=algorithm)
-    assert_error_within_bfloat16_budget(results, inputs, grid)
-    assert {queries.dtype for queries in spy.queries} == {dtype or torch.float32}
-    assert max(len(queries) for queries in spy.queries) == min(max_batch, batch)
-
-
-def assert_error_within_bfloat16_budget(results, inputs, grid):
-    references, exact_results = (
-        with_gradients(lambda *x: definition.position_interaction(*x, grid), [x.to(dtype) for x in inputs])
-        for dtype in (torch.bfloat16, torch.float64)
+    grid = (3, 4)
+    factors = make_factors(grid, (5, 7), batch=128, v=8, dtype=torch.bfloat16)
+    results, references, exact_results = (
+        run_with_content(factors, grid, algorithm=algorithm),
+        *(
+            with_gradients(lambda *x: define(*x, grid), [x.to(dtype) for x in factors])
+            for dtype in (torch.bfloat16, torch.float64)
+        ),
     )
     for result, reference, exact in zip(results, references, exact_results, strict=True):
-        assert result.dtype == torch.bfloat16
         assert_error_within_budget(result, reference, exact)
+    assert {queries.dtype for queries in spy.queries} == {dtype or torch.float32}
+    assert {len(queries) for queries in spy.queries} == {1}
 
 
 @algorithms
 def test_split_batch_equals_the_full_batch(monkeypatch, algorithm):
-    inputs = make_inputs(GRID, SIDES, batch=7)
-    expected = run(inputs, GRID, algorithm=algorithm)
+    factors = make_factors(GRID, SIDES, batch=7)
+    expected = run_with_content(factors, GRID, algorithm=algorithm)
     spy = Spy(algorithm, max_batch=3)
-    monkeypatch.setitem(ALGORITHMS, algorithm, spy)
-    assert_all_close(run(inputs, GRID, algorithm=algorithm), expected)
+    monkeypatch.setitem(ALGORITHM_CLASSES, algorithm, spy)
+    assert_all_close(run_with_content(factors, GRID, algorithm=algorithm), expected)
     assert [len(queries) for queries in spy.queries] == [3, 3, 1]
 
 
@@ -206,51 +219,36 @@ def test_empty_batch_gives_empty_outputs_and_zero_table_gradient(algorithm):
     assert torch.equal(grad_table, torch.zeros_like(inputs[1]))
 
 
-# grid, sides, u, causal, dilation
-SAVED = {
-    "map": ((6, 7), (5, 5), 0, False, 1),
-    "map, larger table, causal": ((6, 7), (23, 23), 2, True, 1),
-    "sequence": ((40,), (79,), 0, False, 1),
-}
-
-
-@pytest.mark.parametrize(("grid", "sides", "u", "causal", "dilation"), SAVED.values(), ids=SAVED.keys())
-@algorithms
-def test_forward_saves_only_its_inputs(algorithm, grid, sides, u, causal, dilation):
-    inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u)]
+def saved_by(factors, *arguments, **options):
+    """The tensors that autograd saves in a forward pass."""
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        position_interaction(*inputs, grid, causal=causal, dilation=dilation, algorithm=algorithm)
-    memory = {x.untyped_storage().data_ptr() for x in inputs}
+        position_interaction(*(x.requires_grad_() for x in factors), *arguments, **options)
+    return saved
+
+
+@algorithms
+def test_forward_saves_only_its_inputs(algorithm):
+    inputs = make_inputs(GRID, (23, 23), u=2)
+    saved = saved_by(inputs, GRID, causal=True, algorithm=algorithm)
     assert len(saved) == 3
-    assert {x.untyped_storage().data_ptr() for x in saved} == memory
+    assert addresses(saved) == addresses(inputs)
 
 
-@algorithms
-def test_dilated_forward_pass_saves_only_its_padded_inputs(algorithm):
-    inputs = [x.requires_grad_() for x in make_inputs((5, 7), (3, 3))]
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        position_interaction(*inputs, (5, 7), dilation=2, algorithm=algorithm)
+def test_dilated_forward_pass_saves_only_its_padded_inputs():
+    inputs = make_inputs((5, 7), (3, 3))
     padding_factor = (6 * 8) / (5 * 7)
+    saved = saved_by(inputs, (5, 7), dilation=2)
     assert sum(x.numel() for x in saved) <= padding_factor * sum(x.numel() for x in inputs)
 
 
 @algorithms
-def test_bfloat16_table_gradient_sums_many_positions_in_float32(monkeypatch, algorithm):
+def test_bfloat16_gradients_sum_many_positions_in_float32(monkeypatch, algorithm):
     if algorithm == "query_order":  # as on a GPU
-        monkeypatch.setitem(ALGORITHMS, algorithm, Spy(algorithm, dtype=torch.bfloat16))
-    queries, values = torch.ones(1, 1, 512, 1).bfloat16(), torch.ones(1, 512, 1).bfloat16()
-    table = torch.ones(3, 1).bfloat16().requires_grad_()
-    position_interaction(queries, table, values, (512,), algorithm=algorithm).sum().backward()
-    assert table.grad[:, 0].tolist() == pytest.approx([511, 512, 511], rel=2**-8)
-
-
-@algorithms
-def test_bfloat16_value_gradient_sums_many_positions_in_float32(monkeypatch, algorithm):
-    if algorithm == "query_order":  # as on a GPU
-        monkeypatch.setitem(ALGORITHMS, algorithm, Spy(algorithm, dtype=torch.bfloat16))
-    queries, table = torch.ones(1, 1, 1024, 1).bfloat16(), torch.ones(2047, 1).bfloat16()
-    values = torch.ones(1, 1024, 1).bfloat16().requires_grad_()
-    position_interaction(queries, table, values, (1024,), algorithm=algorithm).sum().backward()
-    assert values.grad.flatten().tolist() == pytest.approx([1024.0] * 1024, rel=2**-7)
+        monkeypatch.setitem(ALGORITHM_CLASSES, algorithm, Spy(algorithm, dtype=torch.bfloat16))
+    n = 1024
+    inputs = [torch.ones(shape).bfloat16().requires_grad_() for shape in ((1, 1, n, 1), (2 * n - 1, 1), (1, n, 1))]
+    output = position_interaction(*inputs, (n,), algorithm=algorithm).sum()
+    _, grad_table, grad_values = torch.autograd.grad(output, inputs)
+    assert grad_table[n - 2 : n + 1, 0].tolist() == pytest.approx([n - 1, n, n - 1], rel=2**-8)
+    assert grad_values.flatten().tolist() == pytest.approx([n] * n, rel=2**-7)

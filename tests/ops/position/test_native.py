@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 
+import interactions
 import pytest
 import torch
 from interactions import make_inputs, needs_native
@@ -38,13 +39,10 @@ def supported_libraries():
     return [path for path in sorted(FOLDER.iterdir()) if path.stem in names]
 
 
-def run(algorithm, grid, sides, *, dtype=torch.float32, u=0, causal=False, **options):
+def run(algorithm, grid, sides, *, dtype=torch.float32, causal=False, **options):
     """Return the output and all gradients."""
-    inputs = make_inputs(grid, sides, u, k=5, v=19, dtype=torch.float64, **options)
-    inputs = [x.to(dtype).requires_grad_() for x in inputs]
-    y = position_interaction(*inputs, grid, causal=causal, algorithm=algorithm)
-    g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return [y.detach(), *torch.autograd.grad(y, inputs, g.to(dtype))]
+    inputs = [x.to(dtype) for x in make_inputs(grid, sides, k=5, v=19, **options)]
+    return interactions.run(inputs, grid, causal=causal, algorithm=algorithm)
 
 
 def test_library_is_of_the_instruction_set_of_pytorch():

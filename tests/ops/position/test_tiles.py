@@ -1,0 +1,67 @@
+"""Query order and row transform with tiles of any size, each compared with the other."""
+
+import pytest
+from interactions import assert_all_close, make_inputs, run
+
+from all_pairs import all_pairs
+from lambdanets.ops.position import row_transform
+from lambdanets.ops.position.choose import ALGORITHMS
+from lambdanets.ops.position.query_order import QueryOrder
+from lambdanets.ops.position.row_transform import RowTransform
+from lambdanets.ops.position.windows import Tiling
+
+# grid, sides of the table, u, causal, tiles of query order
+CASES = {
+    "even last axis": ((7, 8), (5, 3), 0, False, [(7, 8), (1, 8), (2, 4), (3, 2), (7, 2)]),
+    "odd, causal, intra-depth": ((7, 9), (5, 5), 2, True, [(7, 9), (2, 9), (4, 4)]),
+    "one column": ((6, 1), (5, 1), 0, False, [(2, 1)]),
+    "two columns, larger table": ((4, 2), (7, 3), 0, False, [(3, 2)]),
+    "sequence": ((13,), (5,), 0, False, [(1, 13), (1, 4), (1, 1)]),
+    "causal sequence": ((13,), (25,), 0, True, [(1, 13)]),
+    "volume": ((3, 5, 4), (3, 3, 3), 0, False, [(3, 5, 4), (2, 2, 4), (1, 2, 2)]),
+    "causal volume, intra-depth": ((4, 3, 5), (7, 5, 9), 2, True, [(2, 3, 5)]),
+}
+
+
+class TiledQueryOrder(QueryOrder):
+    """Query order with a fixed tile."""
+
+    def __init__(self, problem):
+        super().__init__(problem)
+        self._tiling = Tiling(problem.at_least_2d(), self.tile)
+
+
+class TiledRowTransform(RowTransform):
+    """With a fixed number of rows per tile and of query depths."""
+
+    def __init__(self, problem):
+        super().__init__(problem)
+        tile, depths = self.sizes
+        self.rows = self.rows._replace(tile=min(tile, self.rows.grid[0]), depths=depths)
+
+
+def assert_algorithms_agree(monkeypatch, case, name, other, algorithm):
+    """Compare `name`, replaced by an algorithm with tiles, with another one."""
+    grid, sides, u, causal, _ = CASES[case]
+    inputs = make_inputs(grid, sides, u)
+    expected = run(inputs, grid, causal=causal, algorithm=other)
+    monkeypatch.setitem(ALGORITHMS, name, algorithm)
+    assert_all_close(run(inputs, grid, causal=causal, algorithm=name), expected)
+
+
+@pytest.mark.parametrize(("case", "tile"), [(name, tile) for name, case in CASES.items() for tile in case[4]])
+def test_tiles_of_query_order_equal_row_transform(monkeypatch, case, tile):
+    monkeypatch.setattr(TiledQueryOrder, "tile", tile, raising=False)
+    assert_algorithms_agree(monkeypatch, case, "query_order", "row_transform", TiledQueryOrder)
+
+
+@pytest.mark.parametrize(
+    ("case", "sizes", "longest"),
+    all_pairs([*CASES], [(1, 100), (2, 3), (3, 1), (100, 100)], [0, 128]),  # 0: all rows by torch.fft
+)
+def test_tiles_of_row_transform_equal_query_order(monkeypatch, case, sizes, longest):
+    monkeypatch.setattr(row_transform, "_MAX_MATRIX_SIDE", longest)
+    row_transform._fit_memory.cache_clear()
+    monkeypatch.setattr(TiledRowTransform, "sizes", sizes, raising=False)
+    assert_algorithms_agree(monkeypatch, case, "row_transform", "query_order", TiledRowTransform)
+    row_transform._fit_memory.cache_clear()
