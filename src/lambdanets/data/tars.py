@@ -165,13 +165,13 @@ def read_tar_layout(path: Path) -> Layout:
 
     Nested tars count as folders. Raises InputError, also if any of the tars is compressed, damaged or truncated.
     """
-    files = _files_in_tar(path)
+    files = files_in_tar(path)
     images = [(folder_path, member) for folder_path, member in files if is_image_name(folder_path.name)]
     others = [folder_path for folder_path, _ in files if not is_image_name(folder_path.name)]
     return find_layout(str(path), images, others, {})
 
 
-def _files_in_tar(path: Path) -> list[FileInTar]:
+def files_in_tar(path: Path) -> list[FileInTar]:
     """Return the files of an uncompressed tar and its nested tars that are not hidden, sorted by path.
 
     The path of a file in a nested tar begins with the name of this tar without the suffix. Of members with the same

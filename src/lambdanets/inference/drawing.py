@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.loader import BACKGROUND, IGNORED
 from lambdanets.data.coco.segmentations import CroppedMask, to_cropped_mask
-from lambdanets.data.coco.semantic_masks import BACKGROUND, IGNORED
 from lambdanets.inference.objects import Objects
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import printable

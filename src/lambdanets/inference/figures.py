@@ -12,8 +12,7 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import image_to_tensor
-from lambdanets.data.coco.semantic_masks import make_semantic_mask
+from lambdanets.data.coco.loader import image_to_tensor, make_semantic_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.drawing import draw_ground_truth, draw_predicted, overlay_classes

@@ -8,8 +8,7 @@ import torch
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
-from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK, load_with_semantic_mask
+from lambdanets.data.coco.loader import SEMANTIC_MASK, AnnotatedBatch, evaluation_batches, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize

@@ -6,9 +6,9 @@ from coco_files import decode_mask
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
 from lambdanets.data.coco.images import open_annotated
+from lambdanets.data.coco.loader import IGNORED, load_with_semantic_mask, make_semantic_mask
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.data.coco.segmentations import encode_rle
-from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask, make_semantic_mask
 
 HEIGHT, WIDTH = 6, 8
 

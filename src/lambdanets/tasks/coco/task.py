@@ -15,8 +15,8 @@ from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate
-from lambdanets.data.coco.scattered_digits import write_scattered_digits
-from lambdanets.data.coco.sets import open_digits, open_validation
+from lambdanets.data.coco.scattered_digits import open_digits, write_scattered_digits
+from lambdanets.data.coco.sets import open_validation
 from lambdanets.data.order import BatchSlice, permutation
 from lambdanets.errors import InputError
 from lambdanets.tasks.coco.recipe import CocoRecipe
@@ -74,12 +74,10 @@ class CocoTask(Task):
 
     def provenance(self) -> dict[str, Any]:
         recipe, training, validation = self.recipe, self.training, self.validation
-        # the hash of the whole set, because a subset depends on the seed
-        training_hash = training.parent_fingerprint or training.fingerprint
         validation_name = recipe.validation_data or recipe.data
         return {
             "dropped": {"training": training.problems.counts(), "validation": validation.problems.counts()},
-            "training_data": {"name": recipe.data, "sha256": training_hash},
+            "training_data": {"name": recipe.data, "sha256": training.fingerprint},
             "validation_data": {"name": validation_name, "sha256": validation.fingerprint},
         }
 
