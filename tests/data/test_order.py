@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from lambdanets.data.batches import WINDOW, BatchSlice, Order, windowed_permutation
 from lambdanets.data.labeled_images import ImageArray
-from lambdanets.data.order import WINDOW, BatchSlice, Order, windowed_permutation
 
 
 class ShardedArray(ImageArray):

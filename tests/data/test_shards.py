@@ -13,7 +13,7 @@ from data.coco.coco_files import write_tar
 from data.same_batches import assert_same
 from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.loader import ImageBatches
+from lambdanets.data.labeled_images import ImageBatches
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
 from lambdanets.errors import InputError
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from lambdanets.data.batches import permutation
 from lambdanets.data.image_folders import Layout, Split, find_layout
 from lambdanets.data.image_search import list_images
 from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
-from lambdanets.data.order import permutation
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
 from lambdanets.data.tars import TarImages, find_validation_tar, read_tar_layout
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset

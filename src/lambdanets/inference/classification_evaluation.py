@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lambdanets.data.batches import BatchSlice
 from lambdanets.data.datasets import (
     ImageSet,
     LabeledImages,
@@ -19,8 +20,7 @@ from lambdanets.data.datasets import (
     open_splits,
     remap_labels,
 )
-from lambdanets.data.loader import Batch, ImageBatches
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.labeled_images import Batch, ImageBatches
 from lambdanets.device import free_memory
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier

@@ -5,10 +5,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lambdanets.data.batches import Batches
+from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches
-from lambdanets.data.order import BatchSlice
 from lambdanets.inference.coco_results import Result, coco_results, write_results
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score

@@ -6,9 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lambdanets.data.batches import Batches
+from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.data.image_search import describe_classes, describe_left_out
-from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.records import write_json

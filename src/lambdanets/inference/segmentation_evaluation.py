@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from lambdanets.data.batches import Batches
+from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import SEMANTIC_MASK, AnnotatedBatch, evaluation_batches, load_with_semantic_mask
-from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
 from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
 from lambdanets.inference.segmenter import Segmenter

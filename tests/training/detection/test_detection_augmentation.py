@@ -10,8 +10,8 @@ from PIL import Image, ImageDraw
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 from data.coco import coco_files
+from lambdanets.data.batches import BatchSlice
 from lambdanets.data.coco.annotations import parse_annotations
-from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
 from lambdanets.tasks.detection.augmentation import augment

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import nn
 
 from data.coco.coco_files import image, write
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.batches import BatchSlice
 from lambdanets.inference.detection_evaluation import DetectionEvaluator
 from lambdanets.inference.detector import Detector
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets

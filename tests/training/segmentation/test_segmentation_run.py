@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from convergence import train_until
+from lambdanets.data.batches import BatchSlice
 from lambdanets.data.coco.loader import IGNORED, evaluation_batches, load_with_semantic_mask
-from lambdanets.data.order import BatchSlice
 from lambdanets.inference.segmentation_evaluation import SegmentationEvaluator
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import open_datasets

@@ -8,11 +8,10 @@ from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches, Load, Sample
+from lambdanets.data.batches import Batches, BatchSlice, Load, Sample
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.segmentations import to_cropped_mask
-from lambdanets.data.order import BatchSlice
 
 Target = dict[str, Tensor]
 BACKGROUND = 0

@@ -12,10 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from data.same_batches import assert_same
+from lambdanets.data.batches import BatchSlice
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labeled_images import ImageArray
-from lambdanets.data.loader import Batch, ImageBatches
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.labeled_images import Batch, ImageArray, ImageBatches
 from lambdanets.errors import InputError
 
 
