@@ -18,9 +18,8 @@ import numpy as np
 from lambdanets.data.batches import permutation
 from lambdanets.data.datasets import Splits
 from lambdanets.data.image_search import is_image_name
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.images import UnreadableImage, check_readable, check_unreadable, read_image
 from lambdanets.data.labeled_images import ImageFiles, LabeledImages
-from lambdanets.data.readable import check_readable, check_unreadable
 from lambdanets.data.shards import (
     SHARD_LIST,
     UNLABELED,

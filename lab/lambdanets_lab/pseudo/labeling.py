@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from lambdanets.data.readable import check_unreadable
+from lambdanets.data.images import check_unreadable
 from lambdanets.data.shards import open_shards
 from lambdanets.files import remove_unfinished
 from lambdanets.inference.classification_evaluation import ClassificationEvaluator, batch_size_that_fits

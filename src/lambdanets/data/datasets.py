@@ -186,9 +186,8 @@ def _open_files(data: str, path: Path) -> tuple[ImageSet, ImageSet | None]:
         )
     if path.is_dir():
         found = list_images(path)
-        files, others = ([(file.relative_to(path), file) for file in files] for files in (found.paths, found.others))
-        layout = find_layout(str(path), files, [name for name, _ in others], Counter(found.outputs.values()))
-        return _arrange(layout, ImageFiles)
+        files = [(file.relative_to(path), file) for file in found.paths]
+        return _arrange(find_layout(str(path), files, found.left_out), ImageFiles)
     if path.suffix.lower() != ".tar":
         raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
     train, validation = _arrange(read_tar_layout(path), partial(TarImages, path))

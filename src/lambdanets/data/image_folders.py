@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from lambdanets.data.image_search import describe_left_out, describe_suffix
+from lambdanets.data.image_search import describe_left_out
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
@@ -83,12 +83,10 @@ def parse_name(name: str) -> Name:
     return Name(roles.pop() if len(roles) == 1 else "", tuple(word for word, match in matches if match is None))
 
 
-def find_layout(
-    source: str, images: Iterable[tuple[PurePath, Any]], others: Iterable[PurePath], left_out: Mapping[str, int]
-) -> Layout:
+def find_layout(source: str, images: Iterable[tuple[PurePath, Any]], left_out: Counter[str]) -> Layout:
     """Find the splits and classes of a data set from the paths of its images.
 
-    source: the data set, for messages. images: path in the data set, and image. others: files that are not images.
+    source: the data set, for messages. images: path in the data set, and image.
     left_out: number of files that are left out already, by reason.
 
     A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
@@ -101,10 +99,9 @@ def find_layout(
     root = _Folder()
     for number, (path, image) in enumerate(images):
         root.below(map(nfc, path.parts[:-1])).images.append((number, image))
-    counts = Counter(left_out) + Counter(map(describe_suffix, others))
     num_images, root = len(root.all()), _enter(root)
     if not root.folders:
-        got = "images outside class folders" if num_images else f"no images ({describe_left_out(counts)})"
+        got = "images outside class folders" if num_images else f"no images ({describe_left_out(left_out)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
     unused = Counter[str]()
     folders = _find_splits(root, source, unused) or _find_splits_in_classes(root, source, unused) or (root, None)
@@ -112,8 +109,8 @@ def find_layout(
     train, validation = (None if folder is None else _make_split(folder, source) for folder in folders)
     assert train is not None
     num_used = sum(len(images) for split in (train, validation) if split for images in split.images.values())
-    counts += unused + Counter({"outside class folders": num_images - num_used - unused.total()})
-    return Layout(train, validation, counts)
+    outside = Counter({"outside class folders": num_images - num_used - unused.total()})
+    return Layout(train, validation, left_out + unused + outside)
 
 
 def _enter(folder: _Folder) -> _Folder:

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, parse_name
-from lambdanets.data.image_search import image_suffixes, is_image_name
+from lambdanets.data.image_search import describe_suffix, image_suffixes, is_image_name
 from lambdanets.data.images import read_file, read_image
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import is_hidden, open_regular
@@ -75,38 +76,35 @@ def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray]:
 
 
 class TarSamples:
-    """The images of an open WebDataset tar. Read with pread, because forked workers share the file position.
+    """The images of an open WebDataset tar.
 
     path: for messages. count: the expected number of images. Raises tarfile.TarError for another number, and for an
     incomplete or invalid tar.
     """
 
     def __init__(self, path: str, file: BinaryIO, count: int) -> None:
-        with file:
-            self._path, self._descriptor = path, os.dup(file.fileno())
-            self.names, self.offsets = read_tar_samples(file)
+        self._path, self._file = path, file
+        self.names, self._offsets = read_tar_samples(file)
         if len(self.names) != count:
             raise tarfile.ReadError(f"it has {len(self.names)} images, not {count} as in shards.json")
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
     def name(self, position: int) -> str:
         return f"{self._path}/{self.names[position]}"
 
     def image(self, position: int) -> bytes:
-        start, length, _, _ = self.offsets[position].tolist()
-        return self._read(start, length)
+        return self._read(*self._offsets[position, :2].tolist())
 
     def label(self, position: int) -> bytes:
-        _, _, start, length = self.offsets[position].tolist()
-        return self._read(start, length)
+        return self._read(*self._offsets[position, 2:].tolist())
 
     def _read(self, start: int, length: int) -> bytes:
-        if hasattr(os, "pread"):
-            return os.pread(self._descriptor, length, start)
-        os.lseek(self._descriptor, start, os.SEEK_SET)  # on Windows, where no process is forked
-        return os.read(self._descriptor, length)
+        if hasattr(os, "pread"):  # forked workers share the position of the file
+            return os.pread(self._file.fileno(), length, start)
+        self._file.seek(start)  # on Windows, where no process is forked
+        return self._file.read(length)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -166,9 +164,8 @@ def read_tar_layout(path: Path) -> Layout:
     Nested tars count as folders. Raises InputError, also if any of the tars is compressed, damaged or truncated.
     """
     files = files_in_tar(path)
-    images = [(folder_path, member) for folder_path, member in files if is_image_name(folder_path.name)]
-    others = [folder_path for folder_path, _ in files if not is_image_name(folder_path.name)]
-    return find_layout(str(path), images, others, {})
+    left_out = Counter(describe_suffix(inside) for inside, _ in files if not is_image_name(inside.name))
+    return find_layout(str(path), [file for file in files if is_image_name(file[0].name)], left_out)
 
 
 def files_in_tar(path: Path) -> list[FileInTar]:
