@@ -2,13 +2,14 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from lambdanets.data.image_search import describe_left_out
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
@@ -25,6 +26,7 @@ _WORD = re.compile(
 )
 
 _Splits = tuple["_Folder", "_Folder | None"]  # for training and validation
+MakeImages = Callable[[list[Any], list[int]], LabeledImages]  # of images and their labels
 
 
 class Name(NamedTuple):
@@ -34,19 +36,14 @@ class Name(NamedTuple):
     rest: tuple[str, ...]
 
 
-class Split(NamedTuple):
-    """A split: its name in messages, and its images by class name."""
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with class names. source: for messages. left_out: number of files that are not used, by reason."""
 
+    images: LabeledImages
+    classes: tuple[str, ...]
     source: str
-    images: dict[str, list[Any]]
-
-
-class Layout(NamedTuple):
-    """The splits of a data set; validation is None if there is no such split. left_out: as in `Splits`."""
-
-    train: Split
-    validation: Split | None
-    left_out: Counter[str]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,11 +80,13 @@ def parse_name(name: str) -> Name:
     return Name(roles.pop() if len(roles) == 1 else "", tuple(word for word, match in matches if match is None))
 
 
-def find_layout(source: str, images: Iterable[tuple[PurePath, Any]], left_out: Counter[str]) -> Layout:
-    """Find the splits and classes of a data set from the paths of its images.
+def find_splits(
+    source: str, images: Iterable[tuple[PurePath, Any]], left_out: Counter[str], make_images: MakeImages
+) -> tuple[ImageSet, ImageSet | None]:
+    """Find the training and the validation set of a data set from the paths of its images.
 
     source: the data set, for messages. images: path in the data set, and image.
-    left_out: number of files that are left out already, by reason.
+    left_out: number of files that are left out already, by reason. make_images: called with images and their labels.
 
     A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
     or class folders with a folder for each split, or class folders with images anywhere in them. A training and a
@@ -106,11 +105,11 @@ def find_layout(source: str, images: Iterable[tuple[PurePath, Any]], left_out: C
     unused = Counter[str]()
     folders = _find_splits(root, source, unused) or _find_splits_in_classes(root, source, unused) or (root, None)
     _check_classes(folders[0], source)
-    train, validation = (None if folder is None else _make_split(folder, source) for folder in folders)
+    train, validation = (None if folder is None else _make_set(folder, source, make_images) for folder in folders)
     assert train is not None
-    num_used = sum(len(images) for split in (train, validation) if split for images in split.images.values())
+    num_used = len(train.images) + (0 if validation is None else len(validation.images))
     outside = Counter({"outside class folders": num_images - num_used - unused.total()})
-    return Layout(train, validation, left_out + unused + outside)
+    return replace(train, left_out=left_out + unused + outside), validation
 
 
 def _enter(folder: _Folder) -> _Folder:
@@ -228,6 +227,8 @@ def _ambiguous(root: _Folder, source: str) -> InputError:
     )
 
 
-def _make_split(folder: _Folder, source: str) -> Split:
-    images = {name: [image for _, image in folder.folders[name].all()] for name in sorted(folder.folders)}
-    return Split("/".join((source, *folder.path)), images)
+def _make_set(folder: _Folder, source: str, make_images: MakeImages) -> ImageSet:
+    classes = sorted(folder.folders)
+    labeled = [(image, label) for label, name in enumerate(classes) for _, image in folder.folders[name].all()]
+    images = make_images([image for image, _ in labeled], [label for _, label in labeled])
+    return ImageSet(images, tuple(classes), "/".join((source, *folder.path)))

@@ -6,13 +6,14 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, parse_name
+from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, ImageSet, find_splits, parse_name
 from lambdanets.data.image_search import describe_suffix, image_suffixes, is_image_name
 from lambdanets.data.images import read_file, read_image
 from lambdanets.errors import InputError, one_line
@@ -158,14 +159,15 @@ def find_validation_tar(train: Path) -> Path | None:
     return next(filter(Path.is_file, found), None)
 
 
-def read_tar_layout(path: Path) -> Layout:
-    """Find the splits and classes in an uncompressed tar, and the members of `TarImages` in each.
+def open_tar(path: Path) -> tuple[ImageSet, ImageSet | None]:
+    """Open the training and the validation set in an uncompressed tar.
 
     Nested tars count as folders. Raises InputError, also if any of the tars is compressed, damaged or truncated.
     """
     files = files_in_tar(path)
     left_out = Counter(describe_suffix(inside) for inside, _ in files if not is_image_name(inside.name))
-    return find_layout(str(path), [file for file in files if is_image_name(file[0].name)], left_out)
+    images = [file for file in files if is_image_name(file[0].name)]
+    return find_splits(str(path), images, left_out, partial(TarImages, path))
 
 
 def files_in_tar(path: Path) -> list[FileInTar]:

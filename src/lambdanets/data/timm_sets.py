@@ -25,16 +25,17 @@ class IndexedImages(ImagesWithoutFiles):
     source: str
 
     def load(self, index: int) -> tuple[Image.Image, int]:
+        name = self.name(index)
         try:
             image = self.items[index][0]
             if isinstance(image, Image.Image):
                 return convert_image(image), self.labels[index]
+            with image:
+                return read_image(image, name), self.labels[index]
         except UnreadableImage:
             raise
         except Exception as error:  # datasets raise exceptions of any type for damaged files
-            raise UnreadableImage(self.name(index), one_line(error)) from error
-        with image:
-            return read_image(image, self.name(index)), self.labels[index]
+            raise UnreadableImage(name, one_line(error)) from error
 
 
 def is_timm_name(data: str) -> bool:
