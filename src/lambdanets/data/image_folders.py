@@ -142,14 +142,10 @@ def _has_splits(folder: _Folder) -> bool:
 
 def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
     """Return the training and the validation split in a folder; None if it has no splits."""
-    families = [*_families(root).values()]
-    complete = [family for family in families if _is_complete(family)]
+    complete = [family for family in _families(root).values() if _is_complete(family)]
     if not complete:
-        for family in families:
-            names = [*chain.from_iterable(family.values())]
-            nested = any(_enter(root.folders[name]).folders for name in names)
-            several = len(family) > 1 and (nested or len(names) == len(root.folders))
-            if several or (nested and [parse_name(name) for name in names] == [Name(TRAIN, ())]):
+        for name, folder in root.folders.items():
+            if parse_name(name) == Name(TRAIN, ()) and _enter(folder).folders:
                 raise _ambiguous(root, source)
         return None
     if len(complete) > 1:

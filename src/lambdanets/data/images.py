@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,11 +24,10 @@ FORMATS = (
 )  # fmt: skip
 
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+
 # Large images are either read or raise an error, and damaged metadata do not change pixels.
-_IGNORED_WARNINGS = [
-    ("ignore", None, Image.DecompressionBombWarning, None, 0),
-    ("ignore", None, UserWarning, re.compile(r"PIL\."), 0),
-]
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 class UnreadableImage(UnreadableError):  # noqa: N818 - it describes the image
@@ -67,10 +65,6 @@ def read_image(
     """
     if name is None:
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else str(getattr(source, "name", "memory"))
-    # change the filters only once, because after each change Python shows earlier warnings again
-    if any(warning_filter not in warnings.filters for warning_filter in _IGNORED_WARNINGS):
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
     def check_size(width: int, height: int) -> None:
         if width == 0 or height == 0:
