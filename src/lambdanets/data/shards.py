@@ -228,7 +228,7 @@ class ShardedImages:
         return samples
 
     def _label(self, shard: TarSamples, position: int) -> int:
-        content = shard.label(position)
+        content = shard.classes[position]
         if not content:
             raise UnreadableImage(shard.name(position), "it has no class (.cls)")
         label = parse_class(content)

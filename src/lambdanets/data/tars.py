@@ -47,33 +47,36 @@ def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.Tar
         raise tarfile.ReadError(f"it is damaged at byte {tar.offset - start}, or followed by another tar")
 
 
-def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray]:
-    """Find the images of a WebDataset tar: names of the members, and their offsets, int64 (n, 4).
+def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray, list[bytes]]:
+    """Find the images of a WebDataset tar: their names, their starts and lengths, int64 (n, 2), and .cls members.
 
-    The offsets are start and length of the image, and of its .cls member, which has length 0 if it is missing.
+    A .cls member that is missing is b"".
     Consecutive members with the same path up to the first dot of the file name are one sample. Samples without an image
     are skipped; if a sample has several images, the first is used. Raises tarfile.TarError for an incomplete or invalid
     tar.
     """
     names: list[str] = []
-    offsets: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int]] = []
+    classes: list[bytes] = []
     last_key = ""
-    label, has_image = (0, 0), False  # of the current sample
+    label, has_image = b"", False  # of the current sample
     for member in tar_members(file):
         key, suffix = split_name(member.name)
         if not key:
             continue
         if key != last_key:
-            last_key, label, has_image = key, (0, 0), False
+            last_key, label, has_image = key, b"", False
         if suffix == "cls":
-            label = (member.offset_data, member.size)
+            file.seek(member.offset_data)
+            label = file.read(member.size)
             if has_image:
-                offsets[-1] = (*offsets[-1][:2], *label)
+                classes[-1] = label
         elif f".{suffix}" in image_suffixes() and not has_image:
             names.append(member.name)
-            offsets.append((member.offset_data, member.size, *label))
+            spans.append((member.offset_data, member.size))
+            classes.append(label)
             has_image = True
-    return names, np.array(offsets, np.int64).reshape(-1, 4)
+    return names, np.array(spans, np.int64).reshape(-1, 2), classes
 
 
 class TarSamples:
@@ -85,7 +88,7 @@ class TarSamples:
 
     def __init__(self, path: str, file: BinaryIO, count: int) -> None:
         self._path, self._file = path, file
-        self.names, self._offsets = read_tar_samples(file)
+        self.names, self._spans, self.classes = read_tar_samples(file)
         if len(self.names) != count:
             raise tarfile.ReadError(f"it has {len(self.names)} images, not {count} as in shards.json")
 
@@ -96,12 +99,7 @@ class TarSamples:
         return f"{self._path}/{self.names[position]}"
 
     def image(self, position: int) -> bytes:
-        return self._read(*self._offsets[position, :2].tolist())
-
-    def label(self, position: int) -> bytes:
-        return self._read(*self._offsets[position, 2:].tolist())
-
-    def _read(self, start: int, length: int) -> bytes:
+        start, length = self._spans[position].tolist()
         if hasattr(os, "pread"):  # forked workers share the position of the file
             return os.pread(self._file.fileno(), length, start)
         self._file.seek(start)  # on Windows, where no process is forked
