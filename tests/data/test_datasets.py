@@ -1,28 +1,21 @@
-import io
 import os
 import tarfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
+from data.coco.coco_files import png
 from lambdanets.data.datasets import open_evaluation_images, open_splits, subset
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
-
-
-def png(value: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("L", (4, 4), value).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def write_classes(folder: Path, **counts: int) -> Path:
     for name, count in counts.items():
         (folder / name).mkdir(parents=True)
         for number in range(count):
-            (folder / name / f"{number}.png").write_bytes(png(number))
+            (folder / name / f"{number}.png").write_bytes(png(value=number))
     return folder
 
 
@@ -55,7 +48,7 @@ def test_hold_out_is_disjoint_and_depends_on_the_seed() -> None:
 def test_class_folders_are_sorted_by_name_and_searched_recursively(tmp_path: Path) -> None:
     write_classes(tmp_path, dog=4, cat=4)
     (tmp_path / "cat/nested").mkdir()
-    (tmp_path / "cat/nested/x.png").write_bytes(png(0))
+    (tmp_path / "cat/nested/x.png").write_bytes(png())
     (tmp_path / "empty").mkdir()
     (tmp_path / "readme.txt").touch()
     splits = open_splits(str(tmp_path))
@@ -93,7 +86,7 @@ def test_data_without_classes_of_images_are_refused(tmp_path: Path, monkeypatch:
     for folder in ("empty/cat", "flat"):
         Path(folder).mkdir(parents=True)
     for file in ("flat/a.png", "all.tar.gz"):
-        Path(file).write_bytes(png(0))
+        Path(file).write_bytes(png())
     os.mkfifo("pipe.tar")  # which is not opened
     write_classes(Path("one"), cat=5)
     write_classes(Path("rare"), common=5, rare=1)

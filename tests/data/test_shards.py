@@ -1,4 +1,3 @@
-import io
 import json
 import pickle
 from itertools import islice
@@ -9,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from data.coco.coco_files import write_tar
+from data.coco.coco_files import png, write_tar
 from data.same_batches import assert_same
 from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageBatches
-from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
+from lambdanets.data.shards import ShardedImages, open_shards
 from lambdanets.errors import InputError
 
 
@@ -106,9 +105,7 @@ def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None
     ],
 )
 def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: bytes | None, reason: str) -> None:
-    png = io.BytesIO()
-    Image.new("L", (4, 4)).save(png, "PNG")
-    write_tar(tmp_path / "train-0.tar", {"a.png": png.getvalue()} | ({"a.cls": content} if content else {}))
+    write_tar(tmp_path / "train-0.tar", {"a.png": png()} | ({"a.cls": content} if content else {}))
     size = (tmp_path / "train-0.tar").stat().st_size
     shard = {"name": "train-0.tar", "images": 1, "bytes": size, "sha256": "0" * 64}
     (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "splits": {"train": [shard]}}))
@@ -164,11 +161,9 @@ def with_fields(**fields: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": []}, "got images without classes"),
         ({"classes": 3}, "is not a valid shards.json: classes must be .*, got 3"),
         ({"splits": {}}, "splits must have shards of 'train', got none"),
-        *((with_fields(name=name), r"splits\.train\[0\]\.name must match pattern") for name in ("../a.tar", "")),
-        (with_fields(sha256="00"), r"sha256 must match pattern .*, got '00'"),
+        (with_fields(name="../a.tar"), r"splits\.train\[0\]\.name must match pattern"),
         ({"splits": {"train": [{"name": "a.tar"}]}}, r"splits\.train\[0\]\.images must be given, got none"),
     ],
 )
@@ -176,10 +171,3 @@ def test_rejects_an_invalid_shards_json(shards: Path, change: dict[str, object],
     edit_list(shards, **change)
     with pytest.raises(InputError, match=message):
         open_splits(str(shards))
-
-
-def test_is_sharded_for_urls_and_folders_with_shards_json(shards: Path, two_classes: Path) -> None:
-    assert is_sharded(str(shards))
-    assert is_sharded("http://127.0.0.1/set")
-    assert is_sharded("s3://bucket/set")
-    assert not any(is_sharded(data) for data in (str(two_classes), "digits", "hfds/some/set", "", "a:b", "://x"))

@@ -162,7 +162,7 @@ VALID = json.dumps(content(annotation(1))).encode()
         (changed("annotations", 0, bbox=[1, 2, 3, "x"]), r"bbox\[3\] must be a valid number"),
         (changed("annotations", 0, category_id=7.5), "category_id must be a valid integer"),
         (changed("images", 1, id=1), "images with different id, got several 1"),
-        (changed("images", 1, file_name="1.png"), r"images with different file_name, got several 1\.png"),
+        (changed("images", 1, file_name="1.png"), r"images with different name, got several 1\.png"),
         (changed("categories", 1, id=7), "categories with different id, got several 7"),
     ],
 )

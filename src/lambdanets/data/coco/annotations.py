@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,10 +64,10 @@ class AnnotatedImage:
     """The annotations of an image: id, file name, size in pixels, and objects in the order of the file."""
 
     id: int
-    name: str
-    height: int
-    width: int
-    objects: tuple[Object, ...]
+    name: Annotated[str, Field(min_length=1, alias="file_name")]
+    height: PositiveInt
+    width: PositiveInt
+    objects: tuple[Object, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,17 +155,9 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _ImageEntry:
-    id: int
-    file_name: Name
-    height: PositiveInt
-    width: PositiveInt
-
-
-@dataclass(slots=True)
 class _File:
     categories: Annotated[list[Category], Field(min_length=1)]
-    images: Annotated[list[_ImageEntry], Field(min_length=1)]
+    images: Annotated[list[AnnotatedImage], Field(min_length=1)]
     annotations: list[_Entry]
 
 
@@ -195,18 +187,16 @@ def parse_annotations(encoded: bytes, path: Path) -> Annotations:
         decoded = json.loads(encoded.decode("utf-8-sig"), object_hook=pack_polygons)
         # not strict, because pandas writes integers with missing values as floats
         content: _File = adapter(_File).validate_python(decoded)
-    for section, key in (("categories", "id"), ("images", "id"), ("images", "file_name")):
+    for section, key in (("categories", "id"), ("images", "id"), ("images", "name")):
         counts = Counter(getattr(entry, key) for entry in getattr(content, section))
         if duplicates := [value for value, count in counts.items() if count > 1]:
             raise InputError(f"'{path}' must have {section} with different {key}, got several {first_few(duplicates)}")
     categories = tuple(sorted(content.categories, key=lambda category: category.id))
-    sizes = {entry.id: (entry.height, entry.width) for entry in content.images}
+    sizes = {image.id: (image.height, image.width) for image in content.images}
     objects, problems = _read_objects(content.annotations, [category.id for category in categories], sizes, path)
-    images = tuple(
-        AnnotatedImage(entry.id, entry.file_name, entry.height, entry.width, tuple(objects[entry.id]))
-        for entry in sorted(content.images, key=lambda entry: entry.id)
-    )
-    return Annotations(categories, images, problems)
+    images = sorted(content.images, key=lambda image: image.id)
+    with_objects = (replace(image, objects=tuple(objects[image.id])) for image in images)
+    return Annotations(categories, tuple(with_objects), problems)
 
 
 def _read_objects(
