@@ -1,6 +1,5 @@
 import json
 import pickle
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -68,16 +67,6 @@ def test_each_epoch_has_every_image_once_in_an_order_without_workers(shards: Pat
     assert sorted(first) == sorted(second) == list(range(16))
     assert first != second
     assert_same(list(batches(images)), list(batches(images, workers=2)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loader_of_shards_resumes_in_mid_epoch(shards: Path, workers: int) -> None:
-    images = open_train(shards)
-    interrupted = batches(images)
-    first = list(islice(interrupted, 2))
-    resumed = batches(images, workers=workers)
-    resumed.load_state_dict(interrupted.state_dict())
-    assert_same([*first, *resumed], list(batches(images)))
 
 
 def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None:

@@ -177,14 +177,6 @@ def test_rejects_invalid_coco_instances_with_a_one_line_message(tmp_path: Path, 
     assert "\n" not in str(raised.value)
 
 
-def test_a_repeated_problem_is_reported_once_with_the_first_ids(tmp_path: Path) -> None:
-    valid = [annotation(number) for number in range(30, 50)]
-    parsed = read(tmp_path, *valid, *(annotation(number, category_id=1) for number in range(10, 20)))
-    problem = "annotations dropped: no category has their category_id"
-    assert parsed.problems.lines() == [f"10 {problem} (id 10, 11, 12, 13, 14, ...)"]
-    assert json.loads(json.dumps(parsed.problems.counts())) == {problem: 10}
-
-
 def test_to_coco_returns_the_valid_annotations_unchanged(tmp_path: Path) -> None:
     mask = np.zeros((20, 30), bool)
     mask[3:9, 2:8] = True

@@ -2,8 +2,9 @@
 
 import io
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -96,13 +97,12 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     """
     parsed = read_annotations(annotations)
     names = [str(PurePosixPath(image.name)) for image in parsed.images]
-    members: dict[str, tuple[str, int, int]] = {}
+    files: dict[str, Any]
     if images.is_dir():
-        paths = [path.relative_to(images).as_posix() for path in list_images(images, accepts=bool).paths]
+        files = {path.relative_to(images).as_posix(): path for path in list_images(images, accepts=bool).paths}
     else:
-        members = {str(path): member for path, member in files_in_tar(images)}
-        paths = [*members]
-    found = _match(names, paths, images)
+        files = {str(path): member for path, member in files_in_tar(images)}
+    found = _match(names, files, images)
     kept = tuple(image for image, name in zip(parsed.images, names, strict=True) if name in found)
     missing = [image for image, name in zip(parsed.images, names, strict=True) if name not in found]
     if 2 * len(missing) > len(names):  # the folder is of other images
@@ -118,16 +118,12 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
         ],
     }
     problems = {problem: ids for problem, ids in problems.items() if ids}
-    files: ImageFiles | TarImages
-    if members:
-        files = TarImages(images, [members[path] for path in found.values()], ())
-    else:
-        files = ImageFiles([images / path for path in found.values()], ())
     parsed = replace(parsed, images=kept, problems=AnnotationProblems(problems))
-    return AnnotatedImages(parsed, files, parsed.fingerprint())
+    make_images = ImageFiles if images.is_dir() else partial(TarImages, images)
+    return AnnotatedImages(parsed, make_images([files[path] for path in found.values()], ()), parsed.fingerprint())
 
 
-def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> dict[str, str]:
+def _match(names: Sequence[str], paths: Collection[str], source: Path) -> dict[str, str]:
     """Find the path of each name in the annotations; names without one are left out. source: for error messages.
 
     A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends;
