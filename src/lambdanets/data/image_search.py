@@ -16,7 +16,7 @@ from lambdanets.errors import InputError, first_few
 from lambdanets.files import is_hidden, is_output
 from lambdanets.terminal import echo
 
-_MAX_REASONS = 6  # in a line; the rest is summed
+_MAX_REASONS = 6  # in a line
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,8 @@ def describe_left_out(left_out: Mapping[str, int]) -> str:
 
 def _format(left_out: Mapping[str, int]) -> str:
     reasons = sorted(left_out.items(), key=lambda entry: (-entry[1], entry[0]))
-    rest = sum(count for _, count in reasons[_MAX_REASONS:])
-    texts = [f"{count:,} {reason}" for reason, count in reasons[:_MAX_REASONS]]
-    return "; ".join([*texts, *([f"{rest:,} others"] if rest else [])])
+    texts = [f"{count:,} {reason}" for reason, count in reasons]
+    return "; ".join(texts[:_MAX_REASONS] + ["..."] * (len(texts) > _MAX_REASONS))
 
 
 def report_left_out(found: FoundImages) -> None:

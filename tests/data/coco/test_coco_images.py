@@ -159,17 +159,13 @@ def test_selected_images_are_in_the_order_of_the_indices(tmp_path: Path, write_i
     assert selected.fingerprint == images.fingerprint
 
 
-def test_fingerprint_depends_on_each_field_and_not_on_paths(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_names_and_objects_and_not_on_paths(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "f", FILES | {"3.png": png()})
     original = content(annotation(1))
-    rows = [{"category_id": 3}, {"bbox": [2, 3, 6, 5]}, {"area": 35}, {"iscrowd": 1}, {"id": 8}, {"image_id": 2}]
-    rows += [{"segmentation": [[2, 3, 8, 3, 8, 12, 2, 9]]}]
-    changed = [content(annotation(1, **fields)) for fields in rows]
+    changed = [content(annotation(1, **fields)) for fields in ({"bbox": [2, 3, 6, 5]}, {"iscrowd": 1}, {"image_id": 2})]
     changed += [content(annotation(1), images=[image(1), image(2, "3.png")])]
-    changed += [content(annotation(1), images=[image(1), image(2, height=21)])]
     changed += [original | {"categories": [{"id": 7, "name": "seven"}, {"id": 3, "name": "tree"}]}]
     sets = [open_annotated(write(tmp_path / "a.json", each), folder) for each in (original, *changed)]
-    assert not any(images.problems.counts() for images in sets)
-    assert len({images.fingerprint for images in sets}) == len(sets) == 11
+    assert len({images.fingerprint for images in sets}) == len(sets) == 6
     moved = open_annotated(write(tmp_path / "b.json", original), write_tar(tmp_path / "f.tar", FILES))
     assert moved.fingerprint == sets[0].fingerprint
