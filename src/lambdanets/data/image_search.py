@@ -96,7 +96,7 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
 
     The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
     whose names are accepted are found, sorted by path, and none in output folders of this package. Raises InputError
-    for an input that matches nothing, and if there are no images.
+    for an input that matches nothing, and if the inputs have no images.
     """
     paths: dict[str, Path] = {}
     reasons: dict[Path, str] = {}
@@ -110,7 +110,7 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
         for path in found.paths:
             paths.setdefault(str(path.absolute()), path)
         reasons |= found.reasons
-    if not paths:
+    if inputs and not paths:
         left_out = _format(Counter(reasons.values()))
         raise InputError(
             f"'{first_few(inputs)}' must be an image, a folder of images or a glob, and has none ({left_out})"
