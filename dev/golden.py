@@ -21,9 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
 ROOT = Path(__file__).parents[1]
+LAST = "checkpoints/last.ckpt"
 LIBRARIES = "src/lambdanets/ops/position/libraries"
 SMALL = "--training-images 16 --image-size 64 --batch-size 4 --epochs 2"
 COMMANDS = {
@@ -94,6 +96,13 @@ def train_golden(tree: Path, work: Path) -> None:
             interrupt(tree, f"{command} --run {folder}", folder)
 
 
+def renew_data_hash(path: Path, other: Path) -> None:
+    """Replace the hash of the data in a checkpoint by that in another: versions may hash the same data otherwise."""
+    checkpoint, renewed = (torch.load(each, weights_only=False) for each in (path, other))
+    checkpoint["callbacks"]["KeepLast"]["data"] = renewed["callbacks"]["KeepLast"]["data"]
+    torch.save(checkpoint, path)
+
+
 def predictions(tree: Path, images: Path, out: Path) -> dict[str, str]:
     """The files that the packaged models write for images, by name, as SHA-256."""
     shutil.rmtree(out, ignore_errors=True)
@@ -114,6 +123,7 @@ def compare(golden: Path, work: Path, base: Path) -> Iterator[str]:
                 yield f"{task}, {ranks} ranks: {result(golden / folder.name)} is now {result(folder)}"
         resumed = work / f"{task}-interrupted"
         shutil.copytree(golden / resumed.name, resumed)
+        renew_data_hash(resumed / LAST, work / f"{task}-1" / LAST)
         run(ROOT, f"train --resume {resumed}")
         if weights_hash(resumed) != weights_hash(golden / f"{task}-1"):
             yield f"{task}: the resumed run has other weights"

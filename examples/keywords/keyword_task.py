@@ -13,8 +13,7 @@ from tones import KEYWORDS, Recordings, read_wav
 from torch import Tensor, nn
 
 import lambdanets as ln
-from lambdanets.data.batches import Batches, Sample
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.batches import Batches, BatchSlice, Sample
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.inference.predictor import Predictor
@@ -71,7 +70,7 @@ class KeywordNetwork(nn.Module):
 
 
 class Batch(NamedTuple):
-    """A batch of b recordings. `unreadable` and `step_images` as in `lambdanets.data.loader.Batch`."""
+    """A batch of b recordings. `unreadable` and `step_images` as in `lambdanets.data.labeled_images.Batch`."""
 
     recordings: Tensor  # (b, 1, LENGTH)
     labels: Tensor  # (b,)

@@ -22,11 +22,7 @@ def inspect_tar(path: Path) -> tuple[Shard, list[tuple[str, bytes]]]:
     """Return the entry of a tar in shards.json, and name and .cls content of each image. Raises InputError."""
     try:
         with open_regular(path) as file:
-            names, offsets = read_tar_samples(file)
-            classes = []
-            for start, length in offsets[:, 2:].tolist():
-                file.seek(start)
-                classes.append(file.read(length))
+            names, _, classes = read_tar_samples(file)
             digest, size = file_sha256(file), file.tell()
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete tar file: {one_line(error)}") from error

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from lambdanets.data.batches import permutation
 from lambdanets.data.datasets import Splits
 from lambdanets.data.image_search import is_image_name
-from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.labeled_images import ImageFiles, LabeledImages, image_file
-from lambdanets.data.order import permutation
-from lambdanets.data.readable import check_readable, check_unreadable
+from lambdanets.data.images import UnreadableImage, check_readable, check_unreadable, read_image
+from lambdanets.data.labeled_images import ImageFiles, LabeledImages
 from lambdanets.data.shards import (
     SHARD_LIST,
     UNLABELED,
@@ -219,7 +218,7 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
 def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
     """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
     with _reading:
-        (content, suffix), name = image_file(split.images, index), split.images.name(index)
+        (content, suffix), name = split.images.file(index), split.images.name(index)
     if check:
         read_image(io.BytesIO(content), name)
     return content, suffix

@@ -61,7 +61,8 @@ def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg"])
 def test_rejects_an_input_without_matches(tmp_path: Path, missing: str) -> None:
-    touch(tmp_path, "a.png", "empty/notes.txt")
+    touch(tmp_path, "a.png")
+    (tmp_path / "empty").mkdir()
     pattern = str(tmp_path / missing)
     with pytest.raises(InputError) as caught:
         find_images([str(tmp_path / "a.png"), pattern])

@@ -3,7 +3,8 @@
 import io
 import os
 import pickle
-import warnings
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +99,11 @@ def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.
         read_image(path)
 
 
-def test_a_huge_image_is_read_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save(tmp_path / "a.png", make_gradient())
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48)  # Pillow warns from 48 pixels, and raises from 96
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read_image(path).size == (8, 8)
-
-
-def test_an_image_with_damaged_exif_is_read_without_a_warning(tmp_path: Path) -> None:
+def test_huge_images_and_damaged_exif_are_read_without_a_warning(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    image = make_gradient()
-    image.save(tmp_path / "a.jpg", exif=exif.tobytes()[:-9])
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        assert read_image(tmp_path / "a.jpg").size == image.size
-    assert not warned
+    make_gradient().save(tmp_path / "a.jpg", exif=exif.tobytes()[:-9])
+    script = "import sys; from lambdanets.data.images import Image, read_image; read = read_image(sys.argv[1])\n"
+    script += "Image.MAX_IMAGE_PIXELS = 48; print(read.size, read_image(sys.argv[1]).size)"  # Pillow warns above it
+    result = subprocess.run([sys.executable, "-c", script, tmp_path / "a.jpg"], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("(8, 8) (8, 8)\n", "")

@@ -3,20 +3,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from data.coco.coco_files import write_tar
+from data.coco.coco_files import png, write_tar
 from lambdanets.data.datasets import open_splits
 from lambdanets.errors import InputError
 
-
-def png(value: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("L", (4, 4), value).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-FILES = {f"{name}/{number}.png": png(number) for name in "ab" for number in range(4)}
+FILES = {f"{name}/{number}.png": png(value=number) for name in "ab" for number in range(4)}
 
 
 def header_offsets(tar: bytes) -> list[int]:
@@ -28,7 +20,7 @@ def header_offsets(tar: bytes) -> list[int]:
 
 def test_a_tar_and_its_validation_tar_become_the_splits(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "train.tar", {f"train/{name}": content for name, content in FILES.items()})
-    write_tar(tmp_path / "val.tar", {"val/b/0.png": png(9)})
+    write_tar(tmp_path / "val.tar", {"val/b/0.png": png(value=9)})
     splits = open_splits(str(tar))
     assert splits.classes == ("a", "b")
     assert [splits.train.load(index)[0].getpixel((0, 0)) for index in range(8)] == [0, 1, 2, 3] * 2
@@ -36,7 +28,7 @@ def test_a_tar_and_its_validation_tar_become_the_splits(tmp_path: Path) -> None:
 
 
 def test_nested_tars_are_classes_and_validation_is_held_out_of_them(tmp_path: Path) -> None:
-    nested = write_tar(tmp_path / "a.nested", {f"{i}.png": png(40 + i) for i in range(4)}).read_bytes()
+    nested = write_tar(tmp_path / "a.nested", {f"{i}.png": png(value=40 + i) for i in range(4)}).read_bytes()
     splits = open_splits(str(write_tar(tmp_path / "all.tar", {"a.tar": nested, "b.tar": nested})))
     assert splits.classes == ("a", "b")
     assert (len(splits.train), len(splits.validation)) == (6, 2)

@@ -6,17 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
+from data.coco.coco_files import png
 from lambdanets.data.datasets import Splits, open_splits
 from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
-
-
-def png(value: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("L", (4, 4), value).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def test_a_torchvision_set_is_indexed(tmp_path: Path) -> None:
@@ -53,7 +47,7 @@ class IndexedReader:
     class_to_idx = {"cat": 0, "dog": 1}  # noqa: RUF012
 
     def __getitem__(self, index: int) -> tuple[io.BytesIO, int]:
-        return io.BytesIO(png(index) if index else b"no image"), index % 2
+        return io.BytesIO(png(value=index) if index else b"no image"), index % 2
 
     def iter_targets(self) -> Iterator[int]:
         yield from (index % 2 for index in range(6))

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from data.test_loader import images, loader
+from data.test_batches import images, loader
 from lambdanets.data import batches as batches_module
 from lambdanets.data.labeled_images import ImageArray, ImageFiles
 from lambdanets.inference.classifier import ClassificationEvaluator, Classifier

@@ -11,6 +11,7 @@ from data.coco.coco_files import write_tar
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.image_search import list_images
+from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
 from lambdanets.data.tars import split_name
 from lambdanets.errors import InputError
@@ -82,12 +83,12 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
     def fail(images, index):
         if images.name(index).endswith(failing):
             raise RuntimeError("the disk is gone")
-        return image_file(images, index)
+        return file(images, index)
 
-    image_file = module.image_file
+    file = ImageFiles.file
     monkeypatch.setattr(module, "check_readable", lambda *arguments: None)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "image_file", fail)
+        patch.setattr(ImageFiles, "file", fail)
         with pytest.raises(RuntimeError, match="the disk is gone"):
             write_shards(splits, tmp_path / "out", images_per_shard=3, threads=2)
     assert not (tmp_path / "out/shards.json").exists()

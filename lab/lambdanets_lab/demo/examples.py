@@ -1,6 +1,5 @@
 """Example images for a model, which are drawn or taken from installed packages: nothing is downloaded."""
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +58,8 @@ def _scanned_digits() -> list[tuple[Image.Image, str]]:
 
 
 def _scattered_digits() -> list[tuple[Image.Image, str]]:
-    _, files = scattered_digits(1, 3, seed=0)["val"]
-    return [(read_image(io.BytesIO(file), name), Path(name).stem) for name, file in files.items()]
+    images = scattered_digits("val", 3, seed=0)
+    return [(images.load(index)[0], Path(images.name(index)).stem) for index in range(3)]
 
 
 def _photos() -> list[tuple[Image.Image, str]]:

@@ -12,7 +12,7 @@ from torchvision.ops import clip_boxes_to_image
 
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
-from lambdanets.data.coco.sets import open_digits
+from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.errors import InputError

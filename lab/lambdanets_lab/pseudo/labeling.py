@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.data.readable import check_unreadable
+from lambdanets.data.images import check_unreadable
 from lambdanets.data.shards import open_shards
 from lambdanets.files import remove_unfinished
 from lambdanets.inference.classifier import ClassificationEvaluator, Classifier

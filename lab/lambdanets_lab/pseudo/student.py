@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from lambdanets.data.batches import WINDOW, BatchSlice, Order
 from lambdanets.data.datasets import open_splits, subset
-from lambdanets.data.labeled_images import LabeledImages
-from lambdanets.data.loader import Batch, ImageBatches
-from lambdanets.data.order import WINDOW, BatchSlice, Order
+from lambdanets.data.labeled_images import Batch, ImageBatches, LabeledImages
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import nfc

@@ -3,32 +3,22 @@
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.order import BatchSlice, Order, derive_seeds
 from lambdanets.errors import InputError
 from lambdanets.signals import SIGNALS, exit_with_parent
 
+WINDOW = 8  # number of shards that are open at a time and shuffled together, for example 8 x 10,000 images
 _KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
-
-
-class NamedImages(Protocol):
-    """A set of images with a name for each index."""
-
-    def __len__(self) -> int:
-        """The number of images."""
-
-    def name(self, index: int) -> str:
-        """The name of an image in messages."""
 
 
 class Sample(NamedTuple):
@@ -57,9 +47,74 @@ BatchT = TypeVar("BatchT")
 Load = Callable[[Any, int], Any]
 
 
+@dataclass(frozen=True)
+class BatchSlice:
+    """The images of each global batch that a rank takes, and the number of micro-batches in which it processes them.
+
+    min_micro_batch: minimum number of training images per micro-batch.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    accumulation_steps: int = 1
+    min_micro_batch: int = 1
+
+    def count(self, stop: int) -> int:
+        """Return how many of the positions in range(stop) this rank takes, which are rank, rank + world_size, ..."""
+        return len(range(self.rank, stop, self.world_size))
+
+
+class Order:
+    """The images of each training step on a rank, which depend only on the seed and the epoch.
+
+    If the images are in files, each rank takes every world_size-th index of one permutation. If they are in shards of
+    `images.shard_sizes` images, each rank takes a contiguous range of the permuted shards, so two ranks read the same
+    shard only at the boundary of their ranges.
+
+    min_images: minimum number of images per step. The last step of an epoch may be smaller than batch_size; it is
+    dropped if it has fewer. Raises InputError if batch_size or the number of images is less.
+    """
+
+    def __init__(self, images: Sized, batch_size: int, seed: int, batch_slice: BatchSlice, min_images: int = 1) -> None:
+        if len(images) < min_images:
+            raise InputError(f"number of training images must be at least {min_images}, got {len(images)}")
+        if batch_size < min_images:
+            raise InputError(
+                f"batch_size must be at least {min_images} for {batch_slice.world_size} ranks and "
+                f"{batch_slice.accumulation_steps} accumulation steps, got {batch_size}"
+            )
+        self.num_images, self.batch_size, self.batch_slice = len(images), batch_size, batch_slice
+        full_steps, remainder = divmod(len(images), batch_size)
+        self.steps_per_epoch = full_steps + (remainder >= min_images)
+        self._shard_sizes: Sequence[int] | None = getattr(images, "shard_sizes", None)
+        self._seed = seed
+        self._cached: tuple[int, np.ndarray] | None = None
+
+    def step(self, epoch: int, step: int) -> tuple[list[tuple[int, int]], int]:
+        """Return the (epoch, image index) of this rank's images in a step, and the number of images of all ranks."""
+        start = step * self.batch_size
+        count = min(self.batch_size, self.num_images - start)
+        local = slice(self.batch_slice.count(start), self.batch_slice.count(start + count))
+        return [(epoch, index) for index in self.epoch(epoch)[local].tolist()], count
+
+    def epoch(self, epoch: int) -> np.ndarray:
+        """Return the indices of this rank's images in an epoch, int64."""
+        if self._cached is None or self._cached[0] != epoch:
+            rank, world_size = self.batch_slice.rank, self.batch_slice.world_size
+            if self._shard_sizes is None:
+                order = permutation(self.num_images, self._seed, epoch)[rank::world_size]
+            else:
+                start = sum(BatchSlice(lower, world_size).count(self.num_images) for lower in range(rank))
+                positions = range(start, start + self.batch_slice.count(self.num_images))
+                order = windowed_permutation(self._shard_sizes, self._seed, epoch, positions)
+            self._cached = epoch, order
+        return self._cached[1]
+
+
 class Batches(Generic[BatchT]):
     """A DataLoader over a set of images that can resume in the middle of an epoch.
 
+    images: a set with `len(images)` and `images.name(index)`, for messages.
     load: load(images, index) returns the content of a sample, or raises UnreadableImage.
     collate: makes a batch from a list of samples.
     batch_size: images per training step, over all ranks and micro-batches.
@@ -68,7 +123,7 @@ class Batches(Generic[BatchT]):
 
     `iter` starts after the last batch that was yielded and stops at the end of that epoch. An epoch that was left
     early, or resumed with `load_state_dict`, is therefore finished first. Training epochs are shuffled by seed and
-    epoch (`order.py`). Validation (`training=False`) is not shuffled and always starts at the first image.
+    epoch. Validation (`training=False`) is not shuffled and always starts at the first image.
     The random generators that `load` may use (of Python, NumPy, and torch on the CPU) are seeded by seed, epoch and
     index, so the images depend neither on the number of workers nor on resuming.
 
@@ -84,7 +139,7 @@ class Batches(Generic[BatchT]):
 
     def __init__(
         self,
-        images: NamedImages,
+        images: Any,
         load: Load,
         collate: Callable[[list[Sample]], BatchT],
         *,
@@ -95,20 +150,23 @@ class Batches(Generic[BatchT]):
         batch_slice: BatchSlice | None = None,
         order: Order | None = None,
     ) -> None:
-        self._slice = batch_slice or BatchSlice()
+        self._slice = batch_slice = batch_slice or BatchSlice()
         if not len(images):
             raise InputError(f"number of {'training' if training else 'validation'} images must be at least 1, got 0")
+        ranks, self.accumulation_steps = batch_slice.world_size, batch_slice.accumulation_steps
         if training and order is None:
-            min_images = self._slice.world_size * self._slice.accumulation_steps * self._slice.min_micro_batch
-            order = Order(images, batch_size, seed, self._slice, min_images)
-        self.collate = collate
-        self._images = images
-        self._batch_size = batch_size
-        self._training = training
+            min_images = ranks * self.accumulation_steps * batch_slice.min_micro_batch
+            order = Order(images, batch_size, seed, batch_slice, min_images)
         self._order = order
-        self._num_yielded = 0  # training batches
-        self._sampler = _KeySampler()
         self.steps_per_epoch = 0 if order is None else order.steps_per_epoch
+        self._num_yielded = 0  # training batches
+        self._validation: list[range] = []
+        if not training:
+            indices = range(batch_slice.rank, len(images), ranks)
+            size = max(1, batch_size // (ranks * self.accumulation_steps))
+            self._validation = [indices[first : first + size] for first in range(0, len(indices), size)]
+        self.collate = collate
+        self._sampler = _Sampler()
         self._dataset = _SampleDataset(images, load, seed)
         self._loader = DataLoader(
             self._dataset,
@@ -121,11 +179,6 @@ class Batches(Generic[BatchT]):
             generator=torch.Generator(),  # otherwise each epoch would draw from the global generator
         )
 
-    @property
-    def accumulation_steps(self) -> int:
-        """Micro-batches per training step on this rank."""
-        return self._slice.accumulation_steps
-
     def sample(self, index: int) -> Sample:
         """Load an image as in the first epoch, without changing the state."""
         (sample,) = self._dataset.__getitems__([_Key(0, index, 1)])
@@ -133,27 +186,31 @@ class Batches(Generic[BatchT]):
 
     def __len__(self) -> int:
         """The number of batches of an epoch on this rank."""
-        if self._training:
-            return self.steps_per_epoch * self.accumulation_steps
-        return -(-len(self._validation_indices()) // self._micro_batch_size())
+        return len(self._validation) if self._order is None else self.steps_per_epoch * self.accumulation_steps
 
     def __iter__(self) -> Iterator[BatchT]:
-        self._sampler.length = len(self)
-        if self._training:
-            epoch, num_done = divmod(self._num_yielded, len(self))
-            self._sampler.batches = self._training_keys(epoch, num_done)
+        if self._order is None:
+            self._sampler.keys = ([_Key(0, index, 0) for index in batch] for batch in self._validation)
         else:
-            self._sampler.batches = self._validation_keys()
+            self._sampler.keys = self._training_keys(self._order, *divmod(self._num_yielded, len(self)))
         try:
             for batch in self._loader:
-                if self._training:
+                if self._order is not None:
                     # before yield, so that a checkpoint written after the batch's step counts it
                     self._num_yielded += 1
                 yield batch
-        except InputError as error:
-            raise InputError(_without_traceback(error)) from error
+        except InputError as error:  # of a worker: PyTorch prepends the traceback to the message
+            raise InputError(str(error).strip().rpartition(f"{InputError.__module__}.InputError: ")[2]) from error
         except (ConnectionError, EOFError) as error:  # while a killed worker sends a batch
             raise RuntimeError("DataLoader worker exited unexpectedly") from error
+
+    def _training_keys(self, order: Order, epoch: int, num_done: int) -> Iterator[list[_Key]]:
+        """Yield the keys of this rank's micro-batches in an epoch, without the first `num_done` micro-batches."""
+        for step in range(num_done // self.accumulation_steps, self.steps_per_epoch):
+            images, step_images = order.step(epoch, step)
+            keys = [_Key(*image, step_images) for image in images]
+            # strided, so that each micro-batch has images of both sets of an order with two sets
+            yield from (keys[first :: self.accumulation_steps] for first in range(self.accumulation_steps))
 
     def __enter__(self) -> Self:
         return self
@@ -196,58 +253,47 @@ class Batches(Generic[BatchT]):
             )
         self._num_yielded = state["steps"] * self.accumulation_steps
 
-    def _training_keys(self, epoch: int, num_done: int) -> Iterator[list[_Key]]:
-        """Yield the keys of this rank's micro-batches in an epoch, without the first `num_done` micro-batches."""
-        assert self._order is not None
-        accumulation_steps = self.accumulation_steps
-        for step in range(num_done // accumulation_steps, self.steps_per_epoch):
-            images, step_images = self._order.step(epoch, step)
-            keys = [_Key(*image, step_images) for image in images]
-            # strided, so that each micro-batch has images of both sets of an order with two sets
-            yield from (keys[first::accumulation_steps] for first in range(accumulation_steps))
 
-    def _validation_keys(self) -> Iterator[list[_Key]]:
-        indices, size = self._validation_indices(), self._micro_batch_size()
-        for start in range(0, len(indices), size):
-            yield [_Key(0, index, 0) for index in indices[start : start + size]]
-
-    def _validation_indices(self) -> Sequence[int]:
-        return range(self._slice.rank, len(self._images), self._slice.world_size)
-
-    def _micro_batch_size(self) -> int:
-        return max(1, self._batch_size // (self._slice.world_size * self.accumulation_steps))
-
-
-class _KeySampler:
+class _Sampler:
     """A batch sampler that yields the keys of the current epoch."""
 
-    batches: Iterator[list[_Key]]
-    length: int
+    keys: Iterator[list[_Key]]
 
     def __iter__(self) -> Iterator[list[_Key]]:
-        return self.batches
-
-    def __len__(self) -> int:
-        return self.length
+        return self.keys
 
 
 class _SampleDataset(Dataset[Sample]):
-    def __init__(self, images: NamedImages, load: Load, seed: int) -> None:
-        self._images = images
-        self._load = load
-        self._seed = seed
+    def __init__(self, images: Any, load: Load, seed: int) -> None:
+        self._images, self._load, self._seed = images, load, seed
 
     def __getitems__(self, keys: list[_Key]) -> list[Sample]:
         with _preserved_rng_states():
             return [self._sample(key) for key in keys]
 
     def _sample(self, key: _Key) -> Sample:
-        images = self._images
-        _seed_generators(derive_seeds(self._seed, key.epoch, key.image_index))
+        seeds = derive_seeds(self._seed, key.epoch, key.image_index)
+        random.seed(seeds[0])
+        np.random.seed(np.array(seeds, dtype=np.uint64).view(np.uint32))
+        torch.default_generator.manual_seed(seeds[1])  # torch.manual_seed would seed the GPUs as well
+        content, unreadable = None, ""
         try:
-            return Sample(self._load(images, key.image_index), key.image_index, "", key.step_images)
+            content = self._load(self._images, key.image_index)
         except UnreadableImage as error:
-            return Sample(None, key.image_index, f"{images.name(key.image_index)}: {error.reason}", key.step_images)
+            unreadable = f"{self._images.name(key.image_index)}: {error.reason}"
+        return Sample(content, key.image_index, unreadable, key.step_images)
+
+
+@contextmanager
+def _preserved_rng_states() -> Iterator[None]:
+    """Restore the states of the global generators of Python, NumPy and torch after the block."""
+    states: tuple[Any, Any, torch.Tensor] = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
 
 
 def _init_worker(worker: int) -> None:
@@ -257,24 +303,39 @@ def _init_worker(worker: int) -> None:
     exit_with_parent()  # PyTorch checks the parent only between batches, not while a worker hangs in an image
 
 
-def _without_traceback(error: InputError) -> str:
-    """Return the message of an error without the traceback that PyTorch prepends in workers."""
-    return str(error).strip().rpartition(f"{InputError.__module__}.InputError: ")[2]
+def derive_seeds(seed: int, *spawn_key: int) -> list[int]:
+    """Derive two 64-bit seeds from a seed and a key such as (epoch, index). Adding the key would cause collisions."""
+    return np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(2, np.uint64).tolist()
 
 
-def _seed_generators(seeds: list[int]) -> None:
-    random.seed(seeds[0])
-    np.random.seed(np.array(seeds, dtype=np.uint64).view(np.uint32))
-    torch.default_generator.manual_seed(seeds[1])  # torch.manual_seed would seed the GPUs as well
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the random permutation of range(count) for an epoch, int64 (count,)."""
+    return torch.randperm(count, generator=_generator(seed, epoch)).numpy()
 
 
-@contextmanager
-def _preserved_rng_states() -> Iterator[None]:
-    """Restore the states of the global generators of Python, NumPy and torch after the block."""
-    states: tuple[Any, Any, Tensor] = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+def windowed_permutation(shard_sizes: Sequence[int], seed: int, epoch: int, positions: range) -> np.ndarray:
+    """Return random image indices, int64, that are read from only WINDOW shards at a time.
+
+    shard_sizes: number of images in each shard.
+    positions: of the images in the sequence of permuted shards. The images of each WINDOW consecutive shards at these
+        positions are shuffled together, independently of all others.
+    """
+    generator = _generator(seed, epoch)
+    sizes = np.asarray(shard_sizes, dtype=np.int64)
+    shards = torch.randperm(len(sizes), generator=generator).numpy()
+    first_indices = np.cumsum(sizes) - sizes  # of each shard
+    stops = np.cumsum(sizes[shards])  # end positions of the permuted shards
+    ranges = [
+        np.arange(max(positions.start, start), min(positions.stop, stop)) + (first_indices[shard] - start)
+        for shard, start, stop in zip(shards, stops - sizes[shards], stops, strict=True)
+        if start < positions.stop and stop > positions.start
+    ]
+    windows = []
+    for first in range(0, len(ranges), WINDOW):
+        images = np.concatenate(ranges[first : first + WINDOW])
+        windows.append(images[torch.randperm(len(images), generator=generator).numpy()])
+    return np.concatenate(windows)
+
+
+def _generator(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seeds(seed, epoch)[0])

@@ -1,28 +1,23 @@
 """Opens datasets in any supported format as a training and a validation set."""
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lambdanets.data.image_folders import Layout, Split, find_layout
+from lambdanets.data.image_folders import ImageSet, find_splits
 from lambdanets.data.image_search import list_images
 from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
-from lambdanets.data.order import permutation
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
-from lambdanets.data.tars import TarImages, find_validation_tar, read_tar_layout
+from lambdanets.data.tars import find_validation_tar, open_tar
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 from lambdanets.records import Seed, ValidationShare, check
-
-__all__ = ["LabeledImages", "Splits", "hold_out", "open_evaluation_images", "open_splits", "subset"]
 
 
 @dataclass(frozen=True)
@@ -72,23 +67,13 @@ def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    """Images with class indices, and the fields of `Splits`."""
-
-    images: LabeledImages
-    classes: tuple[str, ...]
-    source: str
-    left_out: Mapping[str, int] = field(default_factory=dict)
-
-
 def open_splits(data: str, *, root: str | None = None, validation_share: float = 0.2, seed: int = 0) -> Splits:
     """Open a dataset as a training and a validation set.
 
     data: one of
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
       - a folder with one sub-folder per class, or with class folders in a training and a validation or test split, or
-        with splits in each class folder (see `find_layout`); images outside class folders are left out;
+        with splits in each class folder (see `find_splits`); images outside class folders are left out;
       - a tar file of such folders; if it has no splits, a tar in the same folder whose name is that of a validation or
         test split, such as `val.tar`, is the validation set;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
@@ -186,29 +171,16 @@ def _open_files(data: str, path: Path) -> tuple[ImageSet, ImageSet | None]:
         )
     if path.is_dir():
         found = list_images(path)
-        files, others = ([(file.relative_to(path), file) for file in files] for files in (found.paths, found.others))
-        layout = find_layout(str(path), files, [name for name, _ in others], Counter(found.outputs.values()))
-        return _arrange(layout, ImageFiles)
+        files = [(file.relative_to(path), file) for file in found.paths]
+        return find_splits(str(path), files, found.left_out, ImageFiles)
     if path.suffix.lower() != ".tar":
         raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-    train, validation = _arrange(read_tar_layout(path), partial(TarImages, path))
+    train, validation = open_tar(path)
     if validation is None and (tar := find_validation_tar(path)) is not None:
-        validation, inner = _arrange(read_tar_layout(tar), partial(TarImages, tar))
+        validation, inner = open_tar(tar)
         if inner is not None:
             raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
     return train, validation
-
-
-def _arrange(
-    layout: Layout, make_images: Callable[[list[Any], list[int]], LabeledImages]
-) -> tuple[ImageSet, ImageSet | None]:
-    def make_set(split: Split, left_out: Mapping[str, int]) -> ImageSet:
-        labels = [label for label, images in enumerate(split.images.values()) for _ in images]
-        images = make_images([*chain.from_iterable(split.images.values())], labels)
-        return ImageSet(images, tuple(split.images), split.source, left_out)
-
-    train = make_set(layout.train, layout.left_out)
-    return train, None if layout.validation is None else make_set(layout.validation, {})
 
 
 def _sum_left_out(*sets: ImageSet | None) -> Counter[str]:
@@ -234,46 +206,39 @@ def _check_classes(train: ImageSet) -> None:
         raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
-def _divide(split: ImageSet, seed: int, **sizes: int) -> tuple[SelectedImages, SelectedImages]:
-    """Divide images at random, stratified by class. sizes: train_size or test_size of scikit-learn."""
+def _divide(split: ImageSet, seed: int, **sizes: int) -> tuple[LabeledImages, LabeledImages]:
+    """Divide images at random, stratified by class, or whole shards. sizes: train_size or test_size of scikit-learn."""
     from sklearn.model_selection import train_test_split
 
-    labels = [int(label) for label in split.images.labels]
+    images = split.images
+    if isinstance(images, ShardedImages):
+        if (count := len(images.shard_sizes)) < 2:
+            raise InputError(f"{split.source} must have at least 2 shards to hold some out, got {count}")
+        first, second = train_test_split(range(count), random_state=seed, **sizes)
+        return images.select_shards(sorted(first)), images.select_shards(sorted(second))
+    labels = [int(label) for label in images.labels]
     for label, count in sorted(Counter(labels).items()):
         if count < 2:
             name = split.classes[label]
             raise InputError(f"{split.source} must have at least 2 images per class to be divided, got 1 of '{name}'")
-    first, second = train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes)
-    return _select(split.images, sorted(first)), _select(split.images, sorted(second))
+    first, second = map(sorted, train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes))
+    return _select(images, first, labels), _select(images, second, labels)
+
+
+def _select(images: LabeledImages, indices: Sequence[int], labels: Sequence[int]) -> SelectedImages:
+    return SelectedImages(images, indices, [labels[index] for index in indices])
 
 
 def _hold_out(split: ImageSet, fraction: float, seed: int) -> Splits:
-    if isinstance(split.images, ShardedImages):
-        return _hold_out_shards(split.images, split, fraction, seed)
-    # scikit-learn needs at least one image per class in both sets
-    count, num_classes = len(split.images), len(set(split.images.labels))
-    num_held_out = min(max(int(np.ceil(fraction * count)), num_classes), count - num_classes)
-    sets = _divide(split, seed, test_size=num_held_out)
-    source = f"{split.source}, {num_held_out} of {count} images held out with seed {seed}"
-    return Splits(*sets, split.classes, source, left_out=split.left_out, is_drawn=True)
-
-
-def _hold_out_shards(images: ShardedImages, split: ImageSet, fraction: float, seed: int) -> Splits:
-    count = len(images.shard_sizes)
-    if count < 2:
-        raise InputError(f"{split.source} must have at least 2 shards to hold some out, got {count}")
-    num_held_out = min(int(np.ceil(fraction * count)), count - 1)
-    order = permutation(count, seed, 0)
-    train, validation = (
-        images.select_shards(sorted(shards.tolist())) for shards in (order[num_held_out:], order[:num_held_out])
-    )
-    source = f"{split.source}, {num_held_out} of {count} shards held out with seed {seed}"
-    return Splits(train, validation, split.classes, source, is_drawn=True)
-
-
-def _select(images: LabeledImages, indices: Sequence[int]) -> SelectedImages:
-    labels = images.labels
-    return SelectedImages(images, indices, [labels[index] for index in indices])
+    images = split.images
+    if isinstance(images, ShardedImages):
+        count, unit, smallest = len(images.shard_sizes), "shards", 1
+    else:
+        count, unit, smallest = len(images), "images", len(set(images.labels))  # at least one per class in both sets
+    num_held_out = min(max(math.ceil(fraction * count), smallest), count - smallest)
+    train, validation = _divide(split, seed, test_size=num_held_out)
+    source = f"{split.source}, {num_held_out} of {count} {unit} held out with seed {seed}"
+    return Splits(train, validation, split.classes, source, left_out=split.left_out, is_drawn=True)
 
 
 def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence[str], source: str) -> LabeledImages:

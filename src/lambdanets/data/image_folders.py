@@ -2,13 +2,15 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from lambdanets.data.image_search import describe_left_out, describe_suffix
+from lambdanets.data.image_search import describe_left_out
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
@@ -25,6 +27,7 @@ _WORD = re.compile(
 )
 
 _Splits = tuple["_Folder", "_Folder | None"]  # for training and validation
+MakeImages = Callable[[list[Any], list[int]], LabeledImages]  # of images and their labels
 
 
 class Name(NamedTuple):
@@ -34,43 +37,40 @@ class Name(NamedTuple):
     rest: tuple[str, ...]
 
 
-class Split(NamedTuple):
-    """A split: its name in messages, and its images by class name."""
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with class names. source: for messages. left_out: number of files that are not used, by reason."""
 
+    images: LabeledImages
+    classes: tuple[str, ...]
     source: str
-    images: dict[str, list[Any]]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-class Layout(NamedTuple):
-    """The splits of a data set; validation is None if there is no such split. left_out: as in `Splits`."""
-
-    train: Split
-    validation: Split | None
-    left_out: Counter[str]
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Folder:
-    """A folder that has images in it or below. images: number, in order, and image. path: its path in the data set."""
+    """A folder with images in it or below. path: in the data set. files: the folders of each image, and the image."""
 
-    path: tuple[str, ...] = ()
-    images: list[tuple[int, Any]] = field(default_factory=list)
-    folders: "dict[str, _Folder]" = field(default_factory=dict)
+    path: tuple[str, ...]
+    files: list[tuple[tuple[str, ...], Any]]
+
+    @property
+    def has_images(self) -> bool:
+        return any(len(folders) == len(self.path) for folders, _ in self.files)
+
+    @cached_property
+    def folders(self) -> "dict[str, _Folder]":
+        depth = len(self.path)
+        inside: defaultdict[str, list[Any]] = defaultdict(list)
+        for folders, image in self.files:
+            if len(folders) > depth:
+                inside[folders[depth]].append((folders, image))
+        return {name: _Folder((*self.path, name), files) for name, files in inside.items()}
 
     def walk(self) -> "Iterator[_Folder]":
         yield self
         for folder in self.folders.values():
             yield from folder.walk()
-
-    def all(self) -> list[tuple[int, Any]]:
-        return sorted((image for folder in self.walk() for image in folder.images), key=lambda image: image[0])
-
-    def below(self, path: Iterable[str]) -> "_Folder":
-        """Return the folder at a path below this one, which is created if it is missing."""
-        folder = self
-        for name in path:
-            folder = folder.folders.setdefault(name, _Folder((*folder.path, name)))
-        return folder
 
 
 def parse_name(name: str) -> Name:
@@ -83,13 +83,13 @@ def parse_name(name: str) -> Name:
     return Name(roles.pop() if len(roles) == 1 else "", tuple(word for word, match in matches if match is None))
 
 
-def find_layout(
-    source: str, images: Iterable[tuple[PurePath, Any]], others: Iterable[PurePath], left_out: Mapping[str, int]
-) -> Layout:
-    """Find the splits and classes of a data set from the paths of its images.
+def find_splits(
+    source: str, images: Iterable[tuple[PurePath, Any]], left_out: Counter[str], make_images: MakeImages
+) -> tuple[ImageSet, ImageSet | None]:
+    """Find the training and the validation set of a data set from the paths of its images.
 
-    source: the data set, for messages. images: path in the data set, and image. others: files that are not images.
-    left_out: number of files that are left out already, by reason.
+    source: the data set, for messages. images: path in the data set, and image.
+    left_out: number of files that are left out already, by reason. make_images: called with images and their labels.
 
     A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
     or class folders with a folder for each split, or class folders with images anywhere in them. A training and a
@@ -98,70 +98,53 @@ def find_layout(
 
     Raises InputError if there are no images in class folders, and for folders that may be splits or classes.
     """
-    root = _Folder()
-    for number, (path, image) in enumerate(images):
-        root.below(map(nfc, path.parts[:-1])).images.append((number, image))
-    counts = Counter(left_out) + Counter(map(describe_suffix, others))
-    num_images, root = len(root.all()), _enter(root)
+    data = _Folder((), [(tuple(map(nfc, path.parts[:-1])), image) for path, image in images])
+    root = _enter(data)
     if not root.folders:
-        got = "images outside class folders" if num_images else f"no images ({describe_left_out(counts)})"
+        got = "images outside class folders" if data.files else f"no images ({describe_left_out(left_out)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
     unused = Counter[str]()
     folders = _find_splits(root, source, unused) or _find_splits_in_classes(root, source, unused) or (root, None)
     _check_classes(folders[0], source)
-    train, validation = (None if folder is None else _make_split(folder, source) for folder in folders)
+    train, validation = (None if folder is None else _make_set(folder, source, make_images) for folder in folders)
     assert train is not None
-    num_used = sum(len(images) for split in (train, validation) if split for images in split.images.values())
-    counts += unused + Counter({"outside class folders": num_images - num_used - unused.total()})
-    return Layout(train, validation, counts)
+    num_used = len(train.images) + (0 if validation is None else len(validation.images))
+    outside = Counter({"outside class folders": len(data.files) - num_used - unused.total()})
+    return replace(train, left_out=left_out + unused + outside), validation
 
 
 def _enter(folder: _Folder) -> _Folder:
     """Return the folder that has class folders or splits: this one, or the only one in it, and so on."""
     while len(folder.folders) == 1:
         (only,) = folder.folders.values()
-        if len(only.folders) < (2 if only.images else 1):
+        if len(only.folders) < (2 if only.has_images else 1):
             break
         folder = only
     return folder
 
 
-def _families(folder: _Folder) -> dict[tuple[str, ...], dict[str, list[str]]]:
-    """Return the folders with names of splits by role, for each combination of other words in their names."""
-    families: defaultdict[tuple[str, ...], defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+def _split_names(folder: _Folder) -> list[dict[str, list[str]]]:
+    """Return the names of splits in a folder by role, for each group of them whose names have the same other words."""
+    groups: defaultdict[tuple[str, ...], defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in folder.folders:
         role, rest = parse_name(name)
         if role:
-            families[rest][role].append(name)
-    return {rest: dict(family) for rest, family in families.items()}
-
-
-def _is_complete(family: Mapping[str, list[str]]) -> bool:
-    return TRAIN in family and len(family) > 1
-
-
-def _has_splits(folder: _Folder) -> bool:
-    return any(map(_is_complete, _families(folder).values()))
+            groups[rest][role].append(name)
+    return [dict(group) for group in groups.values() if TRAIN in group and len(group) > 1]
 
 
 def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
     """Return the training and the validation split in a folder; None if it has no splits."""
-    families = [*_families(root).values()]
-    complete = [family for family in families if _is_complete(family)]
-    if not complete:
-        for family in families:
-            names = [*chain.from_iterable(family.values())]
-            nested = any(_enter(root.folders[name]).folders for name in names)
-            several = len(family) > 1 and (nested or len(names) == len(root.folders))
-            if several or (nested and [parse_name(name) for name in names] == [Name(TRAIN, ())]):
-                raise _ambiguous(root, source)
-        return None
-    if len(complete) > 1:
+    groups = _split_names(root)
+    if len(groups) > 1:
         raise _ambiguous(root, source)
-    entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(complete[0].values())}
-    labeled = {
-        role: [name for name in complete[0].get(role, ()) if _has_classes(name, entered[name])] for role in _ROLES
-    }
+    if not groups:
+        trains = [folder for name, folder in root.folders.items() if parse_name(name) == Name(TRAIN, ())]
+        if any(_enter(folder).folders for folder in trains):
+            raise _ambiguous(root, source)
+        return None
+    entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(groups[0].values())}
+    labeled = {role: [name for name in groups[0].get(role, ()) if _has_classes(name, entered[name])] for role in _ROLES}
     validation = labeled[VALIDATION] or labeled[TEST]
     if not labeled[TRAIN]:
         raise InputError(
@@ -175,7 +158,7 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
     for name in root.folders.keys() - used:
         has_classes = name not in entered or _has_classes(name, entered[name])
         reason = "which is not used" if has_classes else "which has no class folders"
-        left_out[f"in {name}, {reason}"] += len(root.folders[name].all())
+        left_out[f"in {name}, {reason}"] += len(root.folders[name].files)
     return entered[used[0]], entered[used[1]] if validation else None
 
 
@@ -190,15 +173,18 @@ def _has_classes(name: str, split: _Folder) -> bool:
 
 def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
     """Return the splits if each class folder has folders for them; None if no class folder has."""
-    if not any(map(_has_splits, root.folders.values())):
+    if not any(map(_split_names, root.folders.values())):
         return None
-    by_split = _Folder((*root.path, "*"))
-    for name, folder in root.folders.items():
-        if folder.images or any(split.folders for split in folder.folders.values()):
+    for folder in root.folders.values():
+        if folder.has_images or any(split.folders for split in folder.folders.values()):
             return None
-        for split, images in folder.folders.items():
-            by_split.below([split]).folders[name] = images
-    return _find_splits(by_split, source, left_out)
+    depth = len(root.path)
+    by_split = [
+        ((*folders[:depth], "*", folders[depth + 1], folders[depth]), image)
+        for folder in root.folders.values()
+        for folders, image in folder.files
+    ]
+    return _find_splits(_Folder((*root.path, "*"), by_split), source, left_out)
 
 
 def _check_classes(root: _Folder, source: str) -> None:
@@ -207,13 +193,13 @@ def _check_classes(root: _Folder, source: str) -> None:
     Archives often have a second copy of a data set in a folder next to its class folders.
     """
     for folder in chain.from_iterable(folder.walk() for folder in root.folders.values()):
-        if _has_splits(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
+        if _split_names(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
             path = "/".join((source, *folder.path))
             raise InputError(
                 f"'{source}' must have class folders or splits, got another data set in '{path}'; use the path of one "
                 "data set, or move the images of each class directly into its folder"
             )
-    inner = [set(_enter(folder).folders) for folder in root.folders.values() if not folder.images]
+    inner = [set(_enter(folder).folders) for folder in root.folders.values() if not folder.has_images]
     inner = [names for names in inner if names]
     if len(inner) > 1:
         common, union = set.intersection(*inner), set.union(*inner)
@@ -231,6 +217,8 @@ def _ambiguous(root: _Folder, source: str) -> InputError:
     )
 
 
-def _make_split(folder: _Folder, source: str) -> Split:
-    images = {name: [image for _, image in folder.folders[name].all()] for name in sorted(folder.folders)}
-    return Split("/".join((source, *folder.path)), images)
+def _make_set(folder: _Folder, source: str, make_images: MakeImages) -> ImageSet:
+    classes = sorted(folder.folders)
+    labeled = [(image, label) for label, name in enumerate(classes) for _, image in folder.folders[name].files]
+    images = make_images([image for image, _ in labeled], [label for _, label in labeled])
+    return ImageSet(images, tuple(classes), "/".join((source, *folder.path)))

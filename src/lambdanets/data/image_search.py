@@ -5,7 +5,7 @@ import glob
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -16,25 +16,20 @@ from lambdanets.errors import InputError, first_few
 from lambdanets.files import is_hidden, is_output
 from lambdanets.terminal import echo
 
-_MAX_REASONS = 6  # in a line; the rest is summed
+_MAX_REASONS = 6  # in a line
 
 
 @dataclass(frozen=True)
 class FoundImages:
-    """Image files, and the files that were left out.
-
-    others: files that are not images. outputs: images in output folders of this package, and empty folders, with the
-    reason.
-    """
+    """Image files, and why others are left out: no images, images in output folders of commands, empty folders."""
 
     paths: list[Path]
-    others: list[Path] = field(default_factory=list)
-    outputs: dict[Path, str] = field(default_factory=dict)
+    reasons: dict[Path, str] = field(default_factory=dict)
 
     @property
     def left_out(self) -> Counter[str]:
         """The number of files that were left out, by reason."""
-        return Counter(map(describe_suffix, self.others)) + Counter(self.outputs.values())
+        return Counter(self.reasons.values())
 
 
 @functools.cache
@@ -46,8 +41,8 @@ def image_suffixes() -> frozenset[str]:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file name ends in one of `image_suffixes`, ignoring case, and is not hidden."""
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in image_suffixes()  # noqa: PTH122 - is fast
+    """Whether a file name ends in one of `image_suffixes`, ignoring case."""
+    return os.path.splitext(name)[1].lower() in image_suffixes()  # noqa: PTH122 - is fast
 
 
 def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
@@ -60,24 +55,25 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
     """
     found = FoundImages([])
     for parent, folders, names in _walk(folder):
+        relative = parent.relative_to(folder)
         if parent != folder and is_output({*folders, *names}):
             images = [below / name for below, _, inside in _walk(parent) for name in inside if accepts(name)]
-            found.outputs.update(dict.fromkeys(images, describe_output(parent.relative_to(folder))))
+            found.reasons.update(dict.fromkeys(images, _describe_output(relative)))
             folders.clear()
             continue
-        if parent != folder and not folders and all(map(is_hidden, names)):
-            found.outputs[parent] = f"empty folder '{parent.relative_to(folder)}'"
-        for name in names:
-            if accepts(name):
-                found.paths.append(parent / name)
-            elif not name.startswith("."):
-                found.others.append(parent / name)
+        if parent != folder and not folders and not names:
+            found.reasons[parent] = f"empty folder '{relative}'"
+        for path in map(parent.joinpath, names):
+            if accepts(path.name):
+                found.paths.append(path)
+            else:
+                found.reasons[path] = describe_suffix(path)
     found.paths.sort()
     return found
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder that is not hidden, with the names of its sub-folders and files.
+    """Yield each folder that is not hidden, with the names of its sub-folders and files, without hidden ones.
 
     The sub-folders may be cleared. A folder is yielded under each link to it, but not within itself.
     """
@@ -92,7 +88,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
         if real in map(os.path.realpath, above):  # a symbolic link to a parent
             folders.clear()
         else:
-            yield path, folders, files
+            yield path, folders, [name for name in files if not is_hidden(name)]
 
 
 def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
@@ -100,28 +96,26 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
 
     The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
     whose names are accepted are found, sorted by path, and none in output folders of this package. Raises InputError
-    for an input without matches, and if there are no images.
+    for an input that matches nothing, and if the inputs have no images.
     """
-    found = []
+    paths: dict[str, Path] = {}
+    reasons: dict[Path, str] = {}
     for pattern in inputs:
         try:
-            found.append(_find_matches(pattern, accepts))
+            found = _find_matches(pattern, accepts)
         except OSError as error:
             raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
-    for pattern, matches in zip(inputs, found, strict=True):
-        if not matches.paths and not (matches.outputs and any(other.paths for other in found)):
-            got = f"has none ({_format(matches.left_out)})" if matches.left_out else "matches nothing"
-            raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and {got}")
-    paths = _unique(path for matches in found for path in matches.paths)
-    others = _unique(path for matches in found for path in matches.others)
-    return FoundImages(paths, others, {path: reason for matches in found for path, reason in matches.outputs.items()})
-
-
-def _unique(paths: Iterable[Path]) -> list[Path]:
-    unique: dict[str, Path] = {}
-    for path in paths:
-        unique.setdefault(str(path.absolute()), path)
-    return list(unique.values())
+        if not found.paths and not found.reasons:
+            raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and matches nothing")
+        for path in found.paths:
+            paths.setdefault(str(path.absolute()), path)
+        reasons |= found.reasons
+    if inputs and not paths:
+        left_out = _format(Counter(reasons.values()))
+        raise InputError(
+            f"'{first_few(inputs)}' must be an image, a folder of images or a glob, and has none ({left_out})"
+        )
+    return FoundImages([*paths.values()], reasons)
 
 
 def _find_matches(pattern: str, accepts: Callable[[str], bool]) -> FoundImages:
@@ -134,19 +128,16 @@ def _find_matches(pattern: str, accepts: Callable[[str], bool]) -> FoundImages:
     for match in matches:
         if any(map(is_hidden, match.parts[num_fixed:])):
             continue
-        folders = (folder for folder in reversed((match / "*").parents) if len(folder.parts) >= num_fixed)
-        output = next(filter(is_output_folder, filter(Path.is_dir, folders)), None)
+        folders = [each for each in (match, *match.parents) if len(each.parts) >= num_fixed and each.is_dir()]
+        output = next(filter(is_output_folder, reversed(folders)), None)
         if match.is_dir():
             below = list_images(match, accepts)
-        elif accepts(match.name):
-            below = FoundImages([match])
         else:
-            below = FoundImages([], [match])
+            below = FoundImages([match]) if accepts(match.name) else FoundImages([], {match: describe_suffix(match)})
         if output is not None:
-            below = FoundImages([], [], dict.fromkeys(below.paths, describe_output(output)))
+            below = FoundImages([], dict.fromkeys(below.paths, _describe_output(output)))
         found.paths.extend(below.paths)
-        found.others.extend(below.others)
-        found.outputs.update(below.outputs)
+        found.reasons.update(below.reasons)
     return found
 
 
@@ -155,7 +146,7 @@ def describe_suffix(path: PurePath) -> str:
     return path.suffix.lower() or "without a suffix"
 
 
-def describe_output(folder: PurePath) -> str:
+def _describe_output(folder: PurePath) -> str:
     """Describe why images in an output folder of this package are left out."""
     return f"in {folder}, the output of a command"
 
@@ -172,9 +163,8 @@ def describe_left_out(left_out: Mapping[str, int]) -> str:
 
 def _format(left_out: Mapping[str, int]) -> str:
     reasons = sorted(left_out.items(), key=lambda entry: (-entry[1], entry[0]))
-    rest = sum(count for _, count in reasons[_MAX_REASONS:])
-    texts = [f"{count:,} {reason}" for reason, count in reasons[:_MAX_REASONS]]
-    return "; ".join([*texts, *([f"{rest:,} others"] if rest else [])])
+    texts = [f"{count:,} {reason}" for reason, count in reasons]
+    return "; ".join(texts[:_MAX_REASONS] + ["..."] * (len(texts) > _MAX_REASONS))
 
 
 def report_left_out(found: FoundImages) -> None:

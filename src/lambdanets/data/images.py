@@ -2,17 +2,17 @@
 
 import contextlib
 import os
-import re
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from lambdanets.data.pixels import convert_image, to_image
 from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
-from lambdanets.errors import EXTRAS, UnreadableError, one_line
+from lambdanets.errors import EXTRAS, InputError, UnreadableError, one_line
 from lambdanets.files import open_regular
 
 # Pillow's formats of pixels, the most frequent first. Its others are vector graphics (EPS starts Ghostscript), videos,
@@ -24,11 +24,10 @@ FORMATS = (
 )  # fmt: skip
 
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+
 # Large images are either read or raise an error, and damaged metadata do not change pixels.
-_IGNORED_WARNINGS = [
-    ("ignore", None, Image.DecompressionBombWarning, None, 0),
-    ("ignore", None, UserWarning, re.compile(r"PIL\."), 0),
-]
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 class UnreadableImage(UnreadableError):  # noqa: N818 - it describes the image
@@ -66,10 +65,6 @@ def read_image(
     """
     if name is None:
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else str(getattr(source, "name", "memory"))
-    # change the filters only once, because after each change Python shows earlier warnings again
-    if any(warning_filter not in warnings.filters for warning_filter in _IGNORED_WARNINGS):
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
     def check_size(width: int, height: int) -> None:
         if width == 0 or height == 0:
@@ -97,6 +92,36 @@ def read_image(
         return ImageOps.exif_transpose(image)
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
         raise UnreadableImage(name, _describe_error(error, source)) from error
+
+
+def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:
+    """Load the images 0 to count - 1 until one can be read, usually the first. Called before output is written.
+
+    load: loads the image at an index, or raises UnreadableImage.
+    split: name of the set in messages.
+
+    Raises InputError if no image can be read, or more than max_unreadable cannot be read.
+    """
+    unreadable: list[str] = []
+    for index in range(count):
+        try:
+            load(index)
+            return
+        except UnreadableImage as error:
+            unreadable.append(f"{error.path}: {error.reason}")
+        if len(unreadable) < count:
+            check_unreadable(unreadable, max_unreadable)
+    if unreadable:
+        raise InputError(f"none of the {count} {split} images can be read; the first: {unreadable[0]}")
+
+
+def check_unreadable(messages: Sequence[str], limit: int) -> None:
+    """Raise InputError, which includes the first three messages, if there are more than `limit`."""
+    if len(messages) > limit:
+        raise InputError(
+            f"{len(messages)} images cannot be read, more than max_unreadable ({limit}): {'; '.join(messages[:3])}"
+            f"{' ...' if len(messages) > 3 else ''}; repair them, or raise max_unreadable and run the command again"
+        )
 
 
 def _open(source: str | os.PathLike[str] | BinaryIO) -> contextlib.AbstractContextManager[BinaryIO]:

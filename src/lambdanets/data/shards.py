@@ -6,7 +6,6 @@ import importlib
 import io
 import os
 import tarfile
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
+from lambdanets.data.batches import WINDOW
 from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.order import WINDOW
 from lambdanets.data.tars import TarSamples, split_name
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular
@@ -28,7 +27,6 @@ SHARD_LIST = "shards.json"
 REMOTE_STORE = "lambdanets_lab.remote"  # module with `RemoteStore`, a `Store` at a URL
 UNLABELED = -1
 _MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
-_RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
 _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
 
 
@@ -132,8 +130,8 @@ class ShardedImages:
     """The images of shards, in order. Only the list of shards and the indexes of a few open shards are in memory.
 
     A shard is downloaded, opened and indexed on first use. The most recently used shards stay open. Instances can be
-    pickled, and used in both processes after a fork. The images of an unreadable shard are unreadable; the shard is
-    opened again after some minutes. Without class names, all images have the label UNLABELED.
+    pickled, and used in both processes after a fork. The images of an unreadable shard are unreadable. Without class
+    names, all images have the label UNLABELED.
     """
 
     def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...]) -> None:
@@ -141,8 +139,8 @@ class ShardedImages:
         self._store = store
         self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
-        self._open_shards: OrderedDict[int, TarSamples] = OrderedDict()  # least recently used first
-        self._failed: dict[int, tuple[float, str]] = {}  # time and reason
+        # open shards, or the reasons why they are unreadable; the least recently used first
+        self._open_shards: OrderedDict[int, TarSamples | str] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -203,7 +201,7 @@ class ShardedImages:
         return ShardedImages(self._store, self._shards, ())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open_shards": OrderedDict(), "_failed": {}}
+        return self.__dict__ | {"_open_shards": OrderedDict()}
 
     def _find(self, index: int) -> tuple[TarSamples, int]:
         if not 0 <= index < len(self):
@@ -214,26 +212,23 @@ class ShardedImages:
 
     def _open(self, number: int, position: int) -> TarSamples:
         """Open a shard. position: of the image, for the error."""
-        if number in self._open_shards:
-            self._open_shards.move_to_end(number)
-            return self._open_shards[number]
-        path = self._store.path(self._shards[number].name)
-        failed, reason = self._failed.get(number, (0.0, ""))
-        if not reason or time.monotonic() - failed >= _RETRY_SECONDS:
+        shard = self._shards[number]
+        path = self._store.path(shard.name)
+        if number not in self._open_shards:
             try:
-                shard = TarSamples(path, self._store.open(self._shards[number]), self._shards[number].images)
+                self._open_shards[number] = TarSamples(path, self._store.open(shard), shard.images)
             except (tarfile.TarError, OSError) as error:
-                reason = _reason(error)
-                self._failed[number] = time.monotonic(), reason
-            else:
-                self._open_shards[number] = shard
-                if len(self._open_shards) > _MAX_OPEN:
-                    self._open_shards.popitem(last=False)
-                return shard
-        raise UnreadableImage(f"{path}, image {position}", reason)
+                self._open_shards[number] = _reason(error)
+            if len(self._open_shards) > _MAX_OPEN:
+                self._open_shards.popitem(last=False)
+        self._open_shards.move_to_end(number)
+        samples = self._open_shards[number]
+        if isinstance(samples, str):
+            raise UnreadableImage(f"{path}, image {position}", samples)
+        return samples
 
     def _label(self, shard: TarSamples, position: int) -> int:
-        content = shard.label(position)
+        content = shard.classes[position]
         if not content:
             raise UnreadableImage(shard.name(position), "it has no class (.cls)")
         label = parse_class(content)

@@ -3,16 +3,18 @@
 import io
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, Layout, find_layout, parse_name
-from lambdanets.data.image_search import image_suffixes, is_image_name
+from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, ImageSet, find_splits, parse_name
+from lambdanets.data.image_search import describe_suffix, image_suffixes, is_image_name
 from lambdanets.data.images import read_file, read_image
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import is_hidden, open_regular
@@ -45,68 +47,63 @@ def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.Tar
         raise tarfile.ReadError(f"it is damaged at byte {tar.offset - start}, or followed by another tar")
 
 
-def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray]:
-    """Find the images of a WebDataset tar: names of the members, and their offsets, int64 (n, 4).
+def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray, list[bytes]]:
+    """Find the images of a WebDataset tar: their names, their starts and lengths, int64 (n, 2), and .cls members.
 
-    The offsets are start and length of the image, and of its .cls member, which has length 0 if it is missing.
+    A .cls member that is missing is b"".
     Consecutive members with the same path up to the first dot of the file name are one sample. Samples without an image
     are skipped; if a sample has several images, the first is used. Raises tarfile.TarError for an incomplete or invalid
     tar.
     """
     names: list[str] = []
-    offsets: list[tuple[int, int, int, int]] = []
+    spans: list[tuple[int, int]] = []
+    classes: list[bytes] = []
     last_key = ""
-    label, has_image = (0, 0), False  # of the current sample
+    label, has_image = b"", False  # of the current sample
     for member in tar_members(file):
         key, suffix = split_name(member.name)
         if not key:
             continue
         if key != last_key:
-            last_key, label, has_image = key, (0, 0), False
+            last_key, label, has_image = key, b"", False
         if suffix == "cls":
-            label = (member.offset_data, member.size)
+            file.seek(member.offset_data)
+            label = file.read(member.size)
             if has_image:
-                offsets[-1] = (*offsets[-1][:2], *label)
+                classes[-1] = label
         elif f".{suffix}" in image_suffixes() and not has_image:
             names.append(member.name)
-            offsets.append((member.offset_data, member.size, *label))
+            spans.append((member.offset_data, member.size))
+            classes.append(label)
             has_image = True
-    return names, np.array(offsets, np.int64).reshape(-1, 4)
+    return names, np.array(spans, np.int64).reshape(-1, 2), classes
 
 
 class TarSamples:
-    """The images of an open WebDataset tar. Read with pread, because forked workers share the file position.
+    """The images of an open WebDataset tar.
 
     path: for messages. count: the expected number of images. Raises tarfile.TarError for another number, and for an
     incomplete or invalid tar.
     """
 
     def __init__(self, path: str, file: BinaryIO, count: int) -> None:
-        with file:
-            self._path, self._descriptor = path, os.dup(file.fileno())
-            self.names, self.offsets = read_tar_samples(file)
+        self._path, self._file = path, file
+        self.names, self._spans, self.classes = read_tar_samples(file)
         if len(self.names) != count:
             raise tarfile.ReadError(f"it has {len(self.names)} images, not {count} as in shards.json")
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
     def name(self, position: int) -> str:
         return f"{self._path}/{self.names[position]}"
 
     def image(self, position: int) -> bytes:
-        start, length, _, _ = self.offsets[position].tolist()
-        return self._read(start, length)
-
-    def label(self, position: int) -> bytes:
-        _, _, start, length = self.offsets[position].tolist()
-        return self._read(start, length)
-
-    def _read(self, start: int, length: int) -> bytes:
-        if hasattr(os, "pread"):
-            return os.pread(self._descriptor, length, start)
-        os.lseek(self._descriptor, start, os.SEEK_SET)  # on Windows, where no process is forked
-        return os.read(self._descriptor, length)
+        start, length = self._spans[position].tolist()
+        if hasattr(os, "pread"):  # forked workers share the position of the file
+            return os.pread(self._file.fileno(), length, start)
+        self._file.seek(start)  # on Windows, where no process is forked
+        return self._file.read(length)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -160,18 +157,18 @@ def find_validation_tar(train: Path) -> Path | None:
     return next(filter(Path.is_file, found), None)
 
 
-def read_tar_layout(path: Path) -> Layout:
-    """Find the splits and classes in an uncompressed tar, and the members of `TarImages` in each.
+def open_tar(path: Path) -> tuple[ImageSet, ImageSet | None]:
+    """Open the training and the validation set in an uncompressed tar.
 
     Nested tars count as folders. Raises InputError, also if any of the tars is compressed, damaged or truncated.
     """
-    files = _files_in_tar(path)
-    images = [(folder_path, member) for folder_path, member in files if is_image_name(folder_path.name)]
-    others = [folder_path for folder_path, _ in files if not is_image_name(folder_path.name)]
-    return find_layout(str(path), images, others, {})
+    files = files_in_tar(path)
+    left_out = Counter(describe_suffix(inside) for inside, _ in files if not is_image_name(inside.name))
+    images = [file for file in files if is_image_name(file[0].name)]
+    return find_splits(str(path), images, left_out, partial(TarImages, path))
 
 
-def _files_in_tar(path: Path) -> list[FileInTar]:
+def files_in_tar(path: Path) -> list[FileInTar]:
     """Return the files of an uncompressed tar and its nested tars that are not hidden, sorted by path.
 
     The path of a file in a nested tar begins with the name of this tar without the suffix. Of members with the same

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.labeled_images import LabeledImages, NamedByIndex
+from lambdanets.data.labeled_images import ImagesWithoutFiles, LabeledImages
 from lambdanets.data.pixels import convert_image
 from lambdanets.errors import InputError, one_line
 
@@ -17,7 +17,7 @@ _PREFIXES = ("torch", "hfds")  # timm's other sets have no random access
 
 
 @dataclass(frozen=True)
-class IndexedImages(NamedByIndex):
+class IndexedImages(ImagesWithoutFiles):
     """Images of a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
 
     items: Any
@@ -25,16 +25,17 @@ class IndexedImages(NamedByIndex):
     source: str
 
     def load(self, index: int) -> tuple[Image.Image, int]:
+        name = self.name(index)
         try:
             image = self.items[index][0]
             if isinstance(image, Image.Image):
                 return convert_image(image), self.labels[index]
+            with image:
+                return read_image(image, name), self.labels[index]
         except UnreadableImage:
             raise
         except Exception as error:  # datasets raise exceptions of any type for damaged files
-            raise UnreadableImage(self.name(index), one_line(error)) from error
-        with image:
-            return read_image(image, self.name(index)), self.labels[index]
+            raise UnreadableImage(name, one_line(error)) from error
 
 
 def is_timm_name(data: str) -> bool:
@@ -53,52 +54,39 @@ def open_timm_dataset(data: str, root: str | None) -> list[tuple[LabeledImages, 
     prefix = data.partition("/")[0]
     if prefix.lower() == "torch" and root is None:
         raise InputError(f"data_root must be the folder that contains '{data}', got None")
-    train = _read_split(data, root, "train")
+    train = _open_split(data, root, "train")
     try:
-        return [train, _read_split(data, root, "validation")]
+        return [train, _open_split(data, root, "validation")]
     except InputError as error:
         try:
-            return [train, _read_split(data, root, "test")]
+            return [train, _open_split(data, root, "test")]
         except InputError:
             raise error from None
 
 
-def _read_split(data: str, root: str | None, split: str) -> tuple[LabeledImages, tuple[str, ...]]:
-    dataset = _create_dataset(data, root, split)
-    source = f"{data}/{split}"
-    items = getattr(dataset, "reader", None)
-    if items is None:
-        items = dataset
-        if hasattr(dataset, "loader"):
-            # torchvision's default loader clips 16-bit images and ignores the EXIF orientation
-            dataset.loader = read_image
-        labels = _integer_labels(getattr(dataset, "targets", None), source)
-        # a class name of ImageNet is a list of synonyms
-        classes = enumerate(getattr(dataset, "classes", ()))
-        names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
-    else:
-        labels = _integer_labels(items.iter_targets(), source)
-        names = {index: str(name) for name, index in items.class_to_idx.items()}
-    indices = range(max([-1, *names, *labels]) + 1)
-    return IndexedImages(items, labels, source), tuple(names.get(index, str(index)) for index in indices)
-
-
-def _create_dataset(name: str, root: str | None, split: str) -> Any:
-    """Call timm's create_dataset. Raises InputError with the reason if timm raises any exception."""
+def _open_split(data: str, root: str | None, split: str) -> tuple[LabeledImages, tuple[str, ...]]:
     import timm.data
 
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):  # timm prints the names of missing packages
             # with an empty mode, timm does not convert images
-            return timm.data.create_dataset(name, root=root, split=split, input_img_mode="")
-    except Exception as error:  # readers raise exceptions of any type
+            items: Any = timm.data.create_dataset(data, root=root, split=split, input_img_mode="")
+        if hasattr(items, "reader"):
+            items = items.reader
+            labels = [int(label) for label in items.iter_targets()]
+            names = {index: str(name) for name, index in items.class_to_idx.items()}
+        else:
+            if hasattr(items, "loader"):
+                # torchvision's default loader clips 16-bit images and ignores the EXIF orientation
+                items.loader = read_image
+            labels = [int(label) for label in items.targets]
+            # a class name of ImageNet is a list of synonyms
+            classes = enumerate(getattr(items, "classes", ()))
+            names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
+    except Exception as error:  # data sets raise exceptions of any type, and may have labels that are no classes
         reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
-        raise InputError(f"timm cannot open the dataset '{name}' (split '{split}'): {reason}") from error
-
-
-def _integer_labels(labels: Any, source: str) -> list[int]:
-    try:
-        return [int(label) for label in labels]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"labels of '{source}' must be one class index per image: {one_line(error)}") from error
+        raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {reason}") from error
+    indices = range(max([-1, *names, *labels]) + 1)
+    images = IndexedImages(items, labels, f"{data}/{split}")
+    return images, tuple(names.get(index, str(index)) for index in indices)

@@ -1,7 +1,6 @@
 """The evaluation transform of a classifier, based on timm's."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat
@@ -10,7 +9,6 @@ from lambdanets.errors import InputError
 from lambdanets.records import Several, record
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image
     from torch import Tensor
 
@@ -58,19 +56,6 @@ class Preprocessing:
             std=self.std,
         )
         return Compose([center_square, crop_and_normalize])
-
-    def normalize(self, images: "Tensor") -> "Tensor":
-        """Normalize images (..., channels, h, w), uint8, to float32 on their device, as `transform` does."""
-        mean, std = (_per_channel(tuple(values), images.device) for values in (self.mean, self.std))
-        return images.float().div_(255).sub_(mean).div_(std)
-
-
-@lru_cache(maxsize=8)
-def _per_channel(values: tuple[float, ...], device: "torch.device") -> "Tensor":
-    """Values of each channel of images (..., channels, h, w). A new tensor in each step would wait for the GPU."""
-    import torch  # here, so that recipes do not import it
-
-    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def center_square(image: "Image") -> "Image":

@@ -13,6 +13,7 @@ from PIL.Image import Image
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from lambdanets.data.batches import BatchSlice
 from lambdanets.data.datasets import (
     ImageSet,
     LabeledImages,
@@ -21,8 +22,7 @@ from lambdanets.data.datasets import (
     open_splits,
     remap_labels,
 )
-from lambdanets.data.loader import Batch, ImageBatches
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.labeled_images import Batch, ImageBatches
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ClassifierCard

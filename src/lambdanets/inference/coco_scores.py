@@ -50,7 +50,7 @@ def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
     bounds = np.stack([pixels[starts], pixels[starts] + ends - starts], axis=1).flatten()
     counts = np.diff(bounds, prepend=0, append=size[0] * size[1])
     counts = counts[:-1] if counts[-1] == 0 else counts  # as pycocotools does
-    return {"size": list(size), "counts": compress(counts, *size)["counts"].decode()}
+    return {"size": list(size), "counts": compress(counts, *size)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,9 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batches
+from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
-from lambdanets.data.order import BatchSlice
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoPredictor

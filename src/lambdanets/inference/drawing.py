@@ -11,8 +11,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.loader import BACKGROUND, IGNORED
 from lambdanets.data.coco.segmentations import to_cropped_mask
-from lambdanets.data.coco.semantic_masks import BACKGROUND, IGNORED
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import printable

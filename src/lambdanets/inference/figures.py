@@ -11,7 +11,7 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.semantic_masks import make_semantic_mask
+from lambdanets.data.coco.loader import make_semantic_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.coco_scores import RECALLS, Scores

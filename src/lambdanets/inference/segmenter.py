@@ -9,11 +9,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lambdanets.data.batches import Batches
+from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
-from lambdanets.data.coco.semantic_masks import SEMANTIC_MASK, load_with_semantic_mask
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.coco.loader import (
+    SEMANTIC_MASK,
+    AnnotatedBatch,
+    evaluation_batches,
+    image_to_tensor,
+    load_with_semantic_mask,
+)
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from tqdm import tqdm
 
-from lambdanets.data.readable import check_unreadable
+from lambdanets.data.images import check_unreadable
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import format_duration

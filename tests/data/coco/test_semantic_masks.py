@@ -1,14 +1,11 @@
-"""Semantic masks: overlapping objects, crowd regions, and the scattered digits."""
+"""Semantic masks: overlapping objects and crowd regions."""
 
 import numpy as np
 import pytest
-from coco_files import decode_mask
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
-from lambdanets.data.coco.images import open_annotated
-from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.data.coco.loader import IGNORED, make_semantic_mask
 from lambdanets.data.coco.segmentations import encode_rle
-from lambdanets.data.coco.semantic_masks import IGNORED, load_with_semantic_mask, make_semantic_mask
 
 HEIGHT, WIDTH = 6, 8
 
@@ -53,20 +50,3 @@ def test_crowd_pixels_are_ignored_unless_an_object_covers_them():
 
 def test_an_image_without_objects_is_background():
     assert not semantic_mask().any()
-
-
-def test_semantic_masks_of_scattered_digits_have_the_classes_of_their_masks(tmp_path):
-    write_scattered_digits(tmp_path, 1, 30, 0)
-    images = open_annotated(tmp_path / "val.json", tmp_path / "val")
-    num_crowds = 0
-    for index in range(len(images)):
-        image, target = load_with_semantic_mask(images, index)
-        annotated = images.annotations.images[index]
-        expected = np.zeros((annotated.height, annotated.width), np.uint8)
-        for obj in annotated.objects:  # they do not overlap
-            mask = decode_mask(obj, annotated.height, annotated.width).astype(bool)
-            expected[mask] = IGNORED if obj.crowd else obj.category + 1
-            num_crowds += obj.crowd
-        assert np.array_equal(target["semantic_mask"].numpy(), expected)
-        assert image.shape == (3, annotated.height, annotated.width)
-    assert num_crowds > 0

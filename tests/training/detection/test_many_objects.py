@@ -41,7 +41,7 @@ def annotated_squares():
     content = coco_files.content(*map(square, range(NUM_OBJECTS)), images=images)
     content["categories"] = [{"id": 7, "name": "square"}]  # of one class, only outlines are drawn
     annotations = parse_annotations(json.dumps(content).encode(), Path("here"))
-    return AnnotatedImages(annotations, InMemoryFiles({"1.png": file.getvalue()}, ["1.png"], "memory"))
+    return AnnotatedImages(annotations, InMemoryFiles([file.getvalue()], ["1.png"], "memory"), "")
 
 
 @pytest.fixture(scope="module")

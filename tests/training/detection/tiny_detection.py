@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.data.coco.scattered_digits import CATEGORY_IDS, write_scattered_digits
+from lambdanets.data.coco.scattered_digits import CATEGORIES, write_scattered_digits
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 from training.runs import SEED
@@ -56,7 +56,7 @@ def edit_annotations(path: Path, **sections: Any) -> None:
 
 def merge_into_two_categories(path: Path) -> None:
     """Replace the ten categories by two: digits with a loop (0, 6, 8 and 9), and others."""
-    with_loop = {CATEGORY_IDS[digit] for digit in (0, 6, 8, 9)}
+    with_loop = {CATEGORIES[digit].id for digit in (0, 6, 8, 9)}
     edit_annotations(
         path,
         categories=TWO_CATEGORIES,

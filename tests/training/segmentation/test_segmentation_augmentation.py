@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
+from lambdanets.data.coco.loader import IGNORED
 from lambdanets.data.coco.segmentations import encode_rle
-from lambdanets.data.coco.semantic_masks import IGNORED
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
 from lambdanets.tasks.segmentation.augmentation import augment
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe

@@ -1,12 +1,10 @@
 """Annotated images: a COCO file with its images in a folder or a tar."""
 
-import hashlib
 import io
-import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -22,21 +20,21 @@ from lambdanets.data.coco.annotations import (
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
-from lambdanets.data.tars import TarImages, tar_members
-from lambdanets.errors import InputError, first_few, one_line
-from lambdanets.files import encode_utf8, is_hidden, nfc, open_regular
+from lambdanets.data.tars import TarImages, files_in_tar
+from lambdanets.errors import InputError, first_few
+from lambdanets.files import nfc
 
 
 @dataclass(frozen=True)
 class InMemoryFiles:
-    """Encoded images in memory. contents: encoded images by file name. source: name of the set in messages."""
+    """Encoded images in memory. source: name of the set in messages."""
 
-    contents: Mapping[str, bytes]
+    contents: Sequence[bytes]
     names: Sequence[str]
     source: str
 
     def file(self, index: int) -> tuple[bytes, str]:
-        return self.contents[self.names[index]], PurePosixPath(self.names[index]).suffix
+        return self.contents[index], PurePosixPath(self.names[index]).suffix
 
     def name(self, index: int) -> str:
         return f"{self.source}/{self.names[index]}"
@@ -47,13 +45,13 @@ class AnnotatedImages:
     """Images with their annotations, in order of the image ids.
 
     files: the encoded images in the same order: `ImageFiles`, `TarImages` or `InMemoryFiles`.
-    parent_fingerprint: for a subset, the fingerprint of the whole set.
+    fingerprint: that of the annotations; of a subset, that of the whole set.
     stretch: whether images are stretched (see `to_8_bits`).
     """
 
     annotations: Annotations
     files: Any
-    parent_fingerprint: str | None = None
+    fingerprint: str
     stretch: bool = False
 
     def __len__(self) -> int:
@@ -86,18 +84,7 @@ class AnnotatedImages:
         """Return the subset of the images at `indices`, in this order."""
         indices = list(indices)
         annotations = replace(self.annotations, images=tuple(self.annotations.images[index] for index in indices))
-        files = SelectedImages(self.files, indices, ())
-        parent = self.parent_fingerprint or self.fingerprint
-        return replace(self, annotations=annotations, files=files, parent_fingerprint=parent)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """The SHA-256 of categories, file names, image sizes and objects, in hexadecimal digits."""
-        digest = hashlib.sha256()
-        for field in _fingerprint_fields(self.annotations):
-            digest.update(len(field).to_bytes(8, "little"))
-            digest.update(field)
-        return digest.hexdigest()
+        return replace(self, annotations=annotations, files=SelectedImages(self.files, indices, ()))
 
 
 def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
@@ -110,15 +97,12 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     """
     parsed = read_annotations(annotations)
     names = [str(PurePosixPath(image.name)) for image in parsed.images]
-    members: dict[str, tuple[int, int]] = {}
+    files: dict[str, Any]
     if images.is_dir():
-        base_names = {_portable(name).rpartition("/")[2] for name in names}
-        candidates = list_images(images, lambda name: _portable(name).rpartition("/")[2] in base_names).paths
-        paths = [path.relative_to(images).as_posix() for path in candidates]
+        files = {path.relative_to(images).as_posix(): path for path in list_images(images, accepts=bool).paths}
     else:
-        members = _index_tar(images)
-        paths = list(members)
-    found = _match(names, paths, images)
+        files = {str(path): member for path, member in files_in_tar(images)}
+    found = _match(names, files, images)
     kept = tuple(image for image, name in zip(parsed.images, names, strict=True) if name in found)
     missing = [image for image, name in zip(parsed.images, names, strict=True) if name not in found]
     if 2 * len(missing) > len(names):  # the folder is of other images
@@ -134,30 +118,12 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
         ],
     }
     problems = {problem: ids for problem, ids in problems.items() if ids}
-    files: ImageFiles | TarImages
-    if members:
-        files = TarImages(images, [(path, *members[path]) for path in found.values()], ())
-    else:
-        files = ImageFiles([images / path for path in found.values()], ())
     parsed = replace(parsed, images=kept, problems=AnnotationProblems(problems))
-    return AnnotatedImages(parsed, files)
+    make_images = ImageFiles if images.is_dir() else partial(TarImages, images)
+    return AnnotatedImages(parsed, make_images([files[path] for path in found.values()], ()), parsed.fingerprint())
 
 
-def _index_tar(path: Path) -> dict[str, tuple[int, int]]:
-    """Return offset and length in bytes of each file in a tar, by name; for duplicate names, those of the last file."""
-    try:
-        with open_regular(path) as file:
-            return {
-                str(PurePosixPath(member.name)): (member.offset_data, member.size)
-                for member in tar_members(file)
-                if not any(map(is_hidden, PurePosixPath(member.name).parts[:-1]))
-            }
-    except (OSError, tarfile.TarError) as error:
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise InputError(f"'{path}' must be a folder or an uncompressed tar of images: {reason}") from error
-
-
-def _match(names: Sequence[str], paths: Sequence[str], source: Path) -> dict[str, str]:
+def _match(names: Sequence[str], paths: Collection[str], source: Path) -> dict[str, str]:
     """Find the path of each name in the annotations; names without one are left out. source: for error messages.
 
     A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends;
@@ -193,18 +159,3 @@ def _path_suffixes(path: str) -> list[str]:
     """Return the path, the path without its first folder, and so on until only the file name is left."""
     parts = _portable(path).split("/")
     return ["/".join(parts[start:]) for start in range(len(parts))]
-
-
-def _fingerprint_fields(annotations: Annotations) -> Iterator[bytes]:
-    yield encode_utf8(repr([(category.id, category.name) for category in annotations.categories]))
-    for image in annotations.images:
-        yield encode_utf8(image.name)
-        yield repr((image.id, image.height, image.width, len(image.objects))).encode()
-        for obj in image.objects:
-            yield repr((obj.id, obj.category, obj.box, obj.area, obj.crowd)).encode()
-            if isinstance(obj.segmentation, str):
-                yield obj.segmentation.encode()
-            elif isinstance(obj.segmentation, tuple):
-                yield from (polygon.tobytes() for polygon in obj.segmentation)
-            else:
-                yield obj.segmentation.tobytes()

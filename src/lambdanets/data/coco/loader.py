@@ -1,17 +1,23 @@
-"""Batches of annotated images."""
+"""Batches of annotated images, and semantic masks, which are targets of semantic segmentation."""
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches, Load, Sample
+from lambdanets.data.batches import Batches, BatchSlice, Load, Sample
+from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.coco.segmentations import to_cropped_mask
 
 Target = dict[str, Tensor]
+BACKGROUND = 0
+IGNORED = 255  # ignore_index of the loss; scores do not count these pixels either
+MAX_CATEGORIES = IGNORED - 1
+SEMANTIC_MASK = "semantic_mask"  # key in the targets of a batch
 
 
 class AnnotatedBatch(NamedTuple):
@@ -20,7 +26,7 @@ class AnnotatedBatch(NamedTuple):
     images: float32 (3, H, W) in [0, 1], of different sizes.
     targets: one dict per image. For detection, in training, it has boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64
         from 1, and masks (n, H, W) uint8, and otherwise it is empty. For segmentation, it has the semantic mask (H, W)
-        uint8 (see `semantic_masks.py`).
+        uint8 (see `make_semantic_mask`).
     indices: (b,) int64, of the images in the set.
     unreadable: "name: reason" of each image that could not be read. These images are not in the batch.
     step_images: number of images in the whole step, over all ranks and micro-batches.
@@ -75,3 +81,23 @@ def collate(samples: list[Sample]) -> AnnotatedBatch:
         unreadable=[sample.unreadable for sample in samples if sample.content is None],
         step_images=samples[0].step_images,
     )
+
+
+def make_semantic_mask(annotated: AnnotatedImage) -> np.ndarray:
+    """Return the class of each pixel, uint8 (H, W): 0 for background, i + 1 for category i, or IGNORED.
+
+    Where objects overlap, a pixel belongs to the object with the smallest annotated area or, if areas are equal, to the
+    last one in the file. Pixels of crowd regions are IGNORED, except where an object covers them.
+    """
+    classes = np.full((annotated.height, annotated.width), BACKGROUND, np.uint8)
+    for obj in sorted(annotated.objects, key=lambda obj: (not obj.crowd, -obj.area)):
+        top, left, mask = to_cropped_mask(obj.segmentation, annotated.height, annotated.width)
+        window = classes[top : top + mask.shape[0], left : left + mask.shape[1]]
+        window[mask] = IGNORED if obj.crowd else obj.category + 1
+    return classes
+
+
+def load_with_semantic_mask(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+    """Load an image, float32 (3, H, W) in [0, 1], and its semantic mask."""
+    image, annotated = images.load(index)
+    return image_to_tensor(image), {SEMANTIC_MASK: torch.from_numpy(make_semantic_mask(annotated))}

@@ -1,17 +1,14 @@
 """Opens the annotated sets of a recipe: COCO files, or the synthetic scattered digits."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lambdanets.data.coco.annotations import Category, parse_annotations
-from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles, open_annotated
-from lambdanets.data.coco.scattered_digits import scattered_digits
+from lambdanets.data.coco.annotations import Category
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
-
-NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 300, 60  # of the scattered digits
 
 
 def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...]) -> AnnotatedImages:
@@ -45,17 +42,3 @@ def check_categories(annotated: AnnotatedImages, expected: tuple[Category, ...],
         raise InputError(
             f"'{source}' must have the {len(wanted)} categories of training ({first_few(wanted)}), got {unknown}"
         )
-
-
-@lru_cache(maxsize=1)
-def open_digits() -> tuple[AnnotatedImages, AnnotatedImages]:
-    """Return the training and validation sets of scattered digits."""
-    splits = scattered_digits(NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, 0)
-    training, validation = (_in_memory(split, *splits[split]) for split in ("train", "val"))
-    return training, validation
-
-
-def _in_memory(split: str, content: bytes, files: dict[str, bytes]) -> AnnotatedImages:
-    annotations = parse_annotations(content, Path("digits"))
-    names = [image.name for image in annotations.images]
-    return AnnotatedImages(annotations, InMemoryFiles(files, names, f"digits/{split}"))

@@ -13,10 +13,9 @@ from timm.data import create_transform
 from torch import Tensor, nn
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
-from lambdanets.data.batches import NamedImages
+from lambdanets.data.batches import BatchSlice, NamedImages
 from lambdanets.data.datasets import hold_out, open_splits, subset
-from lambdanets.data.loader import Batch, ImageBatches
-from lambdanets.data.order import BatchSlice
+from lambdanets.data.labeled_images import Batch, ImageBatches, normalize
 from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
@@ -77,7 +76,7 @@ class ClassificationTask(Task):
         return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two
 
     def logits(self, batch: Batch) -> Tensor:
-        return self.model(self.preprocessing.normalize(batch.images)).float()
+        return self.model(normalize(batch.images, self.preprocessing)).float()
 
     def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
         logits = self.logits(batch)

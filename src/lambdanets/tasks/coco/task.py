@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batches
+from lambdanets.data.batches import Batches, BatchSlice, permutation
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate
-from lambdanets.data.coco.scattered_digits import write_scattered_digits
-from lambdanets.data.coco.sets import open_digits, open_validation
-from lambdanets.data.order import BatchSlice, permutation
+from lambdanets.data.coco.scattered_digits import open_digits, write_scattered_digits
+from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.evaluator import Evaluator
@@ -80,12 +79,10 @@ class CocoTask(Task):
 
     def provenance(self) -> dict[str, Any]:
         recipe, training, validation = self.recipe, self.training, self.validation
-        # the hash of the whole set, because a subset depends on the seed
-        training_hash = training.parent_fingerprint or training.fingerprint
         validation_name = recipe.validation_data or recipe.data
         return {
             "dropped": {"training": training.problems.counts(), "validation": validation.problems.counts()},
-            "training_data": {"name": recipe.data, "sha256": training_hash},
+            "training_data": {"name": recipe.data, "sha256": training.fingerprint},
             "validation_data": {"name": validation_name, "sha256": validation.fingerprint},
         }
 

@@ -10,8 +10,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import Target, image_to_tensor
-from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK, make_semantic_mask
+from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, Target, image_to_tensor, make_semantic_mask
 from lambdanets.inference.segmenter import normalize
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
 

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.data.coco.loader import AnnotatedBatch
-from lambdanets.data.coco.semantic_masks import IGNORED, SEMANTIC_MASK
+from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, AnnotatedBatch
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmentation_scores import SCORES
