@@ -21,9 +21,8 @@ from lambdanets.tasks.classification.task import build_model
 from lambdanets.tasks.detection.task import build_model as build_detector
 from lambdanets.training import launching, run
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.module import TrainingModule
+from lambdanets.training.module import TrainingModule, make_schedule
 from lambdanets.training.recipe import read_recipe
-from lambdanets.training.schedules import make_schedule
 from training.runs import classification_task
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,

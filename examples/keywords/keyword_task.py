@@ -189,7 +189,7 @@ class KeywordTask(Task):
 
     @classmethod
     def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:
-        return replace(recipe, training_recordings=12)
+        return replace(super().quicktest(recipe, folder), training_recordings=12)
 
     def build(self, recipe: KeywordRecipe) -> nn.Module:
         model = KeywordNetwork(len(self.classes), **recipe.model_options)

@@ -15,8 +15,7 @@ from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.detection.task import build_model
 from lambdanets.training.callbacks import EMA
-from lambdanets.training.module import TrainingModule, without_weight_decay
-from lambdanets.training.schedules import make_schedule
+from lambdanets.training.module import TrainingModule, make_schedule, without_weight_decay
 from training.runs import classification_task
 
 

@@ -153,9 +153,7 @@ def _train(command: TrainCommand) -> tuple[dict[str, Any], Path] | int:
             raise InputError("--quicktest needs a new run in one process; remove --quicktest")
         if folder.exists() and not data.exists():
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        from lambdanets.training.quicktest import quicktest_recipe
-
-        recipe = quicktest_recipe(recipe, data)
+        recipe = task_class(recipe).quicktest(recipe, data)
     file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start

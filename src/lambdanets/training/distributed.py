@@ -153,15 +153,6 @@ def all_reduce_sum(*numbers: float) -> list[float]:
     return sums.tolist()
 
 
-def all_reduce_min(number: int) -> int:
-    """Return the minimum of a number over all ranks."""
-    if not dist.is_initialized():
-        return number
-    smallest = torch.tensor(number)
-    dist.all_reduce(smallest, dist.ReduceOp.MIN)
-    return int(smallest)
-
-
 def all_gather_lists(items: list[Item]) -> list[Item]:
     """Return the lists of all ranks, concatenated in order of rank."""
     if not dist.is_initialized():

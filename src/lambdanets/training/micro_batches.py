@@ -11,22 +11,15 @@ from torch import Tensor
 
 from lambdanets.data.batches import Sample
 from lambdanets.data.order import BatchSlice
-from lambdanets.device import best_device, free_memory, has_fast_bfloat16
+from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo
-from lambdanets.training.distributed import World, all_reduce_min
+from lambdanets.training.distributed import World, all_gather_lists
 from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
 from lambdanets.training.task import Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-
-
-def resolve_precision(recipe: AnyRecipe) -> AnyRecipe:
-    """Resolve precision="auto": bf16-mixed on a GPU that supports bfloat16, otherwise 32-true."""
-    if recipe.precision != "auto":
-        return recipe
-    return replace(recipe, precision="bf16-mixed" if has_fast_bfloat16() else "32-true")
 
 
 class Trial:
@@ -122,7 +115,7 @@ def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRe
         raise InputError(f"micro_batch must be at least {smallest}, as batch norm needs, got {requested}")
     # ranks on one CPU share its memory
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
-    largest = all_reduce_min(largest_micro_batch(trial, requested, free))
+    largest = min(all_gather_lists([largest_micro_batch(trial, requested, free)]))
     if largest < requested and world.is_rank_zero:
         echo(f"a micro-batch of {requested} images does not fit into memory: using {largest}", file=sys.stderr)
     steps = accumulation_steps(max_images, min_images, largest, smallest)

@@ -6,49 +6,30 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 
-def diagnose_loss(model: nn.Module, batch: object, compute_loss: Callable[[], Tensor]) -> str:
-    """Return the cause of a non-finite loss as a clause: a weight, an input image, or a module.
+def diagnose(model: nn.Module, batch: object, compute_loss: Callable[[], Tensor]) -> str:
+    """Return the cause of a non-finite loss or gradient as a clause: a weight, an input image, or a module.
 
-    compute_loss: recomputes the loss with the same batch, random state and autocast.
+    compute_loss: recomputes the loss with the same batch, random state and autocast. The gradients
+    stored in the model are not changed.
     """
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
         if not parameter.isfinite().all():
             return f"the parameter {name} contains NaN or inf"
     if not all(tensor.isfinite().all() for tensor in _tensors(batch)):
         return "an image of the batch contains NaN or inf"
     with _Modules(model) as modules:
         loss = compute_loss()
-    if loss.isfinite():
-        return "the loss was finite when recomputed, so the module is unknown"
-    return f"the first module with a non-finite output is {modules.first or 'the loss'}"
-
-
-def diagnose_gradient(model: nn.Module, compute_loss: Callable[[], Tensor]) -> str:
-    """Return, as a clause, the first module whose backward pass gives a non-finite gradient.
-
-    compute_loss: as in `diagnose_loss`. The gradients stored in the model are not changed.
-    """
-    with _Modules(model) as modules:
-        loss = compute_loss()
+    if not loss.isfinite():
+        return f"the first module with a non-finite output is {modules.first or 'the loss'}"
     modules.first = None
-    torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    torch.autograd.grad(loss, [p for p in parameters.values() if p.requires_grad], allow_unused=True)
     if modules.first is None:
-        return "no gradient of an activation is non-finite; only those of weights, or their sum, are"
+        return "recomputed, no output or gradient of a module is non-finite; that of a weight, or a sum, may be"
     return f"the first module with a non-finite gradient is {modules.first}"
-
-
-def first_nonfinite_gradient(model: nn.Module) -> str | None:
-    """Return the name of the parameter nearest to the loss with a non-finite gradient, or None."""
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    # parameters are listed from input to output, and the backward pass reaches the last ones first
-    nonfinite = (name for name in reversed(gradients) if not gradients[name].isfinite().all())
-    return next(nonfinite, None)
 
 
 class _Modules:

@@ -1,7 +1,6 @@
 """The hyperparameters that all tasks have, to which each adds its own; and recipes of any task in JSON files."""
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -10,7 +9,16 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lambdanets.errors import InputError
 from lambdanets.inference.architecture import Architecture
-from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error
+from lambdanets.records import (
+    Count,
+    Decay,
+    Seed,
+    Workers,
+    parse_json,
+    record,
+    reraise_as_input_error,
+    write_json,
+)
 from lambdanets.registry import TASKS, find, installed_tasks
 
 if TYPE_CHECKING:
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]  # keys of OPTIMIZERS
-Schedule = Literal["cosine", "staircase", "late_steps"]  # keys of SCHEDULES in schedules.py
+Schedule = Literal["cosine", "staircase", "late_steps"]  # of make_schedule in module.py
 NonNegative = Annotated[float, Field(ge=0, le=1e30)]  # larger ones overflow in float32
 
 
@@ -54,7 +62,6 @@ class TrainingRecipe(Architecture):
         "checkpoint_every",
         "max_unreadable",
         "micro_batch",
-        "compile",
     )
 
     data: str = ""
@@ -95,8 +102,6 @@ class TrainingRecipe(Architecture):
     """Synchronize batch norm across GPUs."""
     precision: Precision = "auto"
     """32-true: float32; bf16-mixed, 16-mixed: autocast; auto: bf16-mixed on GPUs that support it, otherwise 32-true."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
     seed: Seed = 0
     """Random seed for initialization, data splits, data order and augmentation."""
     workers: Workers = 0
@@ -120,33 +125,17 @@ class TrainingRecipe(Architecture):
         """Return a dict of the task and all fields."""
         return {"task": self.task} | dataclasses.asdict(self)
 
-    def to_json(self) -> str:
-        """Return the task and all fields as JSON, which `from_json` reads."""
-        return json.dumps(self.fields(), indent=2)
-
-    @classmethod
-    def from_json(cls, content: bytes, source: str) -> Self:
-        """Read a recipe from the JSON that `to_json` returns. source: name of the file, for error messages."""
-        return cls.from_fields(parse_json(content, dict[str, Any], f"{source} is not a valid recipe"), source)
-
     @classmethod
     def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
-        """Build a recipe from the values of its fields. data and model are required; other fields have defaults.
+        """Build a recipe from its task and fields. source: name of their file, for error messages.
 
-        source: name of the file, for error messages.
-
-        Raises ValueError for another task, an unknown field, or a value of the wrong type or out of range.
+        Raises InputError for another task, an unknown field, or a value of the wrong type or out of range.
         """
-        fields = dict(fields)
-        task = fields.pop("task", "classification")
+        task = fields.get("task", "classification")
         if task != cls.task:
             raise InputError(f"{source} must be a {cls.task} recipe, got a {task} recipe")
         with reraise_as_input_error(source):
-            recipe = cls(**fields)
-        for name in ("data", "model"):
-            if name not in fields:
-                raise InputError(f"{source} must have the field {name!r}, got none")
-        return recipe
+            return cls(**{name: value for name, value in fields.items() if name != "task"})
 
 
 def task_class(recipe: TrainingRecipe) -> "type[Task]":
@@ -162,6 +151,11 @@ def extended_recipe(recipe: TrainingRecipe, options: Iterable[str]) -> TrainingR
             if not names.isdisjoint(options):
                 return entry.recipe_class(**vars(recipe))
     return recipe
+
+
+def write_recipe(recipe: TrainingRecipe, path: Path) -> None:
+    """Write the task and all fields of a recipe to a JSON file, atomically."""
+    write_json(path, recipe.fields(), 2)
 
 
 def read_recipe(path: Path) -> TrainingRecipe:

@@ -56,6 +56,7 @@ class ClassificationTask(Task):
     @classmethod
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
         """Return the recipe with few small digits, random initial weights, and the smallest model of its family."""
+        recipe = super().quicktest(recipe, folder)
         changes: dict[str, Any] = {
             "data": "digits",
             "data_root": None,
