@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.options import POSITIONAL
+from lambdanets.cli.options import POSITIONAL, ModelCommand
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.cli.task_options import ModelCommand
 from lambdanets.records import Workers, record
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import first_error
+from lambdanets.registry import find, installed_tasks
 
 Options = TypeVar("Options")
 POSITIONAL = "positional"  # annotation of a field that is given without its name
@@ -69,6 +70,47 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
         own = {field.name: values[field.name] for field in dataclasses.fields(each) if field.name in values}
         records.append(each(**own) if isinstance(each, type) else dataclasses.replace(each, **own))
     return records
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCommand:
+    """A command on a trained model.
+
+    name: such as "predict"; the registry has the options that each task adds as predict_options. common: record of the
+    options of all tasks, of which the first is the model.
+    """
+
+    name: str
+    common: type[Any]
+    description: str
+
+    def parse(self, arguments: Sequence[str]) -> Any:
+        """Return the options in common, before PyTorch is imported, which takes seconds."""
+        kinds = self._kinds()
+        if arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
+            from lambdanets.inference.loading import read_model
+            from lambdanets.models.weights import find_weights
+
+            kinds = {"": kinds[read_model(find_weights(arguments[0]))[1].task]}
+        return self._parse(arguments, dict.fromkeys(kinds.values()))[0]
+
+    def parse_for(self, task: str, arguments: Sequence[str]) -> Any:
+        """Return the options of a model's task. Raises InputError for those that only other tasks have."""
+        kinds = self._kinds()
+        for flag in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+            name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+            having = [each for each in dict.fromkeys(kinds.values()) if name in each.__annotations__]
+            if having and not issubclass(kinds[task], tuple(having)):
+                tasks = " and ".join((each.__doc__ or "").rstrip(".").lower() for each in having)
+                raise InputError(f"{flag} is an option of {tasks}, not of this model; remove it")
+        return self._parse(arguments, (kinds[task],))[1]
+
+    def _kinds(self) -> dict[str, type[Any]]:
+        return {task: find(getattr(entry, f"{self.name}_options")) for task, entry in installed_tasks().items()}
+
+    def _parse(self, arguments: Sequence[str], kinds: Any) -> list[Any]:
+        prog = f"lambdanets {self.name}"
+        return parse_all((self.common, *kinds), arguments, prog=prog, description=self.description)
 
 
 def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:

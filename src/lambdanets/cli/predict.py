@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.cli.options import POSITIONAL
-from lambdanets.cli.task_options import ModelCommand
+from lambdanets.cli.options import POSITIONAL, ModelCommand
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.records import record

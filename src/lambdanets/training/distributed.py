@@ -48,9 +48,14 @@ class World:
         return self.rank == 0
 
 
+def is_launched() -> bool:
+    """Whether this process is a rank that torchrun, or `lambdanets train --devices`, has started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def get_world() -> World:
     """Return rank and world size from torchrun's environment variables, or those of a single process."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if not is_launched():
         return World()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return World(*(int(os.environ[name]) for name in names))
