@@ -60,9 +60,8 @@ class _Step(nn.Module):
         return self._training_step(batch, 0)["loss"]
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_two_ranks_have_the_same_gradients_as_one_rank(accumulation_steps, tmp_path):
-    actual, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps)), tmp_path)
+def test_two_ranks_have_the_same_gradients_as_one_rank(tmp_path):
+    actual, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps=2)), tmp_path)
     expected = gradients(BatchSlice())
     largest = max(gradient.abs().max() for gradient in expected)
     for on_one_rank, on_two_ranks in zip(expected, actual, strict=True):
