@@ -109,11 +109,6 @@ def test_error_for_a_run_in_use_names_the_process(quick, quick_run, tmp_path, mo
     assert not (tmp_path / "run" / LOCK).exists()
 
 
-def test_run_interrupted_before_its_first_checkpoint_restarts(quick, tmp_path, monkeypatch):
-    folder = interrupted_run(replace(quick, epochs=1), tmp_path / "interrupted", monkeypatch, step=0)
-    assert run.resume(folder)["epochs"] == 1
-
-
 def test_missing_result_json_is_written_without_training_again(quick_run, tmp_path, monkeypatch):
     folder = shutil.copytree(quick_run, tmp_path / "stopped")
     for name in ("result.json", "weights.safetensors"):
@@ -142,13 +137,6 @@ def test_second_signal_stops_within_the_step(quick, tmp_path, monkeypatch):
     with pytest.raises(Interrupted):
         run.start(quick, tmp_path / "run")
     assert signal.getsignal(signal.SIGINT) is old_handler
-
-
-def test_resuming_a_finished_run_changes_no_file(quick_run, tmp_path):
-    shutil.copytree(quick_run, tmp_path / "run")
-    times_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    run.resume(tmp_path / "run")
-    assert times_before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
 
 
 def test_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):

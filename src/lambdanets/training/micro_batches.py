@@ -38,7 +38,8 @@ class Trial:
         weight_bytes = sum(parameter.nbytes for parameter in self._parameters)
         num_states = OPTIMIZERS[recipe.optimizer].num_states + (recipe.ema_decay is not None)
         self.fixed_bytes = (2 + num_states) * weight_bytes  # weights, gradients, optimizer states and EMA
-        self.reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
+        self._reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
+        self._bytes_per_image: float | None = None  # on a CPU, once it is counted
         # the smallest micro-batch: one image, or two if batch norm needs several values per channel
         self.smallest = 1 if self._task.num_images(self._batch(1)) else 2
 
@@ -70,6 +71,22 @@ class Trial:
         finally:
             for parameter in self._parameters:
                 parameter.grad = None
+
+    def fits(self, micro_batch: int, free: int) -> bool:
+        """Whether a step with a micro-batch fits into memory: on a CPU by counting, on a GPU by trying."""
+        try:
+            if self.device.type == "cpu":
+                if self._bytes_per_image is None:
+                    self._bytes_per_image = self.saved_bytes(self.smallest, free - self.fixed_bytes) / self.smallest
+                return self.fixed_bytes + self._bytes_per_image * micro_batch <= free
+            reserved = torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self.device)
+            self.step(micro_batch)
+            del reserved
+        except _TooLargeError:
+            return False
+        finally:
+            torch.cuda.empty_cache()
+        return True
 
     def saved_bytes(self, batch_size: int, limit: int) -> int:
         """Return the bytes that autograd saves for the gradients of a batch. Stops the computation above `limit`."""
@@ -149,33 +166,12 @@ def accumulation_steps(max_images: int, min_images: int, max_micro_batch: int, m
 
 def largest_micro_batch(trial: Trial, requested: int, free: int) -> int:
     """Return the requested micro-batch, halved until it fits: on a CPU into `free` bytes, on a GPU into its memory."""
-    micro_batch, smallest = requested, trial.smallest
-    try:
-        if trial.device.type == "cuda":
-            return _largest_on_gpu(trial, requested)
-        free_for_images = free - trial.fixed_bytes
-        per_image = trial.saved_bytes(smallest, free_for_images) / smallest
-    except _TooLargeError:
-        raise InputError(
-            f"training {trial.recipe.model} with a micro-batch of {smallest} needs more than the "
-            f"{free / 2**30:.1f} GiB of memory that are free; choose a smaller model or smaller images"
-        ) from None
-    while micro_batch > smallest and per_image * micro_batch > free_for_images:
+    micro_batch = requested
+    while not trial.fits(micro_batch, free):
+        if micro_batch <= trial.smallest:
+            raise InputError(
+                f"training {trial.recipe.model} with a micro-batch of {micro_batch} needs more than the "
+                f"{free / 2**30:.1f} GiB of memory that are free; choose a smaller model or smaller images"
+            )
         micro_batch = -(-micro_batch // 2)
     return micro_batch
-
-
-def _largest_on_gpu(trial: Trial, micro_batch: int) -> int:
-    reserved = torch.empty(trial.reserved_bytes, dtype=torch.uint8, device=trial.device)
-    while True:
-        try:
-            trial.step(micro_batch)
-        except _TooLargeError:
-            if micro_batch <= trial.smallest:
-                raise
-            micro_batch = -(-micro_batch // 2)
-        else:
-            del reserved
-            return micro_batch
-        finally:
-            torch.cuda.empty_cache()

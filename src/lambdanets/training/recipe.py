@@ -52,9 +52,8 @@ class TrainingRecipe(Architecture):
     """Hyperparameters that all tasks have."""
 
     task: ClassVar[str]
-    # fields that are paths or URLs; if a field in REQUIRED is "" in the recipe, the user must set it
+    # fields that are paths or URLs; those that are "" in the recipe, the user must set
     PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
-    REQUIRED: ClassVar[tuple[str, ...]] = PATHS
     # fields that may be changed when a run is resumed, because they do not change the result except for rounding
     CHANGEABLE: ClassVar[tuple[str, ...]] = (
         "weights",

@@ -17,7 +17,7 @@ from lambdanets.data.readable import check_readable
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE, encode_utf8, remove_unfinished
+from lambdanets.files import RECIPE, encode_utf8
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
@@ -130,7 +130,7 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
 
     Raises InputError if a required field is missing.
     """
-    for name in recipe.REQUIRED:
+    for name in recipe.PATHS:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
     if not recipe.model and recipe.weights is None:
@@ -221,7 +221,6 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_recipe(recipe, folder / RECIPE))
     if world.is_rank_zero:
-        remove_unfinished(checkpoints)
         if 0 < recipe.epochs <= recipe.warmup_epochs:
             note = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
             echo(f"{note}; choose fewer with --warmup-epochs", file=sys.stderr)

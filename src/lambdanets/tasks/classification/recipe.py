@@ -16,7 +16,6 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
 
     task: ClassVar[str] = "classification"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights")
-    REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights")
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE, "compile")
 
     data: str = ""
