@@ -9,7 +9,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from lambdanets import __version__, signals
 from lambdanets.errors import InputError, RankZeroFailed, describe_failure, explain_missing_extras, nearest_hint
@@ -47,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by >&-; the next file that is opened would get its output
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:

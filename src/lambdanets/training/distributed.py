@@ -38,11 +38,6 @@ class World:
     local_world_size: int = 1
 
     @property
-    def num_nodes(self) -> int:
-        """Number of nodes. All nodes have the same number of processes."""
-        return self.world_size // self.local_world_size
-
-    @property
     def is_rank_zero(self) -> bool:
         """Whether this is the process that writes files and prints."""
         return self.rank == 0
@@ -165,13 +160,6 @@ def all_gather_lists(items: list[Item]) -> list[Item]:
     lists: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(lists, items)
     return [item for rank_items in lists for item in rank_items]
-
-
-def all_reduce_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Replace a tensor by its sum over all ranks, and return it. The sums are bit-identical on all ranks."""
-    if dist.is_initialized():
-        dist.all_reduce(tensor)
-    return tensor
 
 
 def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:

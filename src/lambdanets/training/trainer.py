@@ -31,7 +31,7 @@ def make_trainer(
         precision=recipe.precision,
         accelerator="cuda" if torch.cuda.is_available() else "cpu",
         devices=world.local_world_size,
-        num_nodes=world.num_nodes,
+        num_nodes=world.world_size // world.local_world_size,  # all have the same number of processes
         strategy=_ddp_strategy(recipe.model) if is_distributed else "auto",
         accumulate_grad_batches=accumulation_steps,
         gradient_clip_val=recipe.clip_gradient,
