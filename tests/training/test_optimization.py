@@ -108,17 +108,6 @@ def test_schedules_without_warmup_start_at_the_peak():
         assert make_schedule(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "staircase"])
-def test_schedule_lengths_are_given_in_epochs(schedule):
-    recipe = replace(DIGITS, epochs=8, warmup_epochs=1.5, schedule=schedule, decay=0.5, decay_epochs=2)
-    factors = [make_schedule(recipe, 4)(step) for step in range(32)]
-    assert factors[:6] == pytest.approx([step / 6 for step in range(1, 7)])
-    assert max(factors) == factors[6] == 1
-    assert all(earlier >= later for earlier, later in pairwise(factors[5:]))
-    if schedule == "staircase":
-        assert [step for step in range(7, 32) if factors[step] != factors[step - 1]] == [14, 22, 30]
-
-
 def weights_after_steps(fields, gradients, start):
     """Yield the weights after each step of the recipe's optimizer, in float64."""
     model = nn.Linear(3, 1, bias=False).double()

@@ -28,14 +28,6 @@ def test_recipe_json_round_trip(recipe, tmp_path):
         other_class.from_fields(recipe.fields(), "here")
 
 
-def test_recipe_without_a_task_is_for_classification(tmp_path):
-    # recipe.json was written without a task when classification was the only one
-    fields = DIGITS.fields()
-    del fields["task"]
-    (tmp_path / "recipe.json").write_text(json.dumps(fields))
-    assert read_recipe(tmp_path / "recipe.json") == DIGITS
-
-
 @pytest.mark.parametrize("task", ["depth", ["detection"], None])
 def test_rejects_a_recipe_of_an_unknown_task(task, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps({"task": task}))
@@ -71,8 +63,8 @@ def test_error_in_a_recipe_file_is_reported(content, message, tmp_path):
     [
         (b"{", "is not a valid recipe: "),
         (b"[]", r"is not a valid recipe: it must be an object, got \[\]"),
-        (b'{"epochs": "many"}', "recipe.json: epochs must be a valid integer, got 'many'"),
-        (b'{"epoch": 3}', "recipe.json: .* no field 'epoch'; the nearest is epochs"),
+        (b'{"task": "detection", "epochs": "many"}', "recipe.json: epochs must be a valid integer, got 'many'"),
+        (b'{"task": "detection", "epoch": 3}', "recipe.json: .* no field 'epoch'; the nearest is epochs"),
     ],
 )
 def test_rejects_an_invalid_recipe_json(content, message, tmp_path):

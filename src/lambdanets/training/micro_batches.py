@@ -15,7 +15,7 @@ from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import World, all_gather_lists
-from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
+from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.task import Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
@@ -36,7 +36,7 @@ class Trial:
         self._task.model = copy.deepcopy(task.model).to(device).train()
         self._parameters = list(self._task.model.parameters())
         weight_bytes = sum(parameter.nbytes for parameter in self._parameters)
-        num_states = OPTIMIZERS[recipe.optimizer].num_states + (recipe.ema_decay is not None)
+        num_states = (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema_decay is not None)
         self.fixed_bytes = (2 + num_states) * weight_bytes  # weights, gradients, optimizer states and EMA
         self._reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
         self._bytes_per_image: float | None = None  # on a CPU, once it is counted

@@ -191,11 +191,11 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe
-        entry = OPTIMIZERS[recipe.optimizer]
-        options = {"betas": (recipe.momentum, 0.999)} if entry.has_betas else {"momentum": recipe.momentum}
+        has_betas = recipe.optimizer == "adamw"
+        options = {"betas": (recipe.momentum, 0.999)} if has_betas else {"momentum": recipe.momentum}
         optimizer = create_optimizer_v2(
             self.model,
-            entry.timm_name,
+            OPTIMIZERS[recipe.optimizer],
             lr=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             param_group_fn=lambda model: param_groups_weight_decay(

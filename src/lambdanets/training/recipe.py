@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -31,20 +31,8 @@ Schedule = Literal["cosine", "staircase", "late_steps"]  # of make_schedule in m
 NonNegative = Annotated[float, Field(ge=0, le=1e30)]  # larger ones overflow in float32
 
 
-class OptimizerEntry(NamedTuple):
-    """An optimizer of timm. has_betas: whether momentum is the first beta. num_states: values stored per parameter."""
-
-    timm_name: str
-    has_betas: bool
-    num_states: int
-
-
-# In timm, "sgd" uses Nesterov momentum and "momentum" does not; "rmsprop" is PyTorch's, "rmsproptf" TensorFlow's.
-OPTIMIZERS = {
-    "sgd": OptimizerEntry("momentum", has_betas=False, num_states=1),
-    "rmsprop": OptimizerEntry("rmsproptf", has_betas=False, num_states=2),
-    "adamw": OptimizerEntry("adamw", has_betas=True, num_states=2),
-}
+# Names in timm: its "sgd" has Nesterov momentum and "momentum" has not; its "rmsprop" is PyTorch's, not TensorFlow's.
+OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
 
 
 @record
@@ -130,7 +118,7 @@ class TrainingRecipe(Architecture):
 
         Raises InputError for another task, an unknown field, or a value of the wrong type or out of range.
         """
-        task = fields.get("task", "classification")
+        task = fields.get("task", cls.task)
         if task != cls.task:
             raise InputError(f"{source} must be a {cls.task} recipe, got a {task} recipe")
         with reraise_as_input_error(source):
@@ -160,7 +148,7 @@ def write_recipe(recipe: TrainingRecipe, path: Path) -> None:
 def read_recipe(path: Path) -> TrainingRecipe:
     """Read a recipe of any task from a JSON file. Raises InputError if the file is not a valid recipe."""
     fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe")
-    name = str(fields.get("task", "classification"))
+    name = str(fields.get("task"))
     tasks = TASKS if name in TASKS else installed_tasks()
     if name not in tasks:
         raise InputError(f"task in {path} must be one of {', '.join(tasks)}, got {name!r}")
