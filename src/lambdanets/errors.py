@@ -76,7 +76,7 @@ def describe_failure(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         return "a data loading worker was killed, probably because memory ran out; use fewer --workers"
     if is_out_of_memory(error):
-        return "out of memory; free memory, or choose a smaller model, smaller images, or in training a --micro-batch"
+        return "out of memory; free memory, or choose a smaller batch, model or image size"
     return None
 
 

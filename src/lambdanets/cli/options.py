@@ -72,45 +72,26 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
     return records
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelCommand:
-    """A command on a trained model.
+def parse_for_model(
+    common: type[Any], arguments: Sequence[str], *, command: str, description: str, task: str | None = None
+) -> list[Any]:
+    """Parse arguments of a command on a trained model: the options in common, and those that its task adds.
 
-    name: such as "predict"; the registry has the options that each task adds as predict_options. common: record of the
-    options of all tasks, of which the first is the model.
+    common: record of the options in common, of which the first is the model. command: such as "predict"; the registry
+    has the options that each task adds as predict_options. task: that of the model; before it is read, which takes
+    seconds, None allows the options of all tasks.
     """
+    kinds = {name: find(getattr(entry, f"{command}_options")) for name, entry in installed_tasks().items()}
+    prog = f"lambdanets {command}"
+    if task is not None:
+        prog += f" with a {task} model"  # for errors
+    elif arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
+        from lambdanets.inference.loading import read_model
+        from lambdanets.models.weights import find_weights
 
-    name: str
-    common: type[Any]
-    description: str
-
-    def parse(self, arguments: Sequence[str]) -> Any:
-        """Return the options in common, before PyTorch is imported, which takes seconds."""
-        kinds = self._kinds()
-        if arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
-            from lambdanets.inference.loading import read_model
-            from lambdanets.models.weights import find_weights
-
-            kinds = {"": kinds[read_model(find_weights(arguments[0]))[1].task]}
-        return self._parse(arguments, dict.fromkeys(kinds.values()))[0]
-
-    def parse_for(self, task: str, arguments: Sequence[str]) -> Any:
-        """Return the options of a model's task. Raises InputError for those that only other tasks have."""
-        kinds = self._kinds()
-        for flag in (word.partition("=")[0] for word in arguments if word.startswith("--")):
-            name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-            having = [each for each in dict.fromkeys(kinds.values()) if name in each.__annotations__]
-            if having and not issubclass(kinds[task], tuple(having)):
-                tasks = " and ".join((each.__doc__ or "").rstrip(".").lower() for each in having)
-                raise InputError(f"{flag} is an option of {tasks}, not of this model; remove it")
-        return self._parse(arguments, (kinds[task],))[1]
-
-    def _kinds(self) -> dict[str, type[Any]]:
-        return {task: find(getattr(entry, f"{self.name}_options")) for task, entry in installed_tasks().items()}
-
-    def _parse(self, arguments: Sequence[str], kinds: Any) -> list[Any]:
-        prog = f"lambdanets {self.name}"
-        return parse_all((self.common, *kinds), arguments, prog=prog, description=self.description)
+        task = read_model(find_weights(arguments[0]))[1].task
+    chosen = dict.fromkeys(kinds.values()) if task is None else (kinds[task],)
+    return parse_all((common, *chosen), arguments, prog=prog, description=description)
 
 
 def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:
