@@ -1,7 +1,6 @@
 """What a run reports: findings about its data; at the end an evaluation, weights, figures and result.json."""
 
 import sys
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 
 RESULT, FINDINGS = "result.json", "findings.json"
-Panels = list[tuple[str, list[str]]]  # title and metrics of each panel of curves.png
 
 
 def write_findings(task: Task, folder: Path) -> None:
@@ -42,7 +40,7 @@ def finish(
     evaluation = evaluator.evaluate(batch_size, recipe.workers)
     task.draw(evaluator, evaluation, folder)
     save_weights(folder / WEIGHTS, task.model, task.card(recipe).to_public_json(recipe.fields()))
-    draw_curves(log.rows, log.metrics, panels(task), folder / "curves.png")
+    draw_curves(log, task, folder / "curves.png")
     fields = task.result(evaluation)
     if task.test is not None:
         values = log.values("val", task.BEST_METRIC)
@@ -69,25 +67,20 @@ def finish(
     return read_result(folder)
 
 
-def panels(task: Task) -> Panels:
-    """Return the panels of a task's metrics."""
-    scores = [name for name in task.VALIDATION_METRICS if name != "loss"]
-    terms = [name for name in task.TRAINING_METRICS if name not in ("loss", *scores)]
-    shown = {"loss": ["loss"], "loss terms": terms, "scores": scores}
-    return [(title, names) for title, names in shown.items() if names]
-
-
-def draw_curves(rows: Sequence[Sequence[Any]], metrics: Sequence[str], panels: Panels, path: Path) -> None:
+def draw_curves(log: RunLog, task: Task, path: Path) -> None:
     """Plot training and validation metrics against the step, with epochs on a second axis.
 
-    rows: rows of metrics.csv. metrics: their columns after the first three. panels: title and metrics of each panel; in
-    a panel with several metrics, each metric has its own color.
+    In a panel with several metrics, each metric has its own color.
     """
+    scores = [name for name in task.VALIDATION_METRICS if name != "loss"]
+    terms = [name for name in task.TRAINING_METRICS if name not in ("loss", *scores)]
+    panels = [("loss", ["loss"]), *([("loss terms", terms)] if terms else []), ("scores", scores)]
+    rows = log.rows
     steps_per_epoch = max((row[0] / row[1] for row in rows if row[2] == "val"), default=0)
     figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
     for axis, (title, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for name, (split, color) in product(names, {"train": "#94a3b8", "val": "#1d4ed8"}.items()):
-            column = 3 + metrics.index(name)
+            column = 3 + log.metrics.index(name)
             measured = [(row[0], row[column]) for row in rows if row[2] == split and row[column] is not None]
             if measured:
                 axis.plot(
