@@ -48,11 +48,7 @@ class UnreadableError(InputError):
 
 def one_line(error: BaseException) -> str:
     """Return the message of an exception on one line without a final period, or the type's name if it is empty."""
-    try:
-        message = str(error)
-    except Exception:  # str() of a user's exception class may raise
-        message = ""
-    return " ".join(message.split()).rstrip(".") or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 class KernelWarning(UserWarning):

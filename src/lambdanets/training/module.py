@@ -22,7 +22,6 @@ from lambdanets.training.task import Task
 
 # The gradient scaler of 16-mixed halves its scale, initially 2**16, at each step with non-finite gradients.
 _MIN_GRADIENT_SCALE = 2.0**-10
-_STEPS_BETWEEN_SCALE_CHECKS = 20
 
 
 class TrainingModule(LightningModule):
@@ -111,8 +110,8 @@ class TrainingModule(LightningModule):
             self._statistics.add(0 if micro_batch is None else self.task.num_images(micro_batch[0]))
             if self._ends_step:
                 self._statistics.finish()
-        if self.recipe.precision == "16-mixed" and not self._is_scale_exhausted():
-            return  # the gradient scaler skips this step and reduces its scale
+        if self.recipe.precision == "16-mixed":
+            return  # the gradient scaler skips steps with NaN or inf and reduces its scale
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if not self._is_finite(torch.nn.utils.get_total_norm(gradients)):
             self.model.zero_grad(set_to_none=True)
@@ -131,21 +130,15 @@ class TrainingModule(LightningModule):
         return self.device.type == "cpu"
 
     def check_finite(self) -> None:
-        """Raise InputError if a loss or gradient since the last call was not finite."""
-        if int(self._nonfinite):
+        """Raise InputError if a loss or gradient since the last call was not finite, or gradients at no scale are."""
+        plugin = self.trainer.precision_plugin
+        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        if int(self._nonfinite) or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
             raise InputError(
                 f"the loss or a gradient became inf or nan before step {self.global_step}; lower "
                 f"learning_rate (now {self.recipe.learning_rate}) or set clip_gradient, and resume "
                 "from the last checkpoint; a run on the CPU names the layer"
             )
-
-    def _is_scale_exhausted(self) -> bool:
-        """Whether gradients stay non-finite at any scale. Checked rarely, because it waits for the GPU."""
-        plugin = self.trainer.precision_plugin
-        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
-        if scaler is None or self.global_step % _STEPS_BETWEEN_SCALE_CHECKS:
-            return False
-        return float(scaler.get_scale()) < _MIN_GRADIENT_SCALE
 
     def _raise_nonfinite(self, what: str, micro_batch: tuple[Any, int] | None) -> NoReturn:
         raise InputError(
