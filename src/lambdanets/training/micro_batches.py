@@ -74,19 +74,21 @@ class Trial:
 
     def fits(self, micro_batch: int, free: int) -> bool:
         """Whether a step with a micro-batch fits into memory: on a CPU by counting, on a GPU by trying."""
+        fits = True
+        reserved = None
         try:
-            if self.device.type == "cpu":
+            if self.device.type == "cuda":
+                reserved = torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self.device)
+                self.step(micro_batch)
+            else:
                 if self._bytes_per_image is None:
                     self._bytes_per_image = self.saved_bytes(self.smallest, free - self.fixed_bytes) / self.smallest
-                return self.fixed_bytes + self._bytes_per_image * micro_batch <= free
-            reserved = torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self.device)
-            self.step(micro_batch)
-            del reserved
+                fits = self.fixed_bytes + self._bytes_per_image * micro_batch <= free
         except _TooLargeError:
-            return False
-        finally:
-            torch.cuda.empty_cache()
-        return True
+            fits = False
+        del reserved
+        torch.cuda.empty_cache()  # here, because the exception had references to tensors
+        return fits
 
     def saved_bytes(self, batch_size: int, limit: int) -> int:
         """Return the bytes that autograd saves for the gradients of a batch. Stops the computation above `limit`."""
